@@ -1,0 +1,58 @@
+"""Every error that SRTM raises on purpose, in one tree.
+
+SRTMError
+├── InputError            a value from outside is unusable; the message names it and the remedy
+│   ├── BucketError       (r, b) that is no token bucket
+│   ├── ArrivalsError     arrival times that are unsorted, missing or out of range
+│   ├── SplitError        shares that cannot add up to the whole
+│   ├── PlacementError    brokers or publishers that cannot be placed at all
+│   ├── WorkloadError     a workload that cannot be generated
+│   └── TraceError        a trace file or folder that cannot be read or written
+└── BacklogOverflow       exact arithmetic would leave 64 bits
+
+Facts travel as attributes, so that callers need not parse messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SRTMError(Exception):
+    """Root of the tree; `facts` holds what the message was made of."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+
+class InputError(SRTMError, ValueError):
+    """A value from outside is unusable."""
+
+
+class BucketError(InputError):
+    """The pair (r, b) is no token bucket."""
+
+
+class ArrivalsError(InputError):
+    """Arrival times are unsorted, missing or out of range."""
+
+
+class SplitError(InputError):
+    """Shares cannot add up to the whole."""
+
+
+class PlacementError(InputError):
+    """Brokers or publishers cannot be placed at all."""
+
+
+class WorkloadError(InputError):
+    """The workload cannot be generated."""
+
+
+class TraceError(InputError):
+    """A trace cannot be read or written."""
+
+
+class BacklogOverflow(SRTMError, OverflowError):
+    """A backlog left the range in which 64-bit arithmetic is exact."""

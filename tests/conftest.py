@@ -1,0 +1,47 @@
+"""What all tests share: how much hypothesis tries, and tests that need an optional part of the system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
+
+settings.register_profile("default", max_examples=200, deadline=None, print_blob=True)
+# CI repeats the same examples, so that it fails for what a change did and not by chance.
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.register_profile("long", parent=settings.get_profile("default"), max_examples=5_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A program that some tests run, where to find it, and how to get it."""
+
+    program: str
+    remedy: str
+
+    @property
+    def path(self) -> str | None:
+        return shutil.which(self.program, path=f"{ROOT / '.parts/bin'}{os.pathsep}{os.environ['PATH']}")
+
+
+PARTS = {
+    "nsqd": Part("nsqd", "run tests/parts/build (it takes Go)"),
+    "chromium": Part("chromium", "install Debian's package chromium"),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        part = PARTS[mark.args[0]]
+        if part.path is None:
+            missing = f"needs {part.program}: {part.remedy}"
+            if os.environ.get("SRTM_REQUIRE_PARTS"):
+                pytest.fail(missing, pytrace=False)
+            pytest.skip(missing)

@@ -1,0 +1,84 @@
+"""The folders' order (docs/architecture.md) is kept: a module imports only what stands above it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import srtm
+
+PACKAGE = Path(srtm.__file__).parent
+# From the bottom up; a name may import from itself and from any name before it.
+LIBRARY = ["errors", "units", "model", "protocol", "workload", "broker", "client", "sim", "pipeline", "control", "lab"]
+ORDER = [*LIBRARY, "testing", "web", "cli", "__init__", "__main__"]
+ONLY_IN = {"pyspark": "pipeline"}
+NOT_IN_MODEL = {
+    "asyncio",
+    "socket",
+    "logging",
+    "time",
+    "datetime",
+    "threading",
+    "os",
+    "random",
+    "pyarrow",
+    "uvloop",
+}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def layer_of(module: Path) -> str:
+    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(module: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: relative import; write the whole name"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def broken_rules(layer: str, imports: set[str]) -> list[str]:
+    broken = []
+    for name in imports:
+        top, _, rest = name.partition(".")
+        if top == "srtm" and (below := rest.partition(".")[0]) in ORDER and ORDER.index(below) > ORDER.index(layer):
+            broken.append(f"{layer} imports {name}, which stands below it")
+        if top in ONLY_IN and layer != ONLY_IN[top]:
+            broken.append(f"{layer} imports {top}, which only {ONLY_IN[top]} may")
+        if layer == "model" and top in NOT_IN_MODEL:
+            broken.append(f"model imports {top}: it has no clock and no IO")
+    return broken
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_upwards(module: Path) -> None:
+    layer = layer_of(module)
+    assert layer in ORDER, f"{layer} has no place in the order of layers"
+    assert not broken_rules(layer, imports_of(module))
+
+
+def test_the_rules_can_be_broken() -> None:
+    assert broken_rules("model", {"srtm.workload.trace"})
+    assert broken_rules("model", {"time"})
+    assert broken_rules("sim", {"pyspark.sql"})
+    assert not broken_rules("sim", {"srtm.model.law", "numpy", "srtm.__version__"})
+
+
+@pytest.mark.parametrize("module", ["srtm", "srtm.model.bucket", "srtm.model.scan", "srtm.sim", "srtm.cli.app"])
+def test_imports_without_spark_and_uvloop(module: str) -> None:
+    absent = "import sys; sys.modules['pyspark'] = sys.modules['uvloop'] = None"
+    subprocess.run([sys.executable, "-c", f"{absent}; import {module}"], check=True)
+
+
+def test_the_broker_side_of_the_bucket_needs_no_compiler() -> None:
+    code = "import sys, srtm.model.bucket; sys.exit('numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
