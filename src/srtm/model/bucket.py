@@ -1,0 +1,177 @@
+"""The token bucket (r, b) and its running state at one broker: interpreted, without numba.
+
+Invariants, for any sequence of calls with non-decreasing times:
+- what is released in (s, t] never exceeds b(s) + ∫r over (s, t] (paper, appendix A.1);
+- messages leave in the order they came;
+- a change of (r, b) keeps the tokens that are there, so moving shares between brokers creates none
+  (docs/adr/0003-reconfiguration-keeps-tokens.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd
+from typing import NamedTuple
+
+from srtm.errors import ArrivalsError, BucketError
+from srtm.model.law import LIMIT, delay_ns, step
+from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, PICO_PER_TOKEN, Number, exact
+
+_PICO_PER_NANO = PICO_PER_TOKEN // NANO_PER_TOKEN
+_MAX_R_MTPS = NS_PER_S * MILLI_PER_TOKEN  # a token every nanosecond
+
+
+class Law(NamedTuple):
+    """A token bucket in the integers of `model.law`: unit per ns, units per token, units per full bucket."""
+
+    rate: int
+    token: int
+    burst: int
+
+    @property
+    def horizon(self) -> int:
+        """Nanoseconds that empty any backlog up to LIMIT, with rate · horizon still inside 64 bits."""
+        return (2**63 - 1) // self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBucket:
+    """A contract or a share of one: `r_mtps` milli-tokens a second, `b_ntok` nano-tokens at most."""
+
+    r_mtps: int
+    b_ntok: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no bucket: without rate it stops, with b < 1 no message ever finds a whole token."""
+        if not 1 <= self.r_mtps <= _MAX_R_MTPS:
+            raise BucketError(f"r = {self.r:g} tokens/s: r must lie between 0.001 and 1e9", r=self.r)
+        if self.b_ntok < NANO_PER_TOKEN:
+            raise BucketError(f"b = {self.b:g} tokens: b must be at least 1, or no message can pass", b=self.b)
+        if self.b_ntok > LIMIT:
+            raise BucketError(f"b = {self.b:g} tokens: b must not exceed {LIMIT // NANO_PER_TOKEN:,}", b=self.b)
+
+    @classmethod
+    def of(cls, r: Number, b: Number) -> TokenBucket:
+        """The bucket of r tokens a second and b tokens, to the nearest thousandth and billionth."""
+        return cls(
+            round(_exact(r, "r") * MILLI_PER_TOKEN),
+            round(_exact(b, "b") * NANO_PER_TOKEN),
+        )
+
+    @property
+    def r(self) -> float:
+        """Tokens a second."""
+        return self.r_mtps / MILLI_PER_TOKEN
+
+    @property
+    def b(self) -> float:
+        """Tokens that a full bucket holds."""
+        return self.b_ntok / NANO_PER_TOKEN
+
+    @property
+    def law(self) -> Law:
+        """The coarsest exact unit for this rate: a whole r counts in nano-tokens, a fractional one finer."""
+        rate, token, burst = self.pico_law
+        scale = gcd(rate, MILLI_PER_TOKEN)
+        return Law(rate // scale, token // scale, burst // scale)
+
+    @property
+    def pico_law(self) -> Law:
+        """The same in pico-tokens, a unit that buckets of different rates share."""
+        return Law(self.r_mtps, PICO_PER_TOKEN, self.b_ntok * _PICO_PER_NANO)
+
+    def __str__(self) -> str:
+        return f"({self.r:g}/s, {self.b:g})"
+
+
+def _exact(value: Number, name: str) -> Fraction:
+    try:
+        return exact(value, name)
+    except ValueError as error:
+        raise BucketError(str(error), value=value) from None
+
+
+class Limiter:
+    """One broker's sub-token bucket at run time, in pico-tokens: state of three integers, no allocation.
+
+    A broker that lets messages wait needs no release time per message. It keeps its queue, adds arrivals with
+    `admit`, asks `due` how many may go now, and `next_release_ns` when to look again: one timer per topic.
+    """
+
+    __slots__ = ("_backlog", "_burst", "_last_ns", "_rate", "bucket")
+
+    def __init__(self, bucket: TokenBucket, now_ns: int = 0) -> None:
+        self.bucket = bucket
+        self._rate, _, self._burst = bucket.pico_law
+        self._backlog = 0
+        self._last_ns = now_ns
+
+    def admit(self, arrival_ns: int) -> int:
+        """A message arrives and waits for its token; returns when it gets it, if r does not change."""
+        gap_ns = arrival_ns - self._last_ns
+        if gap_ns < 0:
+            raise self._backwards(arrival_ns)
+        self._last_ns = arrival_ns
+        self._backlog = backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
+        return arrival_ns + delay_ns(backlog, self._burst, self._rate)
+
+    def offer(self, arrival_ns: int) -> bool:
+        """A message arrives that is dropped rather than made to wait; returns whether it passes."""
+        gap_ns = arrival_ns - self._last_ns
+        if gap_ns < 0:
+            raise self._backwards(arrival_ns)
+        self._last_ns = arrival_ns
+        backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
+        passes = backlog <= self._burst
+        self._backlog = backlog if passes else backlog - PICO_PER_TOKEN
+        return passes
+
+    def due(self, now_ns: int, waiting: int) -> int:
+        """How many of the `waiting` messages, oldest first, have their token by now."""
+        excess = self._work(now_ns) - self._burst
+        if excess <= 0:
+            return waiting
+        return max(0, waiting + (-excess // PICO_PER_TOKEN))
+
+    def next_release_ns(self, waiting: int) -> int:
+        """When the oldest of the `waiting` messages gets its token: every later one owes one token more."""
+        oldest = self._backlog - (waiting - 1) * PICO_PER_TOKEN
+        return self._last_ns + delay_ns(oldest, self._burst, self._rate)
+
+    def reconfigure(self, now_ns: int, bucket: TokenBucket, gift_ntok: int = 0) -> int:
+        """Change (r, b) now, messages waiting or not; returns the nano-tokens that no longer fit.
+
+        Tokens are kept, not the unfinished work: a larger b starts with the tokens that were there plus
+        `gift_ntok`, which another bucket gave up. Messages that wait keep their place and count on at the new r.
+        """
+        self._backlog = self._work(now_ns)
+        self._last_ns = now_ns
+        old_burst = self._burst
+        self.bucket = bucket
+        self._rate, _, self._burst = bucket.pico_law
+        backlog = self._backlog + self._burst - old_burst - gift_ntok * _PICO_PER_NANO
+        self._backlog = max(0, backlog)
+        return max(0, -backlog) // _PICO_PER_NANO
+
+    def tokens(self, now_ns: int) -> Fraction:
+        """Tokens in the bucket; negative when messages have a claim on tokens still to come."""
+        return Fraction(self._burst - self._work(now_ns), PICO_PER_TOKEN)
+
+    def backlog(self, now_ns: int) -> Fraction:
+        """Unfinished work U(now) in tokens; its maximum is what the TB Adaptor shares b by."""
+        return Fraction(self._work(now_ns), PICO_PER_TOKEN)
+
+    def _work(self, now_ns: int) -> int:
+        gap_ns = now_ns - self._last_ns
+        if gap_ns < 0:
+            raise self._backwards(now_ns)
+        return max(0, self._backlog - self._rate * gap_ns)
+
+    def _backwards(self, at_ns: int) -> ArrivalsError:
+        return ArrivalsError(
+            f"time {at_ns} ns lies {self._last_ns - at_ns} ns before the bucket's last event at {self._last_ns} ns:"
+            " feed arrivals in order of time",
+            at_ns=at_ns,
+            last_ns=self._last_ns,
+        )

@@ -1,0 +1,144 @@
+"""The one law, as plain Python that the broker interprets and `model.scan` compiles.
+
+A message that arrives at a_i finds U(a_i^-) unfinished work and leaves `backlog` = U(a_i^-) + 1 behind it
+(paper, appendix A). The bucket (r, b) lets it go once that backlog has drained to b: after
+max(0, backlog − b) / r, its access delay. U itself does not depend on b.
+
+`backlog`, `token` and `burst` count in one unit and `rate` is that unit per nanosecond, so everything is an
+integer. Interpreted, the numbers have no bounds. Compiled, they have 64 bits: `gap_ns` is cut at `horizon`
+(the time that empties any backlog up to LIMIT), and a scan whose `peak` passes LIMIT is void. One token is far
+smaller than 2**63 − LIMIT, so a backlog cannot leave 64 bits without being seen above LIMIT first.
+
+Everything the compiled scans need stands in this file, because numba's cache watches one file per function.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Indices = NDArray[np.int32]
+
+LIMIT = 2**62
+
+
+def step(backlog: int, gap_ns: int, rate: int, token: int) -> int:
+    """The backlog behind a message that comes `gap_ns` after the one that left `backlog`."""
+    left = backlog - rate * gap_ns
+    return left + token if left > 0 else token
+
+
+def delay_ns(backlog: int, burst: int, rate: int) -> int:
+    """How long that message waits for its token: to the first whole nanosecond at which it is there."""
+    excess = backlog - burst
+    return -(-excess // rate) if excess > 0 else 0
+
+
+def scan_backlogs(
+    arrivals: Ints, rate: int, token: int, horizon: int, backlog: int, last: int, out: Ints
+) -> tuple[int, int, int]:
+    """Backlog behind every arrival, into `out` unless it is empty.
+
+    Returns (backlog at the end, peak, sign); a negative sign means unsorted arrivals.
+    """
+    peak = backlog
+    sign = 0
+    keep = len(out) > 0
+    for i in range(len(arrivals)):
+        gap = arrivals[i] - last
+        last = arrivals[i]
+        sign |= gap
+        backlog = step(backlog, min(gap, horizon), rate, token)
+        peak = max(peak, backlog)
+        if keep:
+            out[i] = backlog
+    return backlog, peak, sign
+
+
+def scan_histogram(
+    arrivals: Ints, start: int, rate: int, token: int, horizon: int, backlog: int, last: int, counts: Ints
+) -> tuple[int, int, int, int, int]:
+    """Count backlogs in whole tokens, rounded up, from arrival `start` on.
+
+    Stops at the first backlog that `counts` is too short for. Returns (next arrival, backlog, last, peak, sign):
+    the caller makes `counts` longer and goes on from there.
+    """
+    peak = backlog
+    sign = 0
+    inverse = 1.0 / token
+    for i in range(start, len(arrivals)):
+        gap = arrivals[i] - last
+        sign |= gap
+        after = step(backlog, min(gap, horizon), rate, token)
+        peak = max(peak, after)
+        tokens = int(after * inverse)  # a float guess, put right in integers: twice as fast as a division
+        while tokens * token < after:
+            tokens += 1
+        while (tokens - 1) * token >= after:
+            tokens -= 1
+        if tokens >= len(counts):
+            return i, backlog, last, peak, sign
+        counts[tokens] += 1
+        backlog = after
+        last = arrivals[i]
+    return len(arrivals), backlog, last, peak, sign
+
+
+def scan_delays(
+    arrivals: Ints,
+    lane_of: Indices,
+    rates: Ints,
+    tokens: Ints,
+    bursts: Ints,
+    horizons: Ints,
+    backlogs: Ints,
+    lasts: Ints,
+    peaks: Ints,
+    out: Ints,
+) -> int:
+    """Access delays of messages spread over several buckets: message i goes through bucket `lane_of[i]`.
+
+    `backlogs`, `lasts` and `peaks` are the buckets' states, read and left behind. Returns the sign of the
+    smallest gap between neighbouring arrivals (negative: unsorted).
+    """
+    sign = 0
+    previous = arrivals[0] if len(arrivals) else 0
+    for i in range(len(arrivals)):
+        at = arrivals[i]
+        sign |= at - previous
+        previous = at
+        lane = lane_of[i]
+        backlog = step(backlogs[lane], min(at - lasts[lane], horizons[lane]), rates[lane], tokens[lane])
+        lasts[lane] = at
+        backlogs[lane] = backlog
+        if backlog > peaks[lane]:
+            peaks[lane] = backlog
+        out[i] = delay_ns(backlog, bursts[lane], rates[lane])
+    return sign
+
+
+def scan_drops(
+    arrivals: Ints,
+    rate: int,
+    token: int,
+    burst: int,
+    horizon: int,
+    backlog: int,
+    last: int,
+    out: NDArray[np.bool_],
+) -> tuple[int, int]:
+    """Which messages a dropping bucket lets pass: one that would wait is dropped and takes no token."""
+    sign = 0
+    for i in range(len(arrivals)):
+        gap = arrivals[i] - last
+        last = arrivals[i]
+        sign |= gap
+        after = step(backlog, min(gap, horizon), rate, token)
+        passes = after <= burst
+        out[i] = passes
+        backlog = after if passes else after - token
+    return backlog, sign
