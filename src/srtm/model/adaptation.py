@@ -1,0 +1,107 @@
+"""The TB Adaptor's rule (paper, section 5.4): shares follow the traffic, r by mean rates and b by largest backlogs.
+
+In: the whole bucket, the shares as they are, and a history of each broker that reported. Out: the shares as they
+should be, adding up to no more than the whole. A broker that is silent keeps its share and stops nobody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from srtm.errors import InputError
+from srtm.model.bucket import TokenBucket
+from srtm.model.split import apportion, within
+from srtm.units import NANO_PER_TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WINDOW_STEPS = 10
+HYSTERESIS = Fraction(5, 100)
+# The least r of an idle broker, as a part of an equal share: enough to wake up with, little enough that 99 % of r
+# is left to the others.
+IDLE_R = Fraction(1, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a broker saw of a topic in one step (1 s): messages, largest backlog in nano-tokens, largest batch."""
+
+    messages: int
+    max_backlog_ntok: int
+    largest_batch: int = 1
+
+    def __post_init__(self) -> None:
+        """Counts are whole and not negative; what a broker reports is checked here, once."""
+        for name in ("messages", "max_backlog_ntok", "largest_batch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise InputError(f"{name} must be a whole number and not negative, but is {value!r}", value=value)
+
+
+class History:
+    """The last steps of one broker, oldest forgotten first."""
+
+    def __init__(self, steps: int = WINDOW_STEPS) -> None:
+        self._steps: deque[Step] = deque(maxlen=steps)
+
+    def add(self, step: Step) -> None:
+        """The newest step."""
+        self._steps.append(step)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def mean_messages(self) -> Fraction:
+        """Messages per step."""
+        return Fraction(sum(step.messages for step in self._steps), max(1, len(self._steps)))
+
+    @property
+    def max_backlog_ntok(self) -> int:
+        """The largest backlog of the window."""
+        return max((step.max_backlog_ntok for step in self._steps), default=0)
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest batch of the window."""
+        return max((step.largest_batch for step in self._steps), default=1)
+
+
+def adapt(
+    whole: TokenBucket,
+    shares: Mapping[str, TokenBucket],
+    histories: Mapping[str, History],
+    *,
+    hysteresis: Fraction = HYSTERESIS,
+) -> dict[str, TokenBucket]:
+    """The shares that fit the traffic; those given, where no share would change by more than `hysteresis`."""
+    if not within(whole, shares.values()):
+        raise InputError(f"the shares {[str(share) for share in shares.values()]} exceed the whole bucket {whole}")
+    known = [name for name in shares if len(histories.get(name, ()))]
+    if not known:
+        return dict(shares)
+    silent = [share for name, share in shares.items() if name not in known]
+    r_left = whole.r_mtps - sum(share.r_mtps for share in silent)
+    b_left = whole.b_ntok - sum(share.b_ntok for share in silent)
+    seen = [histories[name] for name in known]
+    r_floor = max(1, int(Fraction(r_left, len(known)) * IDLE_R))
+    rates = apportion(r_left, [history.mean_messages for history in seen], r_floor)
+    b_floors = [max(1, history.largest_batch) * NANO_PER_TOKEN for history in seen]
+    if sum(b_floors) > b_left:  # b is too small for everyone's batch: nobody below a token, the rest by backlog
+        b_floors = [NANO_PER_TOKEN] * len(known)
+    bursts = apportion(b_left, [history.max_backlog_ntok for history in seen], b_floors)
+    wanted = dict(shares) | {
+        name: TokenBucket(r_mtps, b_ntok) for name, r_mtps, b_ntok in zip(known, rates, bursts, strict=True)
+    }
+    moved = any(_differs(shares[name], wanted[name], hysteresis) for name in known)
+    return wanted if moved else dict(shares)
+
+
+def _differs(old: TokenBucket, new: TokenBucket, hysteresis: Fraction) -> bool:
+    return (
+        abs(new.r_mtps - old.r_mtps) > hysteresis * old.r_mtps or abs(new.b_ntok - old.b_ntok) > hysteresis * old.b_ntok
+    )

@@ -1,0 +1,352 @@
+"""Online-fitting: the Load Distributor of the paper's section 4.2 as a loop without IO.
+
+The loop says what to try and which brokers to measure; its driver tries it, measures, and tells the latencies:
+
+    fitting = Fitting(roster, brokers, "srtm", slo_ns)
+    while isinstance(order := fitting.order, Measure):
+        fitting.tell(measure(order), duration_s)
+    # order is now Placed or NoCapacity
+
+An iteration places the topic on the fewest brokers (steps 1 and 2) and measures them (step 3). A broker that
+violates the SLO looks for the number of publishers that it can keep, by binary search, all such brokers at once;
+it is then full, at that rate, and what it shed is `ua_rate` for the next iteration, which again takes the fewest
+brokers and shares by max-min, the found capacities standing in for rcap. A search ends early once the latency is
+within 20 % below the SLO. Where searches shed too much, even splits are tried before
+giving up (the paper leaves that open: docs/adr/0006-fitting.md).
+
+With `predict`, the model comes first: the same loop runs against predictions, which costs no round, and one round
+confirms the outcome. Where the measurement disagrees, predictions are corrected by the ratio of the two and the
+loop runs again; only if that fails twice are the brokers searched by measuring.
+
+Invariants: it ends; it never says Placed unless every broker of that very assignment was measured within the SLO.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from srtm.errors import InputError
+from srtm.model.placement import UNPLACED, Policy, Roster, allocated, check_fits, pick, policy_named, rcap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from srtm.model.placement import Broker
+
+    Lanes = NDArray[np.int32]
+    Latencies = dict[int, int]
+    Trial = Generator["Measure", Latencies, "Placed | NoCapacity"]
+
+STOP_WITHIN = 0.2
+MAX_ROUNDS = 1_000
+_CORRECTIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Try this assignment (broker number of every publisher, or UNPLACED) and measure these brokers."""
+
+    broker_of: Lanes
+    brokers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Done: every broker of this assignment was measured within the SLO."""
+
+    broker_of: Lanes
+    latency_ns: Mapping[int, int]
+
+    @property
+    def k(self) -> int:
+        """How many brokers carry the topic."""
+        return len(self.latency_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class NoCapacity:
+    """No assignment was found; `best` is the complete one whose worst latency was smallest, if any was measured."""
+
+    reason: str
+    best: Placed | None
+
+    @property
+    def k(self) -> int:
+        """How many brokers the best assignment used."""
+        return self.best.k if self.best else 0
+
+
+Order = Measure | Placed | NoCapacity
+
+
+@dataclass(slots=True)
+class _Search:
+    """How many publishers a broker can keep: `low` is known to do, `high` known not to.
+
+    Shedding helps a broker that is too busy. It does not help where messages wait for tokens: the fewer publishers
+    stay, the smaller the share of the bucket. So a search ends when a probe is slower than the larger number before.
+    """
+
+    members: NDArray[np.int64]
+    high: int
+    high_ns: int
+    low: int = 0
+    probe: int = 0
+    done: bool = False
+
+    def aim(self) -> None:
+        """Choose the next number to try, or stop when there is none."""
+        self.probe = (self.low + self.high) // 2
+        self.done = self.done or self.probe == self.low
+
+    def hear(self, latency_ns: int, slo_ns: int, enough_ns: float) -> None:
+        """Narrow the search by what the probe measured."""
+        if latency_ns > slo_ns:
+            self.done = latency_ns > self.high_ns
+            self.high, self.high_ns = self.probe, latency_ns
+        else:
+            self.low = self.probe
+            self.done = latency_ns >= enough_ns
+
+
+@dataclass(slots=True)
+class Iteration:
+    """One row entry of the paper's Table 1: brokers in use, and the rounds that this iteration took."""
+
+    k: int
+    rounds: int = 0
+
+
+class Fitting:
+    """One topic on its way to its brokers. Deterministic for a seed."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        brokers: Sequence[Broker],
+        policy: str,
+        slo_ns: int,
+        *,
+        seed: int = 0,
+        max_brokers: int | None = None,
+        stop_within: float = STOP_WITHIN,
+        max_rounds: int = MAX_ROUNDS,
+        predict: Callable[[Measure], Mapping[int, int]] | None = None,
+    ) -> None:
+        check_fits(roster, brokers)
+        if slo_ns <= 0:
+            raise InputError(f"the SLO must be a positive time, not {slo_ns} ns", value=slo_ns)
+        if not 0 <= stop_within < 1:
+            raise InputError(f"stop_within must lie in [0, 1), not {stop_within}", value=stop_within)
+        self.rounds = 0
+        self.elapsed_s = 0.0
+        self.iterations: list[Iteration] = []
+        self._topic = _Topic(roster, brokers, policy_named(policy), slo_ns, seed, max_brokers, stop_within)
+        self._max_rounds = max_rounds
+        self._trial = self._topic.search(self.iterations) if predict is None else self._model_first(predict)
+        self.order: Order = next(self._trial)
+
+    def tell(self, latencies_ns: Mapping[int, int], duration_s: float) -> None:
+        """What the brokers of the current order measured, and how long that round took."""
+        if not isinstance(self.order, Measure):
+            raise InputError(f"the fitting is over ({type(self.order).__name__}): there is nothing to be told")
+        heard: Latencies = {}
+        for broker in self.order.brokers:
+            latency = latencies_ns.get(broker)
+            if latency is None or not 0 <= latency < math.inf:
+                raise InputError(
+                    f"broker {self._topic.brokers[broker].name!r} was to be measured, but its latency is {latency}:"
+                    " measure it again, or fit without it",
+                    broker=broker,
+                )
+            heard[broker] = int(latency)
+        self.rounds += 1
+        self.elapsed_s += duration_s
+        if self.iterations:
+            self.iterations[-1].rounds += 1
+        try:
+            self.order = self._trial.send(heard)
+        except StopIteration as end:
+            self.order = end.value
+        if isinstance(self.order, Measure) and self.rounds >= self._max_rounds:
+            self.order = NoCapacity(f"no fit after {self.rounds} rounds", self._topic.best)
+
+    def _model_first(self, predict: Callable[[Measure], Mapping[int, int]]) -> Trial:
+        topic = self._topic
+        scale = dict.fromkeys(range(len(topic.brokers)), 1.0)
+        confirmed: Placed | None = None
+        for _ in range(1 + _CORRECTIONS):
+            expected = topic.search_by(lambda order: _scaled(predict(order), scale))
+            if not isinstance(expected, Placed) or (confirmed and expected.k >= confirmed.k):
+                break
+            self.iterations.append(Iteration(expected.k))
+            measured = yield from topic.confirm(expected.broker_of)
+            if isinstance(measured, Placed):
+                confirmed = measured
+            seen = topic.seen(expected.broker_of)
+            for broker, latency_ns in seen.items():
+                scale[broker] *= latency_ns / max(1, expected.latency_ns[broker])
+            if confirmed and confirmed.k == 1:
+                break
+            # A broker that was not measured is believed to be like the ones that were.
+            for broker in scale.keys() - seen.keys():
+                scale[broker] = sum(scale[other] for other in seen) / len(seen)
+        if confirmed:
+            return confirmed
+        return (yield from topic.search(self.iterations))
+
+
+@dataclass
+class _Topic:
+    """What is being fitted, and what has been measured of it so far."""
+
+    roster: Roster
+    brokers: Sequence[Broker]
+    policy: Policy
+    slo_ns: int
+    seed: int
+    max_brokers: int | None
+    stop_within: float
+    best: Placed | None = None
+    _heard: dict[tuple[int, bytes], int] = field(default_factory=dict)
+
+    def search(self, iterations: list[Iteration]) -> Trial:
+        """The paper's loop, from rcap alone."""
+        caps = [rcap(broker) for broker in self.brokers]
+        loads = allocated(self.brokers)
+        in_use: set[int] = set()
+        broker_of: Lanes | None = None
+        while True:
+            quotas = self.policy.choose(self.roster.rate, caps, loads, in_use)
+            if quotas is None:
+                return (yield from self._even_splits(iterations))
+            in_use = {broker for broker, quota in enumerate(quotas) if quota}
+            k = len(in_use)
+            if self.max_brokers is not None and k > self.max_brokers:
+                return NoCapacity(f"it would take {k} brokers, and b cannot be split so often", self.best)
+            broker_of = pick(self.roster, quotas, by_group=self.policy.by_group, seed=self.seed, current=broker_of)
+            iterations.append(Iteration(k))
+            outcome = yield from self.confirm(broker_of)
+            if isinstance(outcome, Placed):
+                return outcome
+            if not self.policy.concentrates:
+                return NoCapacity(f"policy {self.policy.name} uses every broker and does not search", self.best)
+            searches = {
+                broker: _Search(np.flatnonzero(broker_of == broker), int((broker_of == broker).sum()), latency_ns)
+                for broker, latency_ns in self.seen(broker_of).items()
+                if latency_ns > self.slo_ns
+            }
+            broker_of = yield from self._narrow(broker_of, searches)
+            for broker, search in searches.items():
+                rates = self.roster.rates[search.members]
+                # A broker that can keep nobody is not dropped: it may well do with its part of an even split over
+                # one broker more, where its share of the bucket and of every group is as large as any.
+                kept = int((rates * (broker_of[search.members] == broker)).sum()) or int(rates.sum()) * k // (k + 1)
+                # Less than before by a publisher at least, even where rounding had overfilled the broker: it ends.
+                caps[broker] = max(0, min(kept, caps[broker] - int(rates.min())))
+
+    def _even_splits(self, iterations: list[Iteration]) -> Trial:
+        """Out of brokers: the searches shed too much. Before giving up, try the topic evenly on 2, 3, … of them."""
+        caps = [rcap(broker) for broker in self.brokers]
+        largest = sorted(range(len(caps)), key=lambda i: (-caps[i], i))
+        for k in range(2, min(len(caps), self.max_brokers or len(caps)) + 1):
+            used = [caps[i] if i in largest[:k] else 0 for i in range(len(caps))]
+            if sum(used) < self.roster.rate:
+                continue
+            quotas = self.policy.quotas(self.roster.rate, used, allocated(self.brokers))
+            iterations.append(Iteration(k))
+            broker_of = pick(self.roster, quotas, by_group=self.policy.by_group, seed=self.seed)
+            outcome = yield from self.confirm(broker_of)
+            if isinstance(outcome, Placed):
+                return outcome
+        return NoCapacity("out of brokers: the ones that are left cannot take ua_rate", self.best)
+
+    def confirm(self, broker_of: Lanes) -> Trial:
+        """Measure what is not known of this assignment; Placed if all of it is within the SLO."""
+        unknown = [broker for broker, latency in self._known(broker_of).items() if latency is None]
+        if unknown:
+            self._hear(broker_of, (yield Measure(broker_of, tuple(unknown))))
+        placed = Placed(broker_of, self.seen(broker_of))
+        if self.best is None or max(placed.latency_ns.values()) < max(self.best.latency_ns.values()):
+            self.best = placed
+        if max(placed.latency_ns.values()) <= self.slo_ns:
+            return placed
+        return NoCapacity("measured above the SLO", self.best)
+
+    def search_by(self, predict: Callable[[Measure], Mapping[int, int]]) -> Placed | NoCapacity:
+        """The whole loop against predictions, remembering none of them."""
+        shadow = _Topic(
+            self.roster, self.brokers, self.policy, self.slo_ns, self.seed, self.max_brokers, self.stop_within
+        )
+        trial = shadow.search([])
+        order = next(trial)
+        try:
+            for _ in range(MAX_ROUNDS):
+                order = trial.send(dict(predict(order)))
+        except StopIteration as end:
+            outcome: Placed | NoCapacity = end.value
+            return outcome
+        return NoCapacity(f"no predicted fit after {MAX_ROUNDS} rounds", shadow.best)
+
+    def seen(self, broker_of: Lanes) -> Latencies:
+        """Measured latency of every broker of this assignment that was measured with just these publishers."""
+        return {broker: latency for broker, latency in self._known(broker_of).items() if latency is not None}
+
+    def _narrow(self, broker_of: Lanes, searches: dict[int, _Search]) -> Generator[Measure, Latencies, Lanes]:
+        enough_ns = (1 - self.stop_within) * self.slo_ns
+        trial = broker_of.copy()
+        while True:
+            for search in searches.values():
+                if not search.done:
+                    search.aim()
+            for broker, search in searches.items():
+                trial[search.members] = UNPLACED
+                trial[self._kept(search)] = broker
+            active = tuple(broker for broker, search in searches.items() if not search.done)
+            if not active:
+                return trial
+            heard = yield Measure(trial.copy(), active)
+            self._hear(trial, heard)
+            for broker in active:
+                searches[broker].hear(heard[broker], self.slo_ns, enough_ns)
+
+    def _kept(self, search: _Search) -> NDArray[np.int64]:
+        """The publishers that stay when a broker keeps so many: of every group its share, as in placing."""
+        keep = search.low if search.done else search.probe
+        members = search.members
+        if keep == len(members) or keep == 0:
+            return members[:keep]
+        rate = int(self.roster.rates[members].sum())
+        stay = rate * keep // len(members)
+        split = pick(self.roster, [stay, rate - stay], by_group=self.policy.by_group, seed=self.seed, among=members)
+        return np.flatnonzero(split == 0)
+
+    def _known(self, broker_of: Lanes) -> dict[int, int | None]:
+        return {
+            int(broker): self._heard.get(self._key(broker_of, int(broker)))
+            for broker in np.unique(broker_of[broker_of >= 0])
+        }
+
+    def _hear(self, broker_of: Lanes, latencies_ns: Latencies) -> None:
+        for broker, latency_ns in latencies_ns.items():
+            self._heard[self._key(broker_of, broker)] = latency_ns
+
+    def _key(self, broker_of: Lanes, broker: int) -> tuple[int, bytes]:
+        return broker, np.packbits(broker_of == broker).tobytes()
+
+
+def drive(fitting: Fitting, measure: Callable[[Measure], Mapping[int, int]], round_s: float) -> Placed | NoCapacity:
+    """Run a fitting to its end against a function that measures."""
+    while isinstance(order := fitting.order, Measure):
+        fitting.tell(measure(order), round_s)
+    return order
+
+
+def _scaled(latencies_ns: Mapping[int, int], scale: Mapping[int, float]) -> Latencies:
+    return {broker: round(latency_ns * scale[broker]) for broker, latency_ns in latencies_ns.items()}

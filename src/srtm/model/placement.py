@@ -1,0 +1,404 @@
+"""Which publisher goes to which broker: the paper's section 4 as pure functions.
+
+Step 1, *concentration*: `fewest` picks the smallest number of brokers whose residual capacities cover the topic.
+Step 2, *max-min*: `water_fill` gives each of them min(rcap, fair share) and shares what is left over.
+Then *correlation-awareness*: `pick` takes publishers from every correlation group in proportion to its size.
+
+Rates are integers inside (thousandths of a message a second), so quotas add up exactly. Invariants: quotas sum to
+the topic's rate and never exceed rcap; every publisher is placed once; with `by_group`, each broker holds the
+rounded-down or rounded-up proportional number of every group.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from srtm.errors import PlacementError, SplitError
+from srtm.model.bucket import TokenBucket
+from srtm.model.split import apportion
+from srtm.units import NANO_PER_TOKEN, Number, exact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Lanes = NDArray[np.int32]
+
+_MILLI = 1_000
+UNPLACED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """Who sends: its mean rate, and the correlation group that it bursts with, if any."""
+
+    id: str
+    rate_mps: float
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Who carries: its maximum message rate under the SLO, and what other topics have of it."""
+
+    name: str
+    mcap_mps: float
+    allocated_mps: float = 0.0
+
+
+class Roster:
+    """The publishers of a topic as arrays; position in the roster is a publisher's number everywhere in model/."""
+
+    def __init__(self, publishers: Iterable[Publisher]) -> None:
+        listed = list(publishers)
+        if not listed:
+            raise PlacementError("a topic without publishers cannot be placed")
+        self.ids = tuple(publisher.id for publisher in listed)
+        if len(set(self.ids)) != len(self.ids):
+            twice = next(name for name in self.ids if self.ids.count(name) > 1)
+            raise PlacementError(f"publisher {twice!r} is listed more than once", publisher=twice)
+        rates = {rate: _milli(rate, "rate") for rate in {publisher.rate_mps for publisher in listed}}
+        self.rates: Ints = np.array([rates[publisher.rate_mps] for publisher in listed], np.int64)
+        if self.rates.min() <= 0:
+            slow = listed[int(self.rates.argmin())]
+            raise PlacementError(
+                f"publisher {slow.id!r} has a rate of {slow.rate_mps} msg/s: rates must be at least 0.001",
+                publisher=slow.id,
+            )
+        names: dict[str, int] = {}
+        self.groups: Ints = np.array(
+            [UNPLACED if p.group is None else names.setdefault(p.group, len(names)) for p in listed], np.int64
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def rate(self) -> int:
+        """The topic's rate, in thousandths of a message a second."""
+        return int(self.rates.sum())
+
+    def rates_by_broker(self, broker_of: Lanes, brokers: int) -> Ints:
+        """Rate that each broker carries under an assignment."""
+        placed = broker_of >= 0
+        totals = np.zeros(brokers, np.int64)
+        np.add.at(totals, broker_of[placed], self.rates[placed])
+        return totals
+
+
+def rcap(broker: Broker) -> int:
+    """Residual capacity: mcap less what is allocated, never negative, in thousandths of a message a second."""
+    return max(0, _milli(broker.mcap_mps, f"mcap of {broker.name}") - _milli(broker.allocated_mps, broker.name))
+
+
+def fewest(rate: int, caps: Sequence[int], in_use: Collection[int] = ()) -> list[int] | None:
+    """The fewest brokers, by number, whose capacities cover `rate`; None if all of them do not.
+
+    Those already in use come first, the others in decreasing order of capacity.
+    """
+    order = sorted((i for i in range(len(caps)) if caps[i]), key=lambda i: (i not in in_use, -caps[i], i))
+    covered = 0
+    for used, broker in enumerate(order, 1):
+        covered += caps[broker]
+        if covered >= rate:
+            return order[:used]
+    return None
+
+
+def water_fill(rate: int, caps: Sequence[int], loads: Sequence[int] = ()) -> list[int]:  # noqa: ARG001
+    """Max-min quotas: everyone gets the fair share, or its capacity where that is less; the rest is shared again."""
+    quotas = list(caps)
+    open_ = sorted(range(len(caps)), key=lambda i: caps[i])
+    rest = rate
+    for position, broker in enumerate(open_):
+        others = open_[position:]
+        if caps[broker] * len(others) >= rest:  # from here on nobody is limited by capacity
+            for other, share in zip(sorted(others), apportion(rest, [1] * len(others)), strict=True):
+                quotas[other] = share
+            return quotas
+        rest -= caps[broker]
+    raise _too_small(rate, caps)
+
+
+def level_out(rate: int, caps: Sequence[int], loads: Sequence[int]) -> list[int]:
+    """Quotas that make the *total* loads of the brokers as equal as their capacities allow."""
+    if sum(caps) < rate:
+        raise _too_small(rate, caps)
+
+    def filled(level: int) -> list[int]:
+        return [min(cap, max(0, level - load)) for cap, load in zip(caps, loads, strict=True)]
+
+    low, high = 0, max(load + cap for load, cap in zip(loads, caps, strict=True))
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if sum(filled(middle)) >= rate else (middle + 1, high)
+    quotas, lower = filled(low), filled(low - 1)
+    surplus = sum(quotas) - rate
+    for broker in range(len(caps)):
+        if surplus and quotas[broker] > lower[broker]:
+            quotas[broker] -= 1
+            surplus -= 1
+    return quotas
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A way to place a topic: on the fewest brokers or all, quotas by one rule, publishers by group or blindly."""
+
+    name: str
+    concentrates: bool
+    quotas: Callable[[int, Sequence[int], Sequence[int]], list[int]]
+    by_group: bool
+
+    def choose(
+        self, rate: int, caps: Sequence[int], loads: Sequence[int], in_use: Collection[int] = ()
+    ) -> list[int] | None:
+        """Quota of every broker (0 where it is not used), or None where capacity does not suffice."""
+        used = fewest(rate, caps, in_use)
+        if used is None:
+            return None
+        if not self.concentrates:
+            used = [i for i in range(len(caps)) if caps[i]]
+        quotas = [0] * len(caps)
+        for broker, quota in zip(
+            used, self.quotas(rate, [caps[i] for i in used], [loads[i] for i in used]), strict=True
+        ):
+            quotas[broker] = quota
+        return quotas
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy("lb", concentrates=False, quotas=water_fill, by_group=False),
+        Policy("conc", concentrates=True, quotas=level_out, by_group=False),
+        Policy("max_min", concentrates=True, quotas=water_fill, by_group=False),
+        Policy("srtm", concentrates=True, quotas=water_fill, by_group=True),
+    )
+}
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name, or an error that lists the names."""
+    try:
+        return POLICIES[name]
+    except KeyError:
+        raise PlacementError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A topic placed by rates alone: broker number of every publisher, and the quota each broker was given."""
+
+    broker_of: Lanes
+    quotas_mps: tuple[float, ...]
+
+    @property
+    def k(self) -> int:
+        """How many brokers carry the topic."""
+        return len(set(self.broker_of.tolist()))
+
+
+def place(publishers: Iterable[Publisher], brokers: Sequence[Broker], policy: str, seed: int = 0) -> Placement:
+    """Steps 1 and 2 of the Load Distributor, without measuring."""
+    roster = Roster(publishers)
+    check_fits(roster, brokers)
+    caps, loads = [rcap(broker) for broker in brokers], allocated(brokers)
+    rule = policy_named(policy)
+    quotas = rule.choose(roster.rate, caps, loads)
+    if quotas is None:
+        raise _too_small(roster.rate, caps)
+    broker_of = pick(roster, quotas, by_group=rule.by_group, seed=seed)
+    return Placement(broker_of, tuple(quota / _MILLI for quota in quotas))
+
+
+def allocated(brokers: Sequence[Broker]) -> list[int]:
+    """Rate that other topics have of each broker."""
+    return [_milli(broker.allocated_mps, broker.name) for broker in brokers]
+
+
+def check_fits(roster: Roster, brokers: Sequence[Broker]) -> None:
+    """Refuse brokers that are none, and a publisher that is faster than every one of them."""
+    if not brokers:
+        raise PlacementError("there is no broker to place publishers on")
+    names = [broker.name for broker in brokers]
+    if len(set(names)) != len(names):
+        raise PlacementError(f"brokers must have different names, not {names}")
+    largest = max(brokers, key=rcap)
+    fastest = int(roster.rates.argmax())
+    if roster.rates[fastest] > rcap(largest):
+        raise PlacementError(
+            f"publisher {roster.ids[fastest]!r} sends {roster.rates[fastest] / _MILLI:g} msg/s, more than the"
+            f" {rcap(largest) / _MILLI:g} msg/s that broker {largest.name!r}, the least loaded, has left",
+            publisher=roster.ids[fastest],
+        )
+
+
+def shares(whole: TokenBucket, roster: Roster, broker_of: Lanes, brokers: int) -> dict[int, TokenBucket]:
+    """Sub-token bucket of every broker in use, by the rate that it carries; what is unplaced leaves its part unused."""
+    rates = roster.rates_by_broker(broker_of, brokers).tolist()
+    used = [broker for broker, rate in enumerate(rates) if rate]
+    if len(used) * NANO_PER_TOKEN > whole.b_ntok:
+        raise SplitError(f"b = {whole.b:g} tokens cannot be split over {len(used)} brokers, at least 1 token each")
+    weights = [rates[broker] for broker in used] + [roster.rate - sum(rates)]
+    r_parts = apportion(whole.r_mtps, weights, [1] * len(used) + [0])
+    b_parts = apportion(whole.b_ntok, weights, [NANO_PER_TOKEN] * len(used) + [0])
+    return {broker: TokenBucket(r_parts[i], b_parts[i]) for i, broker in enumerate(used)}
+
+
+def pick(
+    roster: Roster,
+    quotas: Sequence[int],
+    *,
+    by_group: bool,
+    seed: int,
+    among: Ints | None = None,
+    current: Lanes | None = None,
+) -> Lanes:
+    """Choose publishers for the brokers' quotas; returns each publisher's broker (UNPLACED where not `among`).
+
+    Publishers without a group, and all of them unless `by_group`, are chosen at random. Where `current` says that
+    a publisher is on a broker that may keep it, it stays: quotas that change a little move few publishers.
+    """
+    rng = np.random.default_rng(seed)
+    members = np.arange(len(roster)) if among is None else among
+    now = np.full(len(roster), UNPLACED, np.int32) if current is None else current
+    members = rng.permutation(members)
+    members = members[np.argsort(-roster.rates[members], kind="stable")]
+    grouped = (roster.groups[members] >= 0) & by_group
+    room = list(quotas)  # what each broker may still take; a rounded publisher may take it below zero
+    result = np.full(len(roster), UNPLACED, np.int32)
+
+    with_group = members[grouped]
+    names, inverse, sizes = np.unique(roster.groups[with_group], return_inverse=True, return_counts=True)
+    slots = proportional_table(sizes, quotas, rng) if len(names) else np.zeros((0, len(quotas)), np.int64)
+    by_name = with_group[np.argsort(inverse, kind="stable")]
+    for group, ends in enumerate(np.cumsum(sizes).tolist()):
+        _seat(roster, by_name[ends - sizes[group] : ends], slots[group].tolist(), room, now, result)
+    _pour(roster, members[~grouped], room, now, result)
+    return result
+
+
+def _seat(roster: Roster, group: Ints, slots: list[int], room: list[int], now: Lanes, result: Lanes) -> None:
+    """Give the publishers of one group their broker: `slots[l]` of them to broker l, the fastest first."""
+    movers = []
+    for publisher in group.tolist():
+        broker = int(now[publisher])
+        if broker >= 0 and slots[broker] > 0:
+            slots[broker] -= 1
+            room[broker] -= int(roster.rates[publisher])
+            result[publisher] = broker
+        else:
+            movers.append(publisher)
+    open_ = [broker for broker, left in enumerate(slots) if left > 0]
+    for publisher in movers:
+        broker = max(open_, key=room.__getitem__)
+        slots[broker] -= 1
+        if not slots[broker]:
+            open_.remove(broker)
+        room[broker] -= int(roster.rates[publisher])
+        result[publisher] = broker
+
+
+def _pour(roster: Roster, members: Ints, room: list[int], now: Lanes, result: Lanes) -> None:
+    """Give each publisher, the fastest first, to the broker with most room left."""
+    movers = []
+    for publisher in members.tolist():
+        broker, rate = int(now[publisher]), int(roster.rates[publisher])
+        if broker >= 0 and room[broker] >= rate:
+            room[broker] -= rate
+            result[publisher] = broker
+        else:
+            movers.append((publisher, rate))
+    heap = [(-left, broker) for broker, left in enumerate(room)]
+    heapq.heapify(heap)
+    for publisher, rate in movers:
+        left, broker = heap[0]
+        heapq.heapreplace(heap, (left + rate, broker))
+        room[broker] -= rate
+        result[publisher] = broker
+
+
+def proportional_table(sizes: Ints, quotas: Sequence[int], rng: np.random.Generator) -> Ints:
+    """How many of each group go to each broker: whole numbers, every one the proportional share rounded up or down.
+
+    Rows add up to the group sizes, columns to the brokers' shares of all groups (rounded). Such a table always
+    exists up to a unit per column. It is found by rounding each row by itself from a random start, and then moving
+    rounded-up units along rows, from columns that got too many to columns that got too few.
+    """
+    total = sum(quotas)
+    weights = np.array(quotas, object)
+    products = sizes.astype(object)[:, None] * weights[None, :]
+    floors: Ints = (products // total).astype(np.int64)
+    fractional = products % total > 0
+    starts = np.array([int(rng.integers(0, total)) for _ in sizes], object)
+    cumulative = np.cumsum(products, axis=1) + starts[:, None]
+    table = np.diff((cumulative // total).astype(np.int64), axis=1, prepend=0)
+    raised = table > floors
+    wanted = np.array(apportion(int(sizes.sum()), quotas), np.int64)
+    surplus = table.sum(axis=0) - wanted
+    for giver in np.flatnonzero(surplus > 0):
+        while surplus[giver] > 0:
+            path = _path_to_deficit(int(giver), surplus, raised, fractional & ~raised)
+            if path is None:
+                break
+            for row, source, target in path:
+                raised[row, source], raised[row, target] = False, True
+            surplus[giver] -= 1
+            surplus[path[-1][2]] += 1
+    return floors + raised
+
+
+def _path_to_deficit(
+    giver: int, surplus: Ints, raised: NDArray[np.bool_], raisable: NDArray[np.bool_]
+) -> list[tuple[int, int, int]] | None:
+    """Moves (row, from column, to column) that take a unit from `giver` to a column that lacks one."""
+    came: dict[int, tuple[int, int] | None] = {giver: None}
+    queue = deque([giver])
+    while queue:
+        column = queue.popleft()
+        rows = np.flatnonzero(raised[:, column])
+        for target in np.flatnonzero(raisable[rows].any(axis=0)).tolist():
+            if target in came:
+                continue
+            came[target] = (int(rows[np.argmax(raisable[rows, target])]), column)
+            if surplus[target] < 0:
+                return _trace(came, target)
+            queue.append(target)
+    return None
+
+
+def _trace(came: dict[int, tuple[int, int] | None], target: int) -> list[tuple[int, int, int]]:
+    path = []
+    while (step := came[target]) is not None:
+        row, source = step
+        path.append((row, source, target))
+        target = source
+    return path[::-1]
+
+
+def _milli(value: Number, what: str) -> int:
+    """Thousandths of a message a second."""
+    try:
+        amount = exact(value, what)
+    except ValueError as error:
+        raise PlacementError(str(error), value=value) from None
+    if amount < 0:
+        raise PlacementError(f"{what} must not be negative, but is {value} msg/s", value=value)
+    return round(amount * _MILLI)
+
+
+def _too_small(rate: int, caps: Sequence[int]) -> PlacementError:
+    return PlacementError(
+        f"the topic sends {rate / _MILLI:g} msg/s, more than the {sum(caps) / _MILLI:g} msg/s that all"
+        f" {len(caps)} brokers together have left: add brokers",
+        rate=rate,
+        capacity=sum(caps),
+    )
