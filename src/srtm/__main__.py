@@ -1,0 +1,5 @@
+"""`python -m srtm` is `srtm`."""
+
+from srtm.cli import main
+
+main()

@@ -1,0 +1,52 @@
+"""The verbs of `srtm`, and what they have in common: exit codes, errors in one line, JSON on stdout, logs on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import srtm
+from srtm.cli import trace
+from srtm.errors import InputError, SRTMError
+
+app = typer.Typer(
+    name="srtm",
+    help="Scalable real-time messaging: place publishers so that a topic's tail latency holds on the fewest brokers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.add_typer(trace.app, name="trace")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(srtm.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    del version
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; the exit code is 0 (done), 1 (failed) or 2 (bad usage)."""
+    try:
+        app(arguments, prog_name="srtm")
+    except SystemExit as end:  # typer ends so, having said itself what was wrong with the usage
+        return end.code if isinstance(end.code, int) else 0
+    except InputError as error:
+        print(f"srtm: {error}", file=sys.stderr)
+        return 2
+    except (SRTMError, OSError) as error:
+        print(f"srtm: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,185 @@
+"""Policy, fitting, bucket and service model over a topic's traffic, in virtual time.
+
+The same placement and fitting that drive live brokers run here against `SimulatedCluster`, which answers a
+`fitting.Measure` order from the law and the service model instead of the wire. Every round sees the same stretch of
+traffic, so a simulation has no noise of its own and depends on its seeds alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from srtm.errors import InputError
+from srtm.model import fitting, scan
+from srtm.model.latency import SLO, Latency
+from srtm.model.placement import Broker, Roster, shares
+from srtm.model.profile import profile
+from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel, processing_latencies
+from srtm.units import NS_PER_S, percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from srtm.model.bucket import TokenBucket
+    from srtm.model.placement import Publisher
+    from srtm.workload.publishers import Arrivals, Workload
+
+    Ints = NDArray[np.int64]
+    Lanes = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedBroker:
+    """A broker of the simulation; the paper's by default."""
+
+    name: str
+    mcap_mps: float = PAPER_MCAP_MPS
+    model: ServiceModel = PRESETS["paper-testbed"]
+    background: Background | None = None
+
+    @property
+    def broker(self) -> Broker:
+        """What the Load Distributor knows of it."""
+        return Broker(self.name, self.mcap_mps, self.background.rate_mps if self.background else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic's publishers, its traffic, and its contract."""
+
+    publishers: Sequence[Publisher]
+    arrivals: Arrivals
+    bucket: TokenBucket
+
+    @classmethod
+    def of(cls, workload: Workload, bucket: TokenBucket | None = None) -> Topic:
+        """The topic that a workload makes, its bucket profiled from its own traffic unless given."""
+        arrivals = workload.arrivals()
+        return cls(workload.publishers(), arrivals, bucket or profile(arrivals.times_ns).bucket)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Where the publishers went and what their messages saw. `broker_of` counts in the order of `brokers`."""
+
+    policy: str
+    meets_slo: bool
+    brokers: tuple[str, ...]
+    broker_of: Lanes
+    shares: Mapping[str, TokenBucket]
+    latency: Latency
+    by_broker: Mapping[str, Latency]
+    rounds: int
+    elapsed_s: float
+    iterations: tuple[fitting.Iteration, ...]
+
+    @property
+    def k(self) -> int:
+        """How many brokers carry the topic."""
+        return len(self.shares)
+
+
+class SimulatedCluster:
+    """Brokers in virtual time that carry one topic next to their background load."""
+
+    def __init__(self, topic: Topic, brokers: Sequence[SimulatedBroker], slo: SLO, seed: int) -> None:
+        self._topic = topic
+        self._roster = Roster(topic.publishers)
+        self._brokers = brokers
+        self._slo = slo
+        first, last = int(topic.arrivals.times_ns[0]), int(topic.arrivals.times_ns[-1])
+        self._reads = [
+            broker.background.reads(first, last, np.random.default_rng([seed, number])) if broker.background else None
+            for number, broker in enumerate(brokers)
+        ]
+
+    def measure(self, order: fitting.Measure) -> dict[int, int]:
+        """End-to-end latency at the SLO's quantile, of each broker that the order names."""
+        return {
+            broker: percentile(access + processing, self._slo.quantile)
+            for broker, (access, processing) in self.observe(order.broker_of, order.brokers).items()
+        }
+
+    def observe(self, broker_of: Lanes, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
+        """Access and processing latencies of every message, broker by broker."""
+        parts = self.shares(broker_of)
+        lane_of = broker_of[self._topic.arrivals.publisher_of]
+        seen = {}
+        for broker in brokers:
+            here = np.flatnonzero(lane_of == broker)
+            if not len(here):
+                raise InputError(f"the publishers on broker {self._brokers[broker].name!r} sent nothing to measure")
+            times, senders = self._topic.arrivals.times_ns[here], self._topic.arrivals.publisher_of[here]
+            access = scan.access_delays(times, parts[broker])
+            background = self._brokers[broker].background
+            processing = processing_latencies(
+                times + access,
+                senders,
+                self._brokers[broker].model,
+                self._reads[broker],
+                background.batch if background else 1,
+            )
+            seen[broker] = (access, processing)
+        return seen
+
+    def shares(self, broker_of: Lanes) -> dict[int, TokenBucket]:
+        """Sub-token buckets under an assignment."""
+        return shares(self._topic.bucket, self._roster, broker_of, len(self._brokers))
+
+
+def simulate(
+    topic: Topic,
+    brokers: Sequence[SimulatedBroker],
+    policy: str = "srtm",
+    slo: SLO | None = None,
+    *,
+    fit: Literal["measure", "model"] = "measure",
+    history: Topic | None = None,
+    seed: int = 0,
+) -> Simulation:
+    """Place a topic as the Load Distributor would, and say what its messages then see.
+
+    `fit="model"` predicts first, from `history` (the topic at another time; by default the very traffic that is then
+    measured). Where no assignment meets the SLO, the best one that was measured is reported, with `meets_slo` False.
+    """
+    if fit not in ("measure", "model"):
+        raise InputError(f"fit = {fit!r}: it must be measure or model")
+    goal = slo or SLO()
+    cluster = SimulatedCluster(topic, brokers, goal, seed)
+    past = SimulatedCluster(history, brokers, goal, seed + 1) if history else cluster
+    search = fitting.Fitting(
+        Roster(topic.publishers),
+        [broker.broker for broker in brokers],
+        policy,
+        goal.limit_ns,
+        seed=seed,
+        max_brokers=int(topic.bucket.b),
+        predict=past.measure if fit == "model" else None,
+    )
+    times = topic.arrivals.times_ns
+    outcome = fitting.drive(search, cluster.measure, (int(times[-1]) - int(times[0])) / NS_PER_S)
+    placed = outcome if isinstance(outcome, fitting.Placed) else outcome.best
+    if placed is None:
+        raise InputError(
+            f"nothing could be placed: {outcome.reason}" if isinstance(outcome, fitting.NoCapacity) else ""
+        )
+    used = sorted(placed.latency_ns)
+    seen = cluster.observe(placed.broker_of, used)
+    names = tuple(broker.name for broker in brokers)
+    return Simulation(
+        policy=policy,
+        meets_slo=isinstance(outcome, fitting.Placed),
+        brokers=names,
+        broker_of=placed.broker_of,
+        shares={names[broker]: share for broker, share in cluster.shares(placed.broker_of).items()},
+        latency=Latency.of(*(np.concatenate(column) for column in zip(*seen.values(), strict=True))),
+        by_broker={names[broker]: Latency.of(*seen[broker]) for broker in used},
+        rounds=search.rounds,
+        elapsed_s=search.elapsed_s,
+        iterations=tuple(search.iterations),
+    )

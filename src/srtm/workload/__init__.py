@@ -1,0 +1,1 @@
+"""Who publishes and when: synthetic publishers, and the trace files that hold arrivals."""

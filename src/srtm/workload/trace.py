@@ -1,0 +1,197 @@
+"""Trace files: Parquet, one row a message, read by everything from here to Spark.
+
+| column       | type   |                                                              |
+|--------------|--------|--------------------------------------------------------------|
+| `topic`      | string |                                                              |
+| `publisher`  | string |                                                              |
+| `group`      | string | correlation group, or null                                   |
+| `arrival_ns` | int64  | kernel receive time                                          |
+| `broker`     | string | recorded runs only                                           |
+| `release_ns` | int64  | recorded runs only: when the bucket let the message go       |
+| `sent_ns`    | int64  | recorded runs only: written to the first subscriber          |
+
+A trace is a file or a folder of files, sorted or not. What is written here is sorted by `arrival_ns`, delta-encoded,
+in row groups of about a million messages with statistics, so that readers can take a stretch of time each.
+A file appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srtm.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from srtm.model.placement import Publisher
+    from srtm.workload.publishers import Arrivals
+
+ARRIVAL_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("publisher", pa.string(), nullable=False),
+        pa.field("group", pa.string()),
+        pa.field("arrival_ns", pa.int64(), nullable=False),
+    ]
+)
+RECORDED_SCHEMA = pa.schema(
+    [
+        *ARRIVAL_SCHEMA,
+        pa.field("broker", pa.string(), nullable=False),
+        pa.field("release_ns", pa.int64(), nullable=False),
+        pa.field("sent_ns", pa.int64()),
+    ]
+)
+_STRINGS = [field.name for field in RECORDED_SCHEMA if field.type == pa.string()]
+_TIMES = [field.name for field in RECORDED_SCHEMA if field.type == pa.int64()]
+
+
+@contextmanager
+def writing(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[pq.ParquetWriter]:
+    """A Parquet writer that leaves `path` complete or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        writer = pq.ParquetWriter(
+            partial,
+            encoded(schema),
+            compression="zstd",
+            use_dictionary=[name for name in _STRINGS if name in schema.names],
+            column_encoding={name: "DELTA_BINARY_PACKED" for name in _TIMES if name in schema.names},
+            sorting_columns=[pq.SortingColumn(schema.get_field_index("arrival_ns"))],
+            store_schema=False,
+        )
+    except OSError as error:
+        raise TraceError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from None
+    try:
+        with writer:
+            yield writer
+            writer.add_key_value_metadata(about)
+        partial.replace(path)
+    except OSError as error:
+        raise TraceError(f"writing {path} failed: {error.strerror or error}", path=str(path)) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def encoded(schema: pa.Schema) -> pa.Schema:
+    """The schema with its strings as dictionaries: how rows are handed to the writer. Readers see plain strings."""
+    names = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema([field.with_type(names) if field.type == pa.string() else field for field in schema])
+
+
+class ArrivalWriter:
+    """Turns arrivals into rows of one topic."""
+
+    def __init__(self, writer: pq.ParquetWriter, topic: str, publishers: Sequence[Publisher]) -> None:
+        self._writer = writer
+        self._schema = encoded(ARRIVAL_SCHEMA)
+        self._topic = pa.array([topic])
+        self._names = pa.array([publisher.id for publisher in publishers])
+        groups = sorted({publisher.group for publisher in publishers if publisher.group is not None})
+        number = {name: index for index, name in enumerate(groups)}
+        self._groups = pa.array(groups, pa.string())
+        self._group_of = np.array([number.get(publisher.group or "", -1) for publisher in publishers], np.int32)
+
+    def write(self, arrivals: Arrivals) -> None:
+        """One row group."""
+        count = len(arrivals.times_ns)
+        if not count:
+            return
+        groups = self._group_of[arrivals.publisher_of]
+        columns = [
+            pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), self._topic),
+            pa.DictionaryArray.from_arrays(arrivals.publisher_of, self._names),
+            pa.DictionaryArray.from_arrays(pa.array(groups, mask=groups < 0), self._groups),
+            pa.array(arrivals.times_ns),
+        ]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema), row_group_size=count)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicArrivals:
+    """One topic of a trace, sorted: times, the publisher number of each message, names and groups by number."""
+
+    topic: str
+    times_ns: NDArray[np.int64]
+    publisher_of: NDArray[np.int32]
+    publishers: tuple[str, ...]
+    groups: tuple[str | None, ...]
+
+
+def files_of(path: Path) -> list[Path]:
+    """The Parquet files of a trace: the file itself, or those of the folder in order of name."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*.parquet") if file.is_file())
+        if not files:
+            raise TraceError(f"{path} is a folder without a .parquet file", path=str(path))
+        return files
+    if not path.exists():
+        raise TraceError(f"there is no trace at {path}", path=str(path))
+    return [path]
+
+
+def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Some columns of a trace, row group by row group, in the order of the files."""
+    for file in files_of(path):
+        try:
+            with pq.ParquetFile(file) as source:
+                _check_schema(file, source.schema_arrow, columns)
+                for group in range(source.num_row_groups):
+                    yield from source.read_row_group(group, columns=list(columns)).to_batches()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise TraceError(f"{file} is not a readable Parquet file: {error}", path=str(file)) from None
+
+
+def load(path: Path) -> list[TopicArrivals]:
+    """A whole trace in memory, sorted, one entry a topic."""
+    table = pa.Table.from_batches(batches(path, ARRIVAL_SCHEMA.names), ARRIVAL_SCHEMA)
+    if not table.num_rows:
+        raise TraceError(f"{path} holds no messages", path=str(path))
+    for name in ("topic", "publisher", "arrival_ns"):
+        if nulls := table[name].null_count:
+            raise TraceError(f"{path}: {nulls} of {table.num_rows} rows have no {name}", path=str(path), column=name)
+    topics = table["topic"].combine_chunks().dictionary_encode()
+    codes = topics.indices.to_numpy()
+    return [
+        _one_topic(name, table.filter(pa.array(codes == code)))
+        for code, name in sorted(enumerate(topics.dictionary.to_pylist()), key=lambda entry: entry[1])
+    ]
+
+
+def _one_topic(name: str, rows: pa.Table) -> TopicArrivals:
+    times = rows["arrival_ns"].to_numpy()
+    order = np.argsort(times, kind="stable")
+    encoded = rows["publisher"].combine_chunks().dictionary_encode()
+    senders = encoded.indices.to_numpy()
+    # A publisher's group is that of its first message; changes of group are the pipeline's business.
+    first_rows = np.unique(senders, return_index=True)[1]
+    groups = rows["group"].take(pa.array(first_rows)).to_pylist()
+    return TopicArrivals(
+        name,
+        times[order],
+        senders[order].astype(np.int32),
+        tuple(encoded.dictionary.to_pylist()),
+        tuple(groups),
+    )
+
+
+def _check_schema(file: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
+    wrong: list[str] = []
+    for name in columns:
+        wanted: Any = RECORDED_SCHEMA.field(name).type
+        if name not in schema.names:
+            wrong.append(f"column {name!r} ({wanted}) is missing")
+        elif schema.field(name).type not in (wanted, pa.large_string() if wanted == pa.string() else wanted):
+            wrong.append(f"column {name!r} is {schema.field(name).type}, not {wanted}")
+    if wrong:
+        raise TraceError(f"{file} is not a trace: {'; '.join(wrong)}; it has {', '.join(schema.names)}", path=str(file))
