@@ -11,8 +11,10 @@ An iteration places the topic on the fewest brokers (steps 1 and 2) and measures
 violates the SLO looks for the number of publishers that it can keep, by binary search, all such brokers at once;
 it is then full, at that rate, and what it shed is `ua_rate` for the next iteration, which again takes the fewest
 brokers and shares by max-min, the found capacities standing in for rcap. A search ends early once the latency is
-within 20 % below the SLO. Where searches shed too much, even splits are tried before
-giving up (the paper leaves that open: docs/adr/0006-fitting.md).
+within 20 % below the SLO.
+
+Beyond the paper (docs/adr/0006-fitting.md): because searches stop early, a fit is tried on one broker less as long as
+nothing measured speaks against it; and where shedding never helps, even splits are tried before giving up.
 
 With `predict`, the model comes first: the same loop runs against predictions, which costs no round, and one round
 confirms the outcome. Where the measurement disagrees, predictions are corrected by the ratio of the two and the
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,7 +153,7 @@ class Fitting:
         self._topic = _Topic(roster, brokers, policy_named(policy), slo_ns, seed, max_brokers, stop_within)
         self._max_rounds = max_rounds
         self._trial = self._topic.search(self.iterations) if predict is None else self._model_first(predict)
-        self.order: Order = next(self._trial)
+        self.order: Order = _resume(self._trial, None)
 
     def tell(self, latencies_ns: Mapping[int, int], duration_s: float) -> None:
         """What the brokers of the current order measured, and how long that round took."""
@@ -170,10 +173,7 @@ class Fitting:
         self.elapsed_s += duration_s
         if self.iterations:
             self.iterations[-1].rounds += 1
-        try:
-            self.order = self._trial.send(heard)
-        except StopIteration as end:
-            self.order = end.value
+        self.order = _resume(self._trial, heard)
         if isinstance(self.order, Measure) and self.rounds >= self._max_rounds:
             self.order = NoCapacity(f"no fit after {self.rounds} rounds", self._topic.best)
 
@@ -182,8 +182,9 @@ class Fitting:
         scale = dict.fromkeys(range(len(topic.brokers)), 1.0)
         confirmed: Placed | None = None
         for _ in range(1 + _CORRECTIONS):
-            expected = topic.search_by(lambda order: _scaled(predict(order), scale))
-            if not isinstance(expected, Placed) or (confirmed and expected.k >= confirmed.k):
+            outcome = topic.search_by(lambda order: _scaled(predict(order), scale))
+            expected = outcome if isinstance(outcome, Placed) else outcome.best
+            if expected is None or (confirmed and expected.k >= confirmed.k):
                 break
             self.iterations.append(Iteration(expected.k))
             measured = yield from topic.confirm(expected.broker_of)
@@ -219,6 +220,7 @@ class _Topic:
     def search(self, iterations: list[Iteration]) -> Trial:
         """The paper's loop, from rcap alone."""
         caps = [rcap(broker) for broker in self.brokers]
+        bad = [cap + 1 for cap in caps]  # the least rate that each broker is known not to carry
         loads = allocated(self.brokers)
         in_use: set[int] = set()
         broker_of: Lanes | None = None
@@ -230,11 +232,11 @@ class _Topic:
             k = len(in_use)
             if self.max_brokers is not None and k > self.max_brokers:
                 return NoCapacity(f"it would take {k} brokers, and b cannot be split so often", self.best)
-            broker_of = pick(self.roster, quotas, by_group=self.policy.by_group, seed=self.seed, current=broker_of)
+            broker_of = self._pick(quotas, broker_of)
             iterations.append(Iteration(k))
             outcome = yield from self.confirm(broker_of)
             if isinstance(outcome, Placed):
-                return outcome
+                return (yield from self._on_fewer(outcome, bad, iterations))
             if not self.policy.concentrates:
                 return NoCapacity(f"policy {self.policy.name} uses every broker and does not search", self.best)
             searches = {
@@ -248,8 +250,29 @@ class _Topic:
                 # A broker that can keep nobody is not dropped: it may well do with its part of an even split over
                 # one broker more, where its share of the bucket and of every group is as large as any.
                 kept = int((rates * (broker_of[search.members] == broker)).sum()) or int(rates.sum()) * k // (k + 1)
+                bad[broker] = min(bad[broker], int(rates.sum()) * search.high // len(rates))
                 # Less than before by a publisher at least, even where rounding had overfilled the broker: it ends.
                 caps[broker] = max(0, min(kept, caps[broker] - int(rates.min())))
+
+    def _on_fewer(self, placed: Placed, bad: Sequence[int], iterations: list[Iteration]) -> Trial:
+        """Searches stop early, so brokers may carry more than was found: try one broker less while none objects."""
+        caps = [rcap(broker) for broker in self.brokers]
+        # A broker that was never too busy is believed to be like the ones that were.
+        known = [Fraction(bad[i] - 1, caps[i]) for i in range(len(bad)) if 0 < bad[i] <= caps[i]]
+        limit = max(known, default=Fraction(1))
+        while self.policy.concentrates and placed.k > 1:
+            room = [min(bad[i] - 1, int(caps[i] * limit)) if i in placed.latency_ns else 0 for i in range(len(bad))]
+            room[min(placed.latency_ns, key=lambda i: (room[i], -i))] = 0
+            if sum(room) < self.roster.rate:
+                break
+            iterations.append(Iteration(placed.k - 1))
+            quotas = self.policy.quotas(self.roster.rate, room, allocated(self.brokers))
+            broker_of = self._pick(quotas, placed.broker_of)
+            outcome = yield from self.confirm(broker_of)
+            if not isinstance(outcome, Placed):
+                break
+            placed = outcome
+        return placed
 
     def _even_splits(self, iterations: list[Iteration]) -> Trial:
         """Out of brokers: the searches shed too much. Before giving up, try the topic evenly on 2, 3, … of them."""
@@ -261,7 +284,7 @@ class _Topic:
                 continue
             quotas = self.policy.quotas(self.roster.rate, used, allocated(self.brokers))
             iterations.append(Iteration(k))
-            broker_of = pick(self.roster, quotas, by_group=self.policy.by_group, seed=self.seed)
+            broker_of = self._pick(quotas)
             outcome = yield from self.confirm(broker_of)
             if isinstance(outcome, Placed):
                 return outcome
@@ -285,13 +308,11 @@ class _Topic:
             self.roster, self.brokers, self.policy, self.slo_ns, self.seed, self.max_brokers, self.stop_within
         )
         trial = shadow.search([])
-        order = next(trial)
-        try:
-            for _ in range(MAX_ROUNDS):
-                order = trial.send(dict(predict(order)))
-        except StopIteration as end:
-            outcome: Placed | NoCapacity = end.value
-            return outcome
+        order = _resume(trial, None)
+        for _ in range(MAX_ROUNDS):
+            if not isinstance(order, Measure):
+                return order
+            order = _resume(trial, dict(predict(order)))
         return NoCapacity(f"no predicted fit after {MAX_ROUNDS} rounds", shadow.best)
 
     def seen(self, broker_of: Lanes) -> Latencies:
@@ -327,6 +348,9 @@ class _Topic:
         split = pick(self.roster, [stay, rate - stay], by_group=self.policy.by_group, seed=self.seed, among=members)
         return np.flatnonzero(split == 0)
 
+    def _pick(self, quotas: Sequence[int], current: Lanes | None = None) -> Lanes:
+        return pick(self.roster, quotas, by_group=self.policy.by_group, seed=self.seed, current=current)
+
     def _known(self, broker_of: Lanes) -> dict[int, int | None]:
         return {
             int(broker): self._heard.get(self._key(broker_of, int(broker)))
@@ -346,6 +370,14 @@ def drive(fitting: Fitting, measure: Callable[[Measure], Mapping[int, int]], rou
     while isinstance(order := fitting.order, Measure):
         fitting.tell(measure(order), round_s)
     return order
+
+
+def _resume(trial: Trial, heard: Latencies | None) -> Order:
+    try:
+        return trial.send(heard)  # type: ignore[arg-type]  # None starts it
+    except StopIteration as end:
+        outcome: Placed | NoCapacity = end.value
+        return outcome
 
 
 def _scaled(latencies_ns: Mapping[int, int], scale: Mapping[int, float]) -> Latencies:

@@ -353,7 +353,7 @@ def proportional_table(sizes: Ints, quotas: Sequence[int], rng: np.random.Genera
                 raised[row, source], raised[row, target] = False, True
             surplus[giver] -= 1
             surplus[path[-1][2]] += 1
-    return floors + raised
+    return np.asarray(floors + raised, np.int64)
 
 
 def _path_to_deficit(

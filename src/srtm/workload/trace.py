@@ -141,22 +141,24 @@ def files_of(path: Path) -> list[Path]:
 
 
 def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Some columns of a trace, row group by row group, in the order of the files."""
+    """Some columns of a trace, row group by row group, in the order of the files; foreign files may hold nulls."""
+    wanted = pa.schema([RECORDED_SCHEMA.field(name).with_nullable(True) for name in columns])
     for file in files_of(path):
         try:
             with pq.ParquetFile(file) as source:
                 _check_schema(file, source.schema_arrow, columns)
                 for group in range(source.num_row_groups):
-                    yield from source.read_row_group(group, columns=list(columns)).to_batches()
+                    yield from source.read_row_group(group, columns=list(columns)).cast(wanted).to_batches()
         except (OSError, pa.ArrowInvalid) as error:
             raise TraceError(f"{file} is not a readable Parquet file: {error}", path=str(file)) from None
 
 
 def load(path: Path) -> list[TopicArrivals]:
     """A whole trace in memory, sorted, one entry a topic."""
-    table = pa.Table.from_batches(batches(path, ARRIVAL_SCHEMA.names), ARRIVAL_SCHEMA)
-    if not table.num_rows:
+    parts = list(batches(path, ARRIVAL_SCHEMA.names))
+    if not any(part.num_rows for part in parts):
         raise TraceError(f"{path} holds no messages", path=str(path))
+    table = pa.Table.from_batches(parts)
     for name in ("topic", "publisher", "arrival_ns"):
         if nulls := table[name].null_count:
             raise TraceError(f"{path}: {nulls} of {table.num_rows} rows have no {name}", path=str(path), column=name)

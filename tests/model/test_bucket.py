@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from srtm.errors import ArrivalsError, BucketError
+from srtm.model.bucket import Limiter, TokenBucket
+from srtm.units import NS_PER_MS, NS_PER_S
+
+
+@pytest.mark.parametrize(
+    ("r", "b", "said"),
+    [
+        (0, 5, "r = 0 tokens/s"),
+        (-1, 5, "r = -1 tokens/s"),
+        ("0.0001", 5, "r = 0 tokens/s"),
+        (2e9, 5, "r = 2e+09 tokens/s"),
+        (float("nan"), 5, "r must be a finite number, not nan"),
+        (float("inf"), 5, "r must be a finite number, not inf"),
+        ("fast", 5, "r must be a finite number, not 'fast'"),
+        (5, 0.5, "b = 0.5 tokens"),
+        (5, 0, "b = 0 tokens"),
+        (5, -3, "b = -3 tokens"),
+        (5, float("nan"), "b must be a finite number, not nan"),
+        (5, 10**10, r"b = 1e\+10 tokens"),
+    ],
+)
+def test_what_is_no_bucket_is_refused_by_name(r: float, b: float, said: str) -> None:
+    with pytest.raises(BucketError, match=said.replace("2e+09", r"2e\+09")):
+        TokenBucket.of(r, b)
+
+
+def test_floats_mean_the_decimal_that_they_print_as() -> None:
+    assert TokenBucket.of(0.1, 1.1) == TokenBucket(100, 1_100_000_000)
+    assert TokenBucket.of("1833.333", "4.333333333") == TokenBucket(1_833_333, 4_333_333_333)
+    assert TokenBucket.of(Fraction(22, 7), 4) == TokenBucket(3143, 4 * 10**9)
+
+
+def test_the_law_counts_in_the_coarsest_exact_unit() -> None:
+    assert TokenBucket.of(11_000, 26).law == (11_000, 10**9, 26 * 10**9)
+    assert TokenBucket.of("0.5", 2).law == (1, 2 * 10**9, 4 * 10**9)
+    assert TokenBucket.of("0.001", 2).law == (1, 10**12, 2 * 10**12)
+
+
+def test_a_worked_bucket() -> None:
+    """Two tokens, one a millisecond: two pass at once, the third waits 1 ms, the fourth 2 ms."""
+    limiter = Limiter(TokenBucket.of(1_000, 2), now_ns=0)
+    assert [limiter.admit(0) for _ in range(4)] == [0, 0, NS_PER_MS, 2 * NS_PER_MS]
+    assert limiter.tokens(0) == -2
+    assert limiter.due(0, 2) == 0
+    assert limiter.due(NS_PER_MS, 2) == 1
+    assert limiter.next_release_ns(2) == NS_PER_MS
+    assert limiter.tokens(10 * NS_PER_S) == 2
+
+
+def test_a_fraction_of_a_token_shortens_the_next_wait() -> None:
+    """4.33 tokens let four messages pass at once; the fifth finds 0.33 of a token and waits for 0.67."""
+    limiter = Limiter(TokenBucket.of(1_000, "4.33"), now_ns=0)
+    assert [limiter.admit(0) for _ in range(6)] == [0, 0, 0, 0, 670_000, 1_670_000]
+
+
+def test_a_rate_change_re_times_what_waits_in_order() -> None:
+    limiter = Limiter(TokenBucket.of(1_000, 1), now_ns=0)
+    assert [limiter.admit(0) for _ in range(3)] == [0, NS_PER_MS, 2 * NS_PER_MS]
+    limiter.reconfigure(NS_PER_MS // 2, TokenBucket.of(2_000, 1))
+    # Half a token was there; the other half takes 0.25 ms now, and the next token 0.5 ms.
+    assert limiter.next_release_ns(2) == 750_000
+    assert limiter.due(750_000, 2) == 1
+    assert limiter.next_release_ns(1) == 1_250_000
+
+
+def test_a_change_of_b_makes_no_tokens_and_a_cut_says_what_it_took() -> None:
+    limiter = Limiter(TokenBucket.of(1_000, 10), now_ns=0)
+    assert limiter.reconfigure(0, TokenBucket.of(1_000, 4)) == 6 * 10**9
+    assert limiter.reconfigure(0, TokenBucket.of(1_000, 10)) == 0
+    assert limiter.tokens(0) == 4
+    assert limiter.reconfigure(0, TokenBucket.of(1_000, 10), gift_ntok=5 * 10**9) == 0
+    assert limiter.tokens(0) == 9
+    assert limiter.reconfigure(0, TokenBucket.of(1_000, 10), gift_ntok=5 * 10**9) == 4 * 10**9
+    assert limiter.tokens(0) == 10
+
+
+def test_time_does_not_run_backwards() -> None:
+    limiter = Limiter(TokenBucket.of(1_000, 1), now_ns=100)
+    for use in (limiter.admit, limiter.offer, limiter.tokens, limiter.backlog):
+        with pytest.raises(ArrivalsError, match="99 ns lies 1 ns before"):
+            use(99)

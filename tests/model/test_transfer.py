@@ -1,0 +1,157 @@
+"""Shares on the move: cut, acknowledged, given. Whatever happens, the topic as a whole keeps to (r, b)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srtm.errors import InputError
+from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.split import split, within
+from srtm.model.timeline import Timeline, largest_excess
+from srtm.model.transfer import Grant, Transfer
+
+TOKEN = 10**9
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[TokenBucket, dict[str, TokenBucket], list[dict[str, TokenBucket]]]:
+    """A bucket, its shares, and a few ways to share it anew."""
+    names = [f"b{i}" for i in range(draw(st.integers(2, 5)))]
+    whole = TokenBucket(draw(st.integers(10_000, 20_000_000)), draw(st.integers(len(names) * TOKEN, 40 * TOKEN)))
+    weights = st.lists(st.integers(1, 20), min_size=len(names), max_size=len(names))
+    ways = [
+        dict(zip(names, split(whole, draw(weights), draw(weights)), strict=True))
+        for _ in range(draw(st.integers(2, 4)))
+    ]
+    return whole, ways[0], ways[1:]
+
+
+@given(moves(), st.randoms(use_true_random=False))
+def test_never_more_is_out_than_there_is_in_any_order_of_acknowledgements(
+    move: tuple[TokenBucket, dict[str, TokenBucket], list[dict[str, TokenBucket]]], random: object
+) -> None:
+    whole, held, ways = move
+    transfer = Transfer(whole, held, ways[-1])
+    in_force = dict(held)
+    flying: list[Grant] = []
+    for _ in range(50):
+        flying += transfer.orders()
+        assert within(whole, transfer.possible.values())
+        if not flying:
+            break
+        random.shuffle(flying)  # type: ignore[attr-defined]
+        grant = flying.pop()
+        in_force[grant.broker] = grant.share
+        assert within(whole, in_force.values())
+        transfer.acknowledged(grant)
+        transfer.acknowledged(grant)  # heard twice: changes nothing
+    assert transfer.done
+    assert in_force == ways[-1]
+
+
+@given(moves(), st.data())
+def test_the_whole_topic_conforms_while_shares_move(
+    move: tuple[TokenBucket, dict[str, TokenBucket], list[dict[str, TokenBucket]]], data: st.DataObject
+) -> None:
+    """Real limiters, bursts at any moment, grants that arrive late; every window of the sum of all outputs."""
+    whole, held, ways = move
+    limiters = {name: Limiter(share) for name, share in held.items()}
+    token_ns = 10**12 // whole.r_mtps + 1
+    now, out = 0, []
+    waiting = dict.fromkeys(limiters, 0)
+
+    def drain(until: int) -> None:
+        for name, limiter in limiters.items():
+            while waiting[name] and (at := limiter.next_release_ns(waiting[name])) <= until:
+                due = limiter.due(at, waiting[name])
+                out.extend([at] * due)
+                waiting[name] -= due
+
+    for wanted in ways:
+        transfer = Transfer(whole, held, wanted)
+        flying = transfer.orders()
+        while flying:
+            now += data.draw(st.integers(0, 3 * token_ns))
+            drain(now)
+            for name, burst in data.draw(
+                st.dictionaries(st.sampled_from(sorted(limiters)), st.integers(0, 15))
+            ).items():
+                for _ in range(burst):
+                    limiters[name].admit(now)
+                waiting[name] += burst
+            drain(now)
+            grant = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
+            surrendered = limiters[grant.broker].reconfigure(now, grant.share, grant.gift_ntok)
+            drain(now)
+            transfer.acknowledged(grant, surrendered)
+            flying += transfer.orders()
+        held = wanted
+    drain(now + 100 * token_ns)
+    if out:
+        assert largest_excess(np.sort(np.array(out)), Timeline(whole)).conforms
+
+
+def test_tokens_travel_with_the_share() -> None:
+    """A full bucket gives up 6 of 10 tokens; the bucket that grows by 6 starts with them instead of filling up."""
+    whole = TokenBucket.of(1_000, 20)
+    a, b = Limiter(TokenBucket.of(500, 10)), Limiter(TokenBucket.of(500, 10))
+    transfer = Transfer(
+        whole, {"a": a.bucket, "b": b.bucket}, {"a": TokenBucket.of(500, 4), "b": TokenBucket.of(500, 16)}
+    )
+    (cut,) = transfer.orders()
+    assert cut == Grant("a", TokenBucket.of(500, 4), sequence=1)
+    assert not transfer.orders()
+    transfer.acknowledged(cut, a.reconfigure(0, cut.share))
+    (give,) = transfer.orders()
+    assert give == Grant("b", TokenBucket.of(500, 16), sequence=2, gift_ntok=6 * TOKEN)
+    b.reconfigure(0, give.share, give.gift_ntok)
+    assert b.tokens(0) == 16
+
+
+def test_why_unfinished_work_must_not_be_kept() -> None:
+    """The rule of ADR 3. Two buckets of (15 in all): one has just sent its 10. Then 5 of its b go to the other.
+
+    Keeping unfinished work would fill the other up to 10 at once: 20 messages in an instant from a topic with b = 15.
+    """
+    whole = TokenBucket.of(1_000, 15)
+    first, second = Limiter(TokenBucket.of(500, 10)), Limiter(TokenBucket.of(500, 5))
+    sent = [first.admit(0) for _ in range(10)]
+    first.reconfigure(0, TokenBucket.of(500, 5))
+    second.reconfigure(0, TokenBucket.of(500, 10))
+    sent += [second.admit(0) for _ in range(10)]
+    assert sorted(sent)[:16].count(0) == 15
+    assert largest_excess(sorted(sent), Timeline(whole)).conforms
+
+
+def test_one_silent_broker_holds_back_only_what_it_was_to_give() -> None:
+    whole = TokenBucket.of(900, 90)
+    third = TokenBucket.of(300, 30)
+    transfer = Transfer(
+        whole,
+        {"mute": third, "a": third, "b": third},
+        {"mute": TokenBucket.of(200, 20), "a": TokenBucket.of(100, 10), "b": TokenBucket.of(600, 60)},
+    )
+    cuts = {grant.broker: grant for grant in transfer.orders()}
+    assert set(cuts) == {"mute", "a"}
+    transfer.acknowledged(cuts["a"])
+    (give,) = transfer.orders()
+    assert give.broker == "b"
+    assert give.share == TokenBucket.of(500, 50)
+    transfer.acknowledged(give)
+    assert not transfer.orders()
+    assert not transfer.done
+
+
+def test_bad_transfers_are_refused() -> None:
+    whole, half = TokenBucket.of(10, 10), TokenBucket.of(5, 5)
+    with pytest.raises(InputError, match="name the same brokers"):
+        Transfer(whole, {"a": half}, {"b": half})
+    with pytest.raises(InputError, match="wanted shares exceed"):
+        Transfer(whole, {"a": half, "b": half}, {"a": whole, "b": half})
+    transfer = Transfer(whole, {"a": whole}, {"a": half})
+    (cut,) = transfer.orders()
+    with pytest.raises(InputError, match="gave up -1"):
+        transfer.acknowledged(cut, -1)

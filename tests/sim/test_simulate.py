@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from srtm.errors import InputError, PlacementError
+from srtm.model import scan
+from srtm.model.bucket import TokenBucket
+from srtm.model.latency import SLO, Distribution
+from srtm.model.service import Background, ServiceModel, processing_latencies
+from srtm.model.split import split
+from srtm.sim import SimulatedBroker, Topic, simulate
+from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.workload.publishers import Population, Workload
+
+SIX = [SimulatedBroker(f"b{i}") for i in range(1, 7)]
+
+
+def topic(publishers: int = 200, seconds: int = 10, seed: int = 1, **kind: object) -> Topic:
+    return Topic.of(Workload((Population(publishers, **kind),), seconds * NS_PER_S, seed))  # type: ignore[arg-type]
+
+
+def test_it_is_the_model_and_nothing_else() -> None:
+    """Every number again from the law and the service model, for a topic that needs several brokers."""
+    busy = [SimulatedBroker(f"b{i}", background=Background(5_000.0 * i, 10)) for i in range(4)]
+    case = topic(batch=10, group_size=20)
+    result = simulate(case, busy, "lb", SLO(NS_PER_S))
+    assert result.meets_slo
+    assert result.k == 4
+    assert sum(share.r_mtps for share in result.shares.values()) == case.bucket.r_mtps
+    assert sum(share.b_ntok for share in result.shares.values()) == case.bucket.b_ntok
+    for number, name in enumerate(result.brokers):
+        here = np.flatnonzero(result.broker_of[case.arrivals.publisher_of] == number)
+        times = case.arrivals.times_ns[here]
+        access = scan.access_delays(times, result.shares[name])
+        assert Distribution.of(access) == result.by_broker[name].access
+        assert len(here) == result.by_broker[name].messages
+    assert (
+        sum(latency.messages for latency in result.by_broker.values())
+        == result.latency.messages
+        == len(case.arrivals.times_ns)
+    )
+    # Without background the processing latencies can be had again as well.
+    alone = simulate(case, SIX[:1], "srtm", SLO(NS_PER_S))
+    access = scan.access_delays(case.arrivals.times_ns, case.bucket)
+    processing = processing_latencies(case.arrivals.times_ns + access, case.arrivals.publisher_of, SIX[0].model)
+    assert alone.latency.processing == Distribution.of(processing)
+    assert alone.latency.total == Distribution.of(access + processing)
+
+
+def test_a_seed_says_it_all() -> None:
+    one, same = (simulate(topic(batch=10, group_size=20), SIX, "srtm", seed=4) for _ in range(2))
+    assert (one.broker_of == same.broker_of).all()
+    assert one.latency == same.latency
+    assert one.rounds == same.rounds
+
+
+def test_background_load_slows_a_broker_down() -> None:
+    case = topic()
+    idle = simulate(case, SIX[:1], "srtm").latency.processing.p99
+    loaded = SimulatedBroker("b", background=Background(80_000, 10))
+    assert simulate(case, [loaded], "srtm", SLO(NS_PER_S)).latency.processing.p99 > 2 * idle
+
+
+def test_placed_means_that_every_broker_holds_the_slo() -> None:
+    case = topic(1_000, 20, batch=10, group_size=20)
+    result = simulate(case, SIX, "srtm", SLO(3 * NS_PER_MS))
+    assert result.meets_slo
+    assert all(latency.total.p99 <= 3 * NS_PER_MS for latency in result.by_broker.values())
+
+
+def test_what_cannot_hold_the_slo_is_reported_as_it_is() -> None:
+    result = simulate(topic(), SIX, "srtm", SLO(1_000))
+    assert not result.meets_slo
+    assert result.latency.total.p99 > 1_000
+
+
+def test_the_model_confirms_in_fewer_rounds_what_measuring_finds() -> None:
+    kind = {"batch": 10, "group_size": 10}
+    case = topic(1_000, 20, seed=1, **kind)
+    earlier = Topic.of(Workload((Population(1_000, **kind),), 20 * NS_PER_S, 2), case.bucket)  # type: ignore[arg-type]
+    slow = [SimulatedBroker(b.name, model=ServiceModel(30_000, 9_000)) for b in SIX]
+    slo = SLO(2 * NS_PER_MS)
+    measured = simulate(case, slow, "srtm", slo)
+    modelled = simulate(case, slow, "srtm", slo, fit="model", history=earlier)
+    assert measured.meets_slo
+    assert modelled.meets_slo
+    assert modelled.k <= measured.k
+    assert modelled.rounds < measured.rounds
+
+
+def test_the_law_that_brokers_run_gives_the_simulated_delays() -> None:
+    case = topic(batch=10)
+    result = simulate(case, SIX[:3], "lb", SLO(NS_PER_S))
+    assert list(result.shares.values()) == split(case.bucket, [67, 67, 66])
+
+
+def test_bad_input_is_named() -> None:
+    case = topic()
+    with pytest.raises(InputError, match="fit = 'guess'"):
+        simulate(case, SIX, "srtm", fit="guess")  # type: ignore[arg-type]
+    with pytest.raises(PlacementError, match="no policy 'best'"):
+        simulate(case, SIX, "best")
+    with pytest.raises(PlacementError, match="no broker"):
+        simulate(case, [], "srtm")
+    with pytest.raises(InputError, match="SLO must be a positive time"):
+        SLO(0)
+    with pytest.raises(InputError, match="quantile must lie in"):
+        SLO(quantile="99")
+    silent = Topic(case.publishers, case.arrivals._replace(publisher_of=case.arrivals.publisher_of * 0), case.bucket)
+    with pytest.raises(InputError, match="sent nothing to measure"):
+        simulate(silent, SIX, "lb")
+
+
+def test_a_bucket_too_small_to_split_ends_without_an_answer() -> None:
+    case = topic()
+    tiny = Topic(case.publishers, case.arrivals, TokenBucket.of(case.bucket.r, 2))
+    with pytest.raises(InputError, match="it would take 6 brokers, and b cannot be split so often"):
+        simulate(tiny, SIX, "lb")

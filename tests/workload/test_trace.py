@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from srtm.errors import TraceError
+from srtm.model.placement import Publisher
+from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.workload.publishers import Arrivals, Population, Workload
+from srtm.workload.trace import (
+    ARRIVAL_SCHEMA,
+    RECORDED_SCHEMA,
+    ArrivalWriter,
+    batches,
+    encoded,
+    files_of,
+    load,
+    writing,
+)
+
+WORKLOAD = Workload(
+    (Population(100, 10.0, 5, "poisson", 10, 4 * NS_PER_MS), Population(20, prefix="q")), 20 * NS_PER_S, seed=2
+)
+
+
+def write(path: Path, workload: Workload = WORKLOAD, topic: str = "traffic") -> None:
+    with writing(path, ARRIVAL_SCHEMA, {"about": "a test"}) as writer:
+        rows = ArrivalWriter(writer, topic, workload.publishers())
+        for window in workload.windows():
+            rows.write(window)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path / "t.parquet")
+    (topic,) = load(tmp_path / "t.parquet")
+    arrivals, publishers = WORKLOAD.arrivals(), WORKLOAD.publishers()
+    assert topic.topic == "traffic"
+    assert (topic.times_ns == arrivals.times_ns).all()
+    assert [topic.publishers[n] for n in topic.publisher_of] == [publishers[n].id for n in arrivals.publisher_of]
+    assert dict(zip(topic.publishers, topic.groups, strict=True)) == {p.id: p.group for p in publishers}
+
+
+def test_the_file_keeps_the_contract(tmp_path: Path) -> None:
+    write(tmp_path / "t.parquet")
+    with pq.ParquetFile(tmp_path / "t.parquet") as file:
+        assert file.schema_arrow.names == ["topic", "publisher", "group", "arrival_ns"]
+        assert [str(field.type) for field in file.schema_arrow] == ["string", "string", "string", "int64"]
+        column = file.metadata.row_group(0).column(3)
+        assert "DELTA_BINARY_PACKED" in column.encodings
+        assert column.compression == "ZSTD"
+        assert column.statistics.min <= column.statistics.max
+        assert file.metadata.row_group(0).sorting_columns == (pq.SortingColumn(3),)
+        assert file.metadata.metadata[b"about"] == b"a test"
+
+
+def test_the_schema_of_recorded_runs_is_fixed() -> None:
+    assert RECORDED_SCHEMA.names == ["topic", "publisher", "group", "arrival_ns", "broker", "release_ns", "sent_ns"]
+    assert RECORDED_SCHEMA.field("sent_ns").nullable
+    assert not RECORDED_SCHEMA.field("release_ns").nullable
+
+
+def test_a_reader_sorts_and_parts_the_topics(tmp_path: Path) -> None:
+    for part, (topic, times) in enumerate([("b", [5, 3, 9]), ("a", [2, 1]), ("b", [4])]):
+        with writing(tmp_path / f"{part}.parquet", ARRIVAL_SCHEMA, {}) as writer:
+            rows = ArrivalWriter(writer, topic, [Publisher("p", 1.0), Publisher("q", 1.0, "g")])
+            rows.write(Arrivals(np.array(times), np.arange(len(times), dtype=np.int32) % 2))
+    first, second = load(tmp_path)
+    assert (first.topic, first.times_ns.tolist()) == ("a", [1, 2])
+    assert (second.topic, second.times_ns.tolist()) == ("b", [3, 4, 5, 9])
+    assert [second.publishers[n] for n in second.publisher_of] == ["q", "p", "p", "p"]
+    assert second.groups[second.publishers.index("q")] == "g"
+
+
+def test_only_the_columns_that_are_needed_are_read(tmp_path: Path) -> None:
+    write(tmp_path / "t.parquet")
+    read = list(batches(tmp_path / "t.parquet", ["arrival_ns"]))
+    assert read[0].schema.names == ["arrival_ns"]
+    assert sum(len(batch) for batch in read) == len(WORKLOAD.arrivals().times_ns)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "t.parquet"
+    with pytest.raises(RuntimeError, match="half-way"), writing(target, ARRIVAL_SCHEMA, {}):
+        raise RuntimeError("half-way")
+    assert list(tmp_path.iterdir()) == []
+    target.write_text("precious")
+    with pytest.raises(RuntimeError), writing(target, ARRIVAL_SCHEMA, {}):
+        raise RuntimeError
+    assert target.read_text() == "precious"
+
+
+def bad_file(path: Path, **columns: pa.Array) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_unreadable_traces_name_file_column_and_remedy(tmp_path: Path) -> None:
+    good = tmp_path / "good.parquet"
+    write(good)
+    with pytest.raises(TraceError, match=r"no trace at .*nowhere"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match=r"folder without a \.parquet file"):
+        files_of(tmp_path / "empty")
+    truncated = tmp_path / "cut.parquet"
+    truncated.write_bytes(good.read_bytes()[:-100])
+    with pytest.raises(TraceError, match=r"cut\.parquet is not a readable Parquet file"):
+        load(truncated)
+    short = bad_file(tmp_path / "short.parquet", topic=pa.array(["t"]), arrival_ns=pa.array([1.5]))
+    with pytest.raises(
+        TraceError,
+        match=r"'publisher' \(string\) is missing.*'arrival_ns' is double, not int64; it has topic, arrival_ns",
+    ):
+        load(short)
+    holes = bad_file(
+        tmp_path / "holes.parquet",
+        topic=pa.array(["t", "t"]),
+        publisher=pa.array(["p", None]),
+        group=pa.array([None, None], pa.string()),
+        arrival_ns=pa.array([1, 2]),
+    )
+    with pytest.raises(TraceError, match="1 of 2 rows have no publisher"):
+        load(holes)
+    empty = tmp_path / "empty.parquet"
+    with writing(empty, ARRIVAL_SCHEMA, {}) as writer:
+        writer.write_table(encoded(ARRIVAL_SCHEMA).empty_table())
+    with pytest.raises(TraceError, match="holds no messages"):
+        load(empty)
+
+
+def test_where_nothing_may_be_written_it_says_so(tmp_path: Path) -> None:
+    with (
+        pytest.raises(TraceError, match=r"cannot write .*No such file"),
+        writing(tmp_path / "no" / "t.parquet", ARRIVAL_SCHEMA, {}),
+    ):
+        pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without space")
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    full = tmp_path / "full.parquet"
+    (tmp_path / "full.parquet.partial").symlink_to("/dev/full")
+    with pytest.raises(TraceError, match=r"full\.parquet.*No space left"):
+        write(full)
+    assert not full.exists()
