@@ -1,0 +1,1 @@
+"""Measurements. Speed is printed as ratios within one run, never asserted."""

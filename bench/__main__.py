@@ -1,0 +1,26 @@
+"""`python -m bench [NAME …]`: all measurements, or those named."""
+
+from __future__ import annotations
+
+import argparse
+
+from bench import host, model
+
+SEED = 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"which: {', '.join(model.ALL)} (default: all)")
+    parser.add_argument("--seed", type=int, default=SEED)
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in model.ALL]
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}: choose from {', '.join(model.ALL)}")
+    print(host.describe(options.seed))
+    for name in options.names or model.ALL:
+        model.ALL[name](options.seed)
+
+
+if __name__ == "__main__":
+    main()

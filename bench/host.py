@@ -1,0 +1,49 @@
+"""What this host is, and how much of a second it takes away by itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+
+def cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def commit() -> str:
+    try:
+        named = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return named.stdout.strip()
+
+
+def jitter_us(seconds: float = 1.0) -> tuple[float, float]:
+    """Reads of the clock in a tight loop: the longest gap, and the share of time lost in gaps over 50 µs (in %)."""
+    clock = time.perf_counter_ns
+    began = last = clock()
+    longest = lost = 0
+    while last - began < seconds * 1e9:
+        now = clock()
+        gap = now - last
+        last = now
+        longest = max(longest, gap)
+        lost += gap if gap > 50_000 else 0
+    return longest / 1_000, 100 * lost / (last - began)
+
+
+def describe(seed: int) -> str:
+    longest, lost = jitter_us()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "pyarrow"))
+    return (
+        f"{cpu()}, {len(os.sched_getaffinity(0))} cores; Python {platform.python_version()}, {versions};"
+        f" commit {commit()}; seed {seed}\n"
+        f"host jitter: longest gap {longest:.0f} µs, {lost:.2f} % of a second lost in gaps over 50 µs"
+    )
