@@ -31,4 +31,4 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
         table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    Console(width=110).print(table)
+    Console(width=120).print(table)

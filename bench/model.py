@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.measure import interleaved, show
 from srtm.model import law, md1, scan
@@ -17,6 +17,9 @@ from srtm.sim import SimulatedBroker, Topic, simulate
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 BUCKET = TokenBucket.of(11_000, 26)
 
@@ -180,13 +183,3 @@ def synthesis(seed: int) -> None:
             for name, seconds in taken.items()
         ],
     )
-
-
-ALL = {
-    "arrays": arrays,
-    "scalar": scalar,
-    "placement": placement,
-    "simulator": simulator,
-    "theory": theory,
-    "synthesis": synthesis,
-}

@@ -1,7 +1,7 @@
 """Eq. (1) of the paper: what a token bucket costs under Poisson arrivals, exactly and without a simulation.
 
 A bucket (r, b) fed at rate λ is an M/D/1 queue with service time 1/r and ρ = λ/r; U is its unfinished work in
-tokens. The textbook form of P(U ≤ x) alternates in sign and loses all digits beyond x ≈ 50. Its complement is a
+tokens. The textbook form of P(U ≤ x) alternates in sign and has lost all its digits by x = 30. Its complement is a
 sum of positive terms, P(U > x) = (1 − ρ) Σ_{j > x} e^{−ρ(j−x)} (ρ(j−x))^j / j!, each computed in logarithms
 around Stirling's formula, so nothing cancels: good to about 1e-12 for any b, and any ρ up to 0.999.
 
