@@ -205,6 +205,18 @@ def test_an_even_split_is_found_where_shedding_never_helps() -> None:
     assert outcome.k == 4
 
 
+@pytest.mark.parametrize("rates", [[1.0], [1.0, 1.0], [40.0, 1.0, 1.0], [10.0] * 7, [1.0, 3.0, 7.0, 40.0]])
+@pytest.mark.parametrize("policy", ["lb", "conc", "max_min", "srtm"])
+def test_brokers_that_are_always_too_slow_are_given_up(rates: list[float], policy: str) -> None:
+    """Nothing that is tried helps, and publishers are so few that every share is rounded: it ends all the same."""
+    roster = Roster(Publisher(f"p{i}", rate) for i, rate in enumerate(rates))
+    for brokers in range(1, 5):
+        fitting = Fitting(roster, idle(brokers, mcap=max(42.5, sum(rates))), policy, SLO_NS)
+        outcome = drive(fitting, lambda order: dict.fromkeys(order.brokers, 2 * SLO_NS), 60)
+        assert isinstance(outcome, NoCapacity)
+        assert outcome.best is not None
+
+
 def test_no_more_brokers_than_the_bucket_can_be_split_into() -> None:
     outcome = drive(Fitting(topic(100), idle(6), "srtm", SLO_NS, max_brokers=3), by_count(SLO_NS // 26), 60)
     assert isinstance(outcome, NoCapacity)
