@@ -222,6 +222,17 @@ def test_no_more_brokers_than_the_bucket_can_be_split_into() -> None:
     assert isinstance(outcome, NoCapacity)
 
 
+def test_running_out_of_rounds_while_trying_fewer_brokers_keeps_the_fit() -> None:
+    unlimited = Fitting(topic(100), idle(6), "srtm", SLO_NS)
+    drive(unlimited, by_count(SLO_NS // 26), 60)
+    for rounds in range(1, unlimited.rounds + 1):
+        limited = Fitting(topic(100), idle(6), "srtm", SLO_NS, max_rounds=rounds)
+        outcome = drive(limited, by_count(SLO_NS // 26), 60)
+        assert limited.rounds == rounds
+        fitted = rounds >= unlimited.rounds - 2  # the last two rounds only try fewer brokers
+        assert isinstance(outcome, Placed if fitted else NoCapacity)
+
+
 def test_lb_uses_all_brokers_and_does_not_search() -> None:
     fitting = Fitting(topic(100), idle(4), "lb", SLO_NS)
     outcome = drive(fitting, by_count(SLO_NS), 60)

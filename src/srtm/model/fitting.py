@@ -175,7 +175,7 @@ class Fitting:
             self.iterations[-1].rounds += 1
         self.order = _resume(self._trial, heard)
         if isinstance(self.order, Measure) and self.rounds >= self._max_rounds:
-            self.order = NoCapacity(f"no fit after {self.rounds} rounds", self._topic.best)
+            self.order = self._topic.settle(f"no fit after {self.rounds} rounds")
 
     def _model_first(self, predict: Callable[[Measure], Mapping[int, int]]) -> Trial:
         topic = self._topic
@@ -301,6 +301,12 @@ class _Topic:
         if max(placed.latency_ns.values()) <= self.slo_ns:
             return placed
         return NoCapacity("measured above the SLO", self.best)
+
+    def settle(self, reason: str) -> Placed | NoCapacity:
+        """The best that was measured, if that is good enough."""
+        if self.best and max(self.best.latency_ns.values()) <= self.slo_ns:
+            return self.best
+        return NoCapacity(reason, self.best)
 
     def search_by(self, predict: Callable[[Measure], Mapping[int, int]]) -> Placed | NoCapacity:
         """The whole loop against predictions, remembering none of them."""
