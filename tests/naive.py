@@ -76,13 +76,3 @@ def passing(arrivals: Sequence[int], bucket: TokenBucket) -> list[bool]:
         out.append(tokens >= 1)
         tokens -= out[-1]
     return out
-
-
-def worst_window(times: Sequence[int], bucket: TokenBucket) -> Fraction:
-    """The most by which any window of these times exceeds b + r·Δt: every pair of ends is tried."""
-    ordered = sorted(times)
-    return max(
-        Fraction(j - i + 1) - size(bucket) - rate(bucket) * (ordered[j] - ordered[i] + 1)
-        for i in range(len(ordered))
-        for j in range(i, len(ordered))
-    )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srtm.errors import InputError
+from srtm.errors import ArrivalsError, InputError
 from srtm.model import scan, timeline
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.timeline import Timeline
@@ -58,33 +58,67 @@ def test_changes_with_messages_waiting_equal_the_naive_token_counter(case: tuple
     assert limiter_releases(arrivals, history) == [at + delay for at, delay in zip(arrivals, expected, strict=True)]
 
 
+def brute_force_excess(times: list[int], history: Timeline) -> Fraction:
+    """The most by which any window (s, t] exceeds b(s) + ∫r: every start around a message or a change, every end."""
+    stretches = list(history.stretches())
+
+    def size_at(at: int) -> Fraction:
+        """The smallest b of this instant: of several changes at once, each has its effect."""
+        return min(
+            naive.size(bucket) for begin, until, bucket in stretches if begin <= at < until or begin == until == at
+        )
+
+    def dripped(start: int, end: int) -> Fraction:
+        parts = (naive.rate(bucket) * max(0, min(end, until) - max(start, begin)) for begin, until, bucket in stretches)
+        return sum(parts, Fraction(0))
+
+    around = {at + step for at in times for step in (-2, -1, 0)}
+    around |= {at + step for at, _ in history.changes for step in (-2, -1, 0, 1)}
+    return max(
+        sum(start < at <= end for at in times) - size_at(start) - dripped(start, end)
+        for end in set(times)
+        for start in around
+        if start < end
+    )
+
+
 @given(changing_traffic())
 def test_every_window_keeps_to_the_bucket_across_changes(case: tuple[list[int], Timeline]) -> None:
-    """All windows (s, t] by brute force: what leaves is at most b(s) and what dripped in since."""
     arrivals, history = case
     out = sorted((np.array(arrivals) + timeline.access_delays(arrivals, history)).tolist())
-    stretches = list(history.stretches())
-    for i, first in enumerate(out):
-        start = first - 1
-        b = next(naive.size(bucket) for begin, until, bucket in stretches if begin <= start < until)
-        for j in range(i, len(out)):
-            dripped = sum(
-                (
-                    naive.rate(bucket) * max(0, min(out[j], until) - max(start, begin))
-                    for begin, until, bucket in stretches
-                ),
-                Fraction(0),
-            )
-            assert j - i + 1 <= b + dripped
+    assert brute_force_excess(out, history) <= 0
     assert timeline.largest_excess(out, history).conforms
 
 
-@given(traffic(max_size=25))
-def test_excess_is_the_worst_window_of_all(case: tuple[TokenBucket, list[int]]) -> None:
-    bucket, times = case
-    excess = timeline.largest_excess(times, Timeline(bucket))
-    assert excess.tokens == naive.worst_window(times, bucket)
+@given(changing_traffic())
+def test_excess_is_the_worst_window_of_all(case: tuple[list[int], Timeline]) -> None:
+    """Of any times, not only of what a bucket let through."""
+    times, history = case
+    excess = timeline.largest_excess(times, history)
+    assert excess.tokens == brute_force_excess(times, history)
     assert excess.at_ns in times
+
+
+def test_a_fast_past_excuses_nothing() -> None:
+    """A token a nanosecond until 100 ns, then (1/s, 5): the sixth message at 200 ns is one too many."""
+    history = Timeline(TokenBucket.of(10**9, 5), ((100, TokenBucket.of(1, 5)),))
+    excess = timeline.largest_excess([200] * 6, history)
+    assert excess.tokens == 1 - Fraction(1, 10**9)
+    assert not excess.conforms
+
+
+def test_what_still_waits_at_the_end_of_time_waits_as_long_as_it_must() -> None:
+    bucket = TokenBucket.of(1, 1)
+    late = [scan.LATEST_NS] * 3
+    assert timeline.access_delays(late, Timeline(bucket)).tolist() == [0, 10**9, 2 * 10**9]
+
+
+def test_unsorted_times_are_refused_wherever_the_changes_fall() -> None:
+    bucket = TokenBucket.of(10, 2)
+    history = Timeline(bucket, tuple((at, bucket) for at in (1, 5, 15, 25)))
+    for use in (timeline.access_delays, timeline.largest_excess):
+        with pytest.raises(ArrivalsError, match="not sorted"):
+            use([3, 4, 13, 30, 0], history)
 
 
 @given(traffic(max_size=25))

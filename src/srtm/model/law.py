@@ -5,9 +5,10 @@ A message that arrives at a_i finds U(a_i^-) unfinished work and leaves `backlog
 max(0, backlog − b) / r, its access delay. U itself does not depend on b.
 
 `backlog`, `token` and `burst` count in one unit and `rate` is that unit per nanosecond, so everything is an
-integer. Interpreted, the numbers have no bounds. Compiled, they have 64 bits: `gap_ns` is cut at `horizon`
-(the time that empties any backlog up to LIMIT), and a scan whose `peak` passes LIMIT is void. One token is far
-smaller than 2**63 − LIMIT, so a backlog cannot leave 64 bits without being seen above LIMIT first.
+integer. Interpreted, integers have no bounds. Compiled, they have 64 bits. Two rules keep them exact:
+- a gap is cut at `horizon`, the time that empties any backlog up to LIMIT;
+- a scan reports its `peak`, and its caller refuses the result if the peak passed LIMIT. A backlog grows by one token at
+  a time, which is far less than 2**63 − LIMIT, so it is seen above LIMIT before it can overflow.
 
 Everything the compiled scans need stands in this file, because numba's cache watches one file per function.
 """
@@ -80,7 +81,7 @@ def scan_histogram(
         tokens = int(after * inverse)
         if tokens * token < after:
             tokens += 1
-        if tokens >= len(counts):
+        if not 0 <= tokens < len(counts):  # below zero only where unsorted times have overflowed
             return i, backlog, last, peak, sign
         counts[tokens] += 1
         backlog = after
@@ -142,3 +143,38 @@ def scan_drops(
         out[i] = passes
         backlog = after if passes else after - token
     return backlog, sign
+
+
+def scan_excess(
+    times: Ints, begins: Ints, rates: Ints, bursts: Ints, horizons: Ints, token: int
+) -> tuple[int, int, int]:
+    """The window (s, t] whose messages exceed b(s) + ∫r by most; stretch q of (r, b) starts at `begins[q]`.
+
+    `work` − b is the largest excess of all windows that end now: it falls by r, rises by a token at every message, and
+    is at least −b(s) for a window that starts at s. Windows that matter start just before a message or around a change.
+    Returns (largest excess, index of the message that ends its window, peak of `work`).
+    """
+    work = 0
+    peak = 0
+    stretch = 0
+    last = begins[0]
+    worst = -bursts[0]
+    where = 0
+    for i in range(len(times)):
+        before = times[i] - 1
+        while stretch + 1 < len(begins) and begins[stretch + 1] <= before:
+            change = begins[stretch + 1]
+            if change > last:
+                work = max(0, work - rates[stretch] * min(change - 1 - last, horizons[stretch])) - rates[stretch]
+            work = max(0, work + bursts[stretch + 1] - bursts[stretch])
+            stretch += 1
+            last = change
+        if before >= last:
+            work = max(0, work - rates[stretch] * min(before - last, horizons[stretch])) - rates[stretch]
+        last = times[i]
+        work += token
+        peak = max(peak, work)
+        if work - bursts[stretch] > worst:
+            worst = work - bursts[stretch]
+            where = i
+    return worst, where, peak

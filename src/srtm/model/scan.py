@@ -143,7 +143,7 @@ def split_access_delays(arrivals: ArrayLike, lane_of: NDArray[np.int32], buckets
     )
     _check_order(times, sign)
     for law, peak in zip(laws, peaks, strict=True):
-        _check_peak(law, int(peak))
+        check_peak(law, int(peak))
     return out
 
 
@@ -167,14 +167,14 @@ def backlog_histogram(arrivals: ArrayLike, bucket: TokenBucket, entering: State 
     law = bucket.law
     counts = np.zeros(1024, np.int64)
     at, peak, sign = 0, 0, 0
-    backlog, last = entering or State(0, int(times[0]))
+    backlog, last = _start(times, law, entering)
     while at < len(times):
         at, backlog, last, top, turn = _scan_histogram(
             times, at, law.rate, law.token, law.horizon, backlog, last, counts
         )
         peak, sign = max(peak, top), sign | turn
         _check_order(times, sign)
-        _check_peak(law, peak)
+        check_peak(law, peak)
         if at < len(times):
             longer = np.zeros(max(2 * len(counts), peak // law.token + 2), np.int64)
             longer[: len(counts)] = counts
@@ -199,20 +199,32 @@ def work_at(arrivals: ArrayLike, bucket: TokenBucket, times: ArrayLike) -> Ints:
     gap = np.minimum(at - sources[index], law.horizon)
     work = np.where(index >= 0, np.maximum(0, behind[index] - law.rate * gap), 0)
     scale = PICO_PER_TOKEN // law.token
-    _check_peak(law, int(work.max(initial=0)) * scale)
+    check_peak(law, int(work.max(initial=0)) * scale)
     return work * scale
 
 
 def _run(times: Ints, law: Law, entering: State | None, out: Ints) -> State:
-    state = entering or State(0, int(times[0]))
-    if state.backlog > plain.LIMIT:
-        _check_peak(law, state.backlog)
+    state = _start(times, law, entering)
     backlog, peak, sign = _scan_backlogs(times, law.rate, law.token, law.horizon, state.backlog, state.last_ns, out)
-    if times[0] < state.last_ns:
-        raise ArrivalsError(f"arrivals start at {times[0]} ns, before the state they follow at {state.last_ns} ns")
     _check_order(times, sign)
-    _check_peak(law, peak)
+    check_peak(law, peak)
     return State(int(backlog), int(times[-1]))
+
+
+def _start(times: Ints, law: Law, entering: State | None) -> State:
+    if entering is None:
+        return State(0, int(times[0]))
+    if times[0] < entering.last_ns:
+        raise ArrivalsError(
+            f"arrivals start at {times[0]} ns, before the state that they follow at {entering.last_ns} ns"
+        )
+    check_peak(law, entering.backlog)
+    return entering
+
+
+def check_sorted(times: Ints) -> None:
+    """Refuse arrivals that are not in order of time."""
+    _check_order(times, -1 if (np.diff(times) < 0).any() else 0)
 
 
 def _check_order(times: Ints, sign: int) -> None:
@@ -225,7 +237,8 @@ def _check_order(times: Ints, sign: int) -> None:
     )
 
 
-def _check_peak(law: Law, peak: int) -> None:
+def check_peak(law: Law, peak: int) -> None:
+    """Refuse a scan whose backlog left the range in which 64 bits are exact."""
     if peak > plain.LIMIT:
         raise BacklogOverflow(
             f"the backlog passed {plain.LIMIT // law.token:,} messages: r = {law.rate * 10**9 / law.token:g}/s is far"

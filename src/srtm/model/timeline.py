@@ -1,11 +1,11 @@
 """A token bucket whose (r, b) changes over time, and the check that an output kept to it.
 
-`access_delays` is `Limiter.admit` and `Limiter.reconfigure` over arrays. `largest_excess` feeds an output back
-into the same law: an output that kept to (r, b) never has to wait again.
+`access_delays` is `Limiter.admit` and `Limiter.reconfigure` over arrays. `largest_excess` checks an output, whoever
+made it.
 
-Released times are whole nanoseconds, rounded up, so what is released in the half-open window (s, t] was due in
-it, and every such window holds at most b(s) + ∫r. For a window given by its first and last message, both
-included, that makes Δt one nanosecond longer than their distance.
+Release times are whole nanoseconds, rounded up. What is released in a half-open window (s, t] was due in it, so every
+such window of whole nanoseconds holds at most b(s) + ∫r over (s, t], with b(s) as in force at s. For a window given by
+its first and last message, both included, Δt is one nanosecond more than their distance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from srtm.errors import InputError
+from srtm.model import law as plain
 from srtm.model import scan
+from srtm.model._compiled import compiled
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
 
     Ints = NDArray[np.int64]
+
+_scan_excess = compiled(plain.scan_excess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,6 @@ class Timeline:
         buckets = [self.start, *(bucket for _, bucket in self.changes)]
         return zip(begins, [*begins[1:], scan.LATEST_NS + 1], buckets, strict=True)
 
-    @property
-    def max_r_mtps(self) -> int:
-        """The fastest rate that was ever in force."""
-        return max(bucket.r_mtps for _, _, bucket in self.stretches())
-
 
 @dataclass(frozen=True, slots=True)
 class Excess:
@@ -74,33 +73,47 @@ def access_delays(arrivals: ArrayLike, timeline: Timeline) -> Ints:
     owed = _owed(times, timeline)
     delays = np.zeros(len(times), np.int64)
     waiting = np.flatnonzero(owed > 0)
-    since = times[waiting]
-    owed = owed[waiting]
-    for _, until, bucket in timeline.stretches():
-        rate = bucket.r_mtps
-        release = since + -(-owed // rate)
-        done = release <= until
+    since, owed = times[waiting], owed[waiting]
+    *earlier, (_, _, final) = timeline.stretches()
+    for _, until, bucket in earlier:
+        release = since - (-owed // bucket.r_mtps)
         here = since < until
-        delays[waiting[done & here]] = (release - times[waiting])[done & here]
+        done = here & (release <= until)
+        delays[waiting[done]] = release[done] - times[waiting[done]]
         carry = here & ~done
-        owed[carry] -= rate * (until - since[carry])
+        owed[carry] -= bucket.r_mtps * (until - since[carry])
         since[carry] = until
-        keep = ~(done & here)
-        waiting, since, owed = waiting[keep], since[keep], owed[keep]
+        waiting, since, owed = waiting[~done], since[~done], owed[~done]
+    delays[waiting] = since - (-owed // final.r_mtps) - times[waiting]
     return delays
 
 
 def largest_excess(releases: ArrayLike, timeline: Timeline) -> Excess:
     """The window of an output that comes closest to breaking (r, b), or breaks it by most."""
     times = scan.as_arrivals(releases)
-    owed = _owed(times, timeline)
-    worst = int(np.argmax(owed))
-    one_tick = timeline.max_r_mtps
-    return Excess(Fraction(int(owed[worst]) - one_tick, PICO_PER_TOKEN), int(times[worst]))
+    scan.check_sorted(times)
+    stretches = list(timeline.stretches())
+    laws = [bucket.pico_law for _, _, bucket in stretches]
+    for law, (_, _, bucket) in zip(laws, stretches, strict=True):
+        scan.check_burst(law, bucket)
+    begins, rates, bursts, horizons = (
+        np.array(column, np.int64)
+        for column in zip(
+            *(
+                (begin, law.rate, law.burst, law.horizon // 2 + 1)
+                for law, (begin, _, _) in zip(laws, stretches, strict=True)
+            ),
+            strict=True,
+        )
+    )
+    worst, where, peak = _scan_excess(times, begins, rates, bursts, horizons, PICO_PER_TOKEN)
+    scan.check_peak(laws[0], peak)
+    return Excess(Fraction(int(worst), PICO_PER_TOKEN), int(times[where]))
 
 
 def _owed(times: Ints, timeline: Timeline) -> Ints:
     """Pico-tokens that each message lacks at its arrival; not positive where it goes at once."""
+    scan.check_sorted(times)
     owed = np.empty(len(times), np.int64)
     state, previous = scan.State(0, scan.EARLIEST_NS), timeline.start.pico_law
     for begin, until, bucket in timeline.stretches():
