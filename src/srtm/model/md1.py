@@ -1,29 +1,32 @@
 """Eq. (1) of the paper: what a token bucket costs under Poisson arrivals, exactly and without a simulation.
 
-A bucket (r, b) fed at rate λ is an M/D/1 queue with service time 1/r and ρ = λ/r; U is its unfinished work in
-tokens. The textbook form of P(U ≤ x) alternates in sign and has lost all its digits by x = 30. Its complement is a
-sum of positive terms, P(U > x) = (1 − ρ) Σ_{j > x} e^{−ρ(j−x)} (ρ(j−x))^j / j!, each computed in logarithms
-around Stirling's formula, so nothing cancels: good to about 1e-12 for any b, and any ρ up to 0.999.
+A bucket (r, b) fed at rate λ is an M/D/1 queue with service time 1/r and ρ = λ/r; U is its unfinished work in tokens.
+The textbook form of P(U > x) alternates in sign, and in doubles it has lost all its digits by x = 30. It is therefore
+summed in decimals, with as many digits as it needs. Far out only one exponential is left of it,
+P(U > x) = (1 − ρ) / (ρ + η − 1) · e^(−ηx) with ρ(e^η − 1) = η; the next one falls so much faster that a double does not
+see it. Which of the two is used depends on x and ρ alone, and both agree to 1e-12 where they meet.
 
-The paper's Eq. (1) multiplies P(U > b−1) by the mean wait 1/(2(r−λ)). That is exact for b = 1 and an upper
-estimate beyond: 3.2 % too high at ρ = 1/1.1 (docs/adr/0004-eq1-is-an-estimate.md). `mean_delay` is the exact mean,
+The paper's Eq. (1) multiplies P(U > b−1) by the mean wait 1/(2(r−λ)). That is exact for b = 1 and an upper estimate
+beyond: 3.2 % too high at ρ = 1/1.1 (docs/adr/0004-eq1-is-an-estimate.md). `mean_delay` is the exact mean,
 `mean_delay_eq1` the formula as printed.
 """
 
 from __future__ import annotations
 
+import cmath
 import math
+from decimal import Context, Decimal, localcontext
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
-from srtm.model._compiled import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from srtm.model.bucket import TokenBucket
 
-_TAIL_STEPS = 40  # past these many tokens the tail is geometric to the last digit
+_UNSEEN = 40.0  # e^-40 is less than a double can add to 1
 
 
 def exceeds(x: float, utilisation: float) -> float:
@@ -33,36 +36,66 @@ def exceeds(x: float, utilisation: float) -> float:
         raise InputError(f"x must be a finite number of tokens, not {x!r}", value=x)
     if x < 0 or utilisation == 0:
         return 1.0 if x < 0 else 0.0
-    return float((1 - utilisation) * _positive_sum(float(x), utilisation))
+    if x >= _one_exponential_from(utilisation):
+        eta = decay(utilisation)
+        return (1 - utilisation) / (utilisation + eta - 1) * math.exp(-eta * x)
+    return _textbook(x, utilisation)
 
 
 def expected_excess(x: float, utilisation: float) -> float:
     """E[(U − x)^+] in tokens: what a message that needs U ≤ x has to wait for, on average.
 
-    Level crossing gives P(U > x) = ρ (E[(U−x+1)^+] − E[(U−x)^+]), hence E[(U−x)^+] = Σ_{n ≥ 1} P(U > x+n) / ρ,
-    again positive terms only. Far out P(U > x+n) falls by a constant factor, which closes the sum.
+    Level crossing gives P(U > x) = ρ (E[(U−x+1)^+] − E[(U−x)^+]), so the mean follows, token by token, from the
+    mean further out, where it is that of one exponential: P(U > x) / η.
     """
     _check(utilisation)
     if utilisation == 0:
         return max(0.0, -x)
     if x < 0:
         return utilisation / (2 * (1 - utilisation)) - x
-    ratio = math.exp(-decay(utilisation))
-    head = sum(exceeds(x + n, utilisation) for n in range(1, _TAIL_STEPS))
-    return (head + exceeds(x + _TAIL_STEPS, utilisation) / (1 - ratio)) / utilisation
+    steps = max(0, math.ceil(_one_exponential_from(utilisation) - x))
+    far = exceeds(x + steps, utilisation) / decay(utilisation)
+    return far + sum(exceeds(x + n, utilisation) for n in range(1, steps + 1)) / utilisation
 
 
+@lru_cache
 def decay(utilisation: float) -> float:
     """The rate η at which P(U > x) falls: the positive root of ρ (e^η − 1) = η."""
     _check(utilisation)
+    if utilisation == 0:
+        return math.inf
     eta = 2 * (1 - utilisation) / utilisation  # right of the root for every ρ, where Newton descends onto it
-    for _ in range(100):
-        slope = utilisation * math.exp(eta) - 1
-        shorter = eta - (utilisation * math.expm1(eta) - eta) / slope
+    for _ in range(1_000):
+        if eta > 700:  # e^η would overflow; one step of Newton is then one step to the left
+            eta = math.log(eta / utilisation + 1)
+            continue
+        shorter = eta - (utilisation * math.expm1(eta) - eta) / (utilisation * math.exp(eta) - 1)
         if not shorter < eta:
             break
         eta = shorter
     return eta
+
+
+@lru_cache
+def _one_exponential_from(utilisation: float) -> float:
+    """From which x on the slowest of the other exponentials is e^-40 of the first: its root s solves ρ(e^s − 1) = s."""
+    root = complex(2, 7)
+    for _ in range(200):
+        root = cmath.log(1 + root / utilisation) + 2j * math.pi
+    return _UNSEEN / (root.real - decay(utilisation))
+
+
+def _textbook(x: float, utilisation: float) -> float:
+    """1 − (1 − ρ) Σ_{j ≤ x} e^{ρ(x−j)} (−ρ(x−j))^j / j!: terms up to e^{1.3x} cancel, and e^{−ηx} is left."""
+    digits = 40 + math.ceil(x * (1.3 + decay(utilisation)) / math.log(10))
+    with localcontext(Context(prec=digits)):
+        at, rho = Decimal(x), Decimal(utilisation)
+        total, factorial = Decimal(0), Decimal(1)
+        for j in range(int(x) + 1):
+            factorial *= max(j, 1)
+            load = rho * (at - j)
+            total += load.exp() * (-load) ** j / factorial if j else load.exp()
+        return float(1 - (1 - rho) * total)
 
 
 def mean_delay(rate_mps: float, bucket: TokenBucket, batch: int = 1) -> float:
@@ -99,28 +132,3 @@ def _check(utilisation: float) -> None:
             f"λ/r = {utilisation!r}: the token rate must exceed the message rate, or the delay has no limit",
             value=utilisation,
         )
-
-
-@compiled
-def _positive_sum(x: float, rho: float) -> float:
-    # Term j with y = j − x > 0 and t = ρy/j is e^{j(1 + ln t − t)} / (√(2πj) · e^{1/12j − …}). Terms rise to one
-    # peak and then fall, each at least by ρe^{1−ρ} < 1 in the limit, which bounds what is left out. Logarithms are
-    # compared, not terms, because far out in the tail every term underflows before the peak is reached.
-    j = math.floor(x) + 1.0
-    fall = rho * math.exp(1 - rho)
-    total = 0.0
-    previous = -math.inf
-    while True:
-        y = j - x
-        if j < 30:
-            power = j * math.log(rho * y) - rho * y - math.lgamma(j + 1)
-        else:
-            d = rho * y / j - 1
-            stirling = 1 / (12 * j) - 1 / (360 * j**3) + 1 / (1260 * j**5)
-            power = j * (math.log1p(d) - d) - 0.5 * math.log(2 * math.pi * j) - stirling
-        term = math.exp(power)
-        total += term
-        if power < previous and term * fall / (1 - fall) <= total * 1e-17:
-            return total
-        previous = power
-        j += 1.0
