@@ -15,6 +15,7 @@ ALL = {
     "theory": model.theory,
     "synthesis": model.synthesis,
     "fitting": fitting.table_1,
+    "tokens": fitting.whole_tokens,
 }
 
 

@@ -1,11 +1,15 @@
-"""Online-fitting in the simulator: the paper's Table 1, by measuring and by the model first."""
+"""Placement in the simulator: the paper's Table 1, and what whole tokens would change."""
 
 from __future__ import annotations
 
 from bench.measure import show
+from srtm.model import scan
+from srtm.model.apportion import apportion
+from srtm.model.bucket import TokenBucket
+from srtm.model.latency import SLO
 from srtm.model.profile import profile
 from srtm.sim import SimulatedBroker, Simulation, Topic, simulate
-from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, percentile
 from srtm.workload.publishers import Population, Workload
 
 PAPER_ROUNDS = {5: "1", 10: "2 1", 15: "5 3 1", 20: "5 4 2 1", 25: "3 4 4 2 1", 30: "3 5 3 2 3 1"}
@@ -32,6 +36,37 @@ def table_1(seed: int) -> None:
             ["group", "paper", "b", "max_min", "", "srtm", "", "srtm, model first", ""],
             rows,
         )
+
+
+def whole_tokens(seed: int) -> None:
+    """1,000 Poisson publishers spread over k brokers, b split into fractions of tokens and into whole ones."""
+    rows = []
+    for number in range(seed, seed + 3):
+        topic = Topic.of(Workload((Population(1_000),), 60 * NS_PER_S, number))
+        for k in (3, 4, 6):
+            run = simulate(topic, [SimulatedBroker(f"b{i}") for i in range(k)], "lb", SLO(NS_PER_S))
+            lane_of = run.broker_of[topic.arrivals.publisher_of]
+            whole = apportion(topic.bucket.b_ntok // NANO_PER_TOKEN, [1] * k)
+            buckets = [
+                TokenBucket(share.r_mtps, tokens * NANO_PER_TOKEN)
+                for share, tokens in zip(run.shares.values(), whole, strict=True)
+            ]
+            delays = scan.split_access_delays(topic.arrivals.times_ns, lane_of, buckets)
+            worst = max(percentile(delays[lane_of == lane], "0.99") for lane in range(k))
+            rows.append(
+                [
+                    f"seed {number}, b = {topic.bucket.b:g}, k = {k}",
+                    f"{run.latency.access.p99 / NS_PER_MS:.2f}",
+                    f"{percentile(delays, '0.99') / NS_PER_MS:.2f}",
+                    f"{max(latency.access.p99 for latency in run.by_broker.values()) / NS_PER_MS:.2f}",
+                    f"{worst / NS_PER_MS:.2f}",
+                ]
+            )
+    show(
+        "p99 access delay (ms): shares of b in fractions of tokens, and in whole tokens",
+        ["", "fractions", "whole", "worst broker, fractions", "worst broker, whole"],
+        rows,
+    )
 
 
 def _row(run: Simulation) -> tuple[str, str]:

@@ -17,6 +17,7 @@ sizes_ntok = st.one_of(
     st.integers(10**9, 12 * 10**9),
     st.sampled_from([10**9, 10**9 + 1, 4_333_333_333]),
 )
+weights = st.lists(st.one_of(st.integers(0, 1_000), st.fractions(0, 50)), min_size=1, max_size=12)
 buckets = st.builds(TokenBucket, rates_mtps, sizes_ntok)
 
 

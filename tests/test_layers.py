@@ -12,7 +12,7 @@ import pytest
 import srtm
 
 PACKAGE = Path(srtm.__file__).parent
-# From the bottom up; a name may import from itself and from any name before it.
+# From the top of the table in docs/architecture.md down; a name may import from itself and from any name before it.
 LIBRARY = ["errors", "units", "model", "protocol", "workload", "broker", "client", "sim", "pipeline", "control", "lab"]
 ORDER = [*LIBRARY, "testing", "web", "cli", "__init__", "__main__"]
 ONLY_IN = {"pyspark": "pipeline"}

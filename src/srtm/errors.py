@@ -6,8 +6,8 @@ SRTMError
 │   ├── ArrivalsError     arrival times that are unsorted, missing or out of range
 │   ├── SplitError        shares that cannot add up to the whole
 │   ├── PlacementError    brokers or publishers that cannot be placed at all
-│   ├── WorkloadError     a workload that cannot be generated
-│   └── TraceError        a trace file or folder that cannot be read or written
+│   └── WorkloadError     a workload that cannot be generated
+├── TraceError            a trace file or folder that cannot be read or written
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
 Facts travel as attributes, so that callers need not parse messages.
@@ -50,7 +50,7 @@ class WorkloadError(InputError):
     """The workload cannot be generated."""
 
 
-class TraceError(InputError):
+class TraceError(SRTMError):
     """A trace cannot be read or written."""
 
 

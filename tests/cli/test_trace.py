@@ -23,9 +23,9 @@ def test_synth_writes_the_workload_that_was_asked_for(tmp_path: Path, capsys: py
     facts = json.loads(capsys.readouterr().out)
     (topic,) = load(out)
     expected = Workload((Population(50, 20.0, 5, "periodic", 10, 4_000_000),), 3 * 10**9, 9).arrivals()
-    assert (topic.times_ns == expected.times_ns).all()
+    assert (topic.arrivals.times_ns == expected.times_ns).all()
     assert topic.topic == facts["topic"] == "sensors"
-    assert facts["messages"] == len(topic.times_ns) == 3_000
+    assert facts["messages"] == len(topic.arrivals.times_ns) == 3_000
     assert facts["rate"] == 1_000
     assert facts["bytes"] == out.stat().st_size
 

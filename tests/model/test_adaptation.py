@@ -14,10 +14,14 @@ from srtm.model.split import split, within
 TOKEN = 10**9
 
 
-def history(*steps: Step) -> History:
+NOW = 100
+
+
+def history(*steps: tuple[int, ...], newest: int = NOW) -> History:
+    """Steps one after the other, the last of them at `newest`: (messages, largest backlog, largest batch)."""
     result = History()
-    for step in steps:
-        result.add(step)
+    for number, step in enumerate(steps, newest + 1 - len(steps)):
+        result.add(Step(number, *step))
     return result
 
 
@@ -27,9 +31,10 @@ def situations(draw: st.DrawFn) -> tuple[TokenBucket, dict[str, TokenBucket], di
     whole = TokenBucket(draw(st.integers(10_000, 10**8)), draw(st.integers(len(names) * TOKEN, 10**13)))
     weights = [draw(st.integers(1, 50)) for _ in names]
     shares = dict(zip(names, split(whole, weights), strict=True))
-    step = st.builds(Step, st.integers(0, 100_000), st.integers(0, 5_000 * TOKEN), st.integers(0, 50))
+    step = st.tuples(st.integers(0, 100_000), st.integers(0, 5_000 * TOKEN), st.integers(0, 50))
     reporting = draw(st.sets(st.sampled_from(names)))
-    return whole, shares, {name: history(*draw(st.lists(step, max_size=12))) for name in reporting}
+    newest = st.sampled_from([NOW, NOW, NOW - 1, NOW - 2, NOW - 50])
+    return whole, shares, {name: history(*draw(st.lists(step, max_size=12)), newest=draw(newest)) for name in reporting}
 
 
 @given(situations())
@@ -37,10 +42,10 @@ def test_shares_add_up_keep_their_floors_and_leave_the_silent_alone(
     situation: tuple[TokenBucket, dict[str, TokenBucket], dict[str, History]],
 ) -> None:
     whole, shares, histories = situation
-    wanted = adapt(whole, shares, histories)
+    wanted = adapt(whole, shares, histories, NOW)
     assert wanted.keys() == shares.keys()
     assert within(whole, wanted.values())
-    known = [name for name in shares if name in histories and len(histories[name])]
+    known = [name for name in shares if name in histories and histories[name].is_current(NOW)]
     for name, share in wanted.items():
         if name not in known:
             assert share == shares[name]
@@ -52,8 +57,8 @@ def test_shares_add_up_keep_their_floors_and_leave_the_silent_alone(
 @given(situations())
 def test_once_adapted_it_rests(situation: tuple[TokenBucket, dict[str, TokenBucket], dict[str, History]]) -> None:
     whole, shares, histories = situation
-    wanted = adapt(whole, shares, histories)
-    assert adapt(whole, wanted, histories) == wanted
+    wanted = adapt(whole, shares, histories, NOW)
+    assert adapt(whole, wanted, histories, NOW) == wanted
 
 
 def test_a_worked_adaptation() -> None:
@@ -61,16 +66,16 @@ def test_a_worked_adaptation() -> None:
     whole = TokenBucket.of(1_000, 80)
     shares = {"a": TokenBucket.of(500, 40), "b": TokenBucket.of(500, 40)}
     seen = {
-        "a": history(Step(400, 10 * TOKEN), Step(200, 4 * TOKEN)),
-        "b": history(Step(100, 2 * TOKEN), Step(100, 30 * TOKEN)),
+        "a": history((400, 10 * TOKEN), (200, 4 * TOKEN)),
+        "b": history((100, 2 * TOKEN), (100, 30 * TOKEN)),
     }
-    assert adapt(whole, shares, seen) == {"a": TokenBucket.of(750, 20), "b": TokenBucket.of(250, 60)}
+    assert adapt(whole, shares, seen, NOW) == {"a": TokenBucket.of(750, 20), "b": TokenBucket.of(250, 60)}
 
 
 def test_a_total_shift_leaves_99_percent_of_r_usable_and_the_idle_broker_alive() -> None:
     whole = TokenBucket.of(1_000, 100)
     shares = {"a": TokenBucket.of(500, 50), "b": TokenBucket.of(500, 50)}
-    wanted = adapt(whole, shares, {"a": history(Step(0, 0, 0)), "b": history(Step(900, 50 * TOKEN, 10))})
+    wanted = adapt(whole, shares, {"a": history((0, 0, 0)), "b": history((900, 50 * TOKEN, 10))}, NOW)
     assert wanted["b"].r >= 0.99 * whole.r
     assert wanted["a"] == TokenBucket.of(5, 1)
 
@@ -78,30 +83,42 @@ def test_a_total_shift_leaves_99_percent_of_r_usable_and_the_idle_broker_alive()
 def test_b_is_no_smaller_than_the_largest_batch() -> None:
     whole = TokenBucket.of(1_000, 50)
     shares = {"a": TokenBucket.of(500, 25), "b": TokenBucket.of(500, 25)}
-    wanted = adapt(whole, shares, {"a": history(Step(10, TOKEN, 20)), "b": history(Step(900, 900 * TOKEN, 10))})
+    wanted = adapt(whole, shares, {"a": history((10, TOKEN, 20)), "b": history((900, 900 * TOKEN, 10))}, NOW)
     assert wanted["a"].b == 20
     # Batches larger than b can never all be allowed for: then backlogs alone decide.
-    wanted = adapt(whole, shares, {"a": history(Step(10, TOKEN, 40)), "b": history(Step(900, 49 * TOKEN, 40))})
+    wanted = adapt(whole, shares, {"a": history((10, TOKEN, 40)), "b": history((900, 49 * TOKEN, 40))}, NOW)
     assert wanted["a"].b == 1
 
 
 def test_small_changes_are_left_alone() -> None:
     whole = TokenBucket.of(1_000, 100)
     shares = {"a": TokenBucket.of(500, 50), "b": TokenBucket.of(500, 50)}
-    nearly = {"a": history(Step(510, 51 * TOKEN)), "b": history(Step(490, 49 * TOKEN))}
-    assert adapt(whole, shares, nearly) == shares
-    assert adapt(whole, shares, nearly, hysteresis=Fraction(1, 100)) != shares
+    nearly = {"a": history((510, 51 * TOKEN)), "b": history((490, 49 * TOKEN))}
+    assert adapt(whole, shares, nearly, NOW) == shares
+    assert adapt(whole, shares, nearly, NOW, hysteresis=Fraction(1, 100)) != shares
 
 
-def test_the_window_forgets() -> None:
-    seen = History(steps=3)
-    for messages in (900, 1, 2, 3):
-        seen.add(Step(messages, messages * TOKEN))
+def test_the_window_is_a_stretch_of_time_not_a_number_of_reports() -> None:
+    seen = History(window=3)
+    for number, messages in ((1, 900), (2, 1), (3, 2), (4, 3)):
+        seen.add(Step(number, messages, messages * TOKEN))
     assert seen.mean_messages == 2
     assert seen.max_backlog_ntok == 3 * TOKEN
+    seen.add(Step(4, 77, 0))  # told again
+    seen.add(Step(2, 77, 0))  # told late
+    assert seen.mean_messages == 2
+    seen.add(Step(9, 5, 0))  # after a silence
+    assert seen.mean_messages == 5
 
 
-@pytest.mark.parametrize("step", [(-1, 0, 1), (0, -1, 1), (0, 0, -1), (1.5, 0, 1), (float("nan"), 0, 1)])
+def test_a_history_that_stopped_is_a_silent_broker() -> None:
+    whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
+    stale = history(*[(990, 90 * TOKEN)] * 10, newest=NOW - 5)
+    wanted = adapt(whole, {"mute": half, "b": half}, {"mute": stale, "b": history((10, TOKEN))}, NOW)
+    assert wanted["mute"] == half
+
+
+@pytest.mark.parametrize("step", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (0, 1.5, 0), (0, float("nan"), 0)])
 def test_nonsense_from_a_broker_is_refused(step: tuple[int, int, int]) -> None:
     with pytest.raises(InputError, match="whole number and not negative"):
         Step(*step)
@@ -109,4 +126,4 @@ def test_nonsense_from_a_broker_is_refused(step: tuple[int, int, int]) -> None:
 
 def test_shares_beyond_the_whole_are_refused() -> None:
     with pytest.raises(InputError, match="exceed the whole bucket"):
-        adapt(TokenBucket.of(10, 10), {"a": TokenBucket.of(11, 5)}, {})
+        adapt(TokenBucket.of(10, 10), {"a": TokenBucket.of(11, 5)}, {}, NOW)

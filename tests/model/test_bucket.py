@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from srtm.errors import ArrivalsError, BucketError
+from srtm.errors import BucketError
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.units import NS_PER_MS, NS_PER_S
 
@@ -81,8 +81,30 @@ def test_a_change_of_b_makes_no_tokens_and_a_cut_says_what_it_took() -> None:
     assert limiter.tokens(0) == 10
 
 
-def test_time_does_not_run_backwards() -> None:
-    limiter = Limiter(TokenBucket.of(1_000, 1), now_ns=100)
-    for use in (limiter.admit, limiter.offer, limiter.tokens, limiter.backlog):
-        with pytest.raises(ArrivalsError, match="99 ns lies 1 ns before"):
-            use(99)
+def test_a_late_stamp_counts_as_the_last_event() -> None:
+    """A message that a change of (r, b) overtook, or whose socket was read late, makes no tokens and raises nothing."""
+    limiter = Limiter(TokenBucket.of(1_000, 2), now_ns=100)
+    limiter.reconfigure(200, TokenBucket.of(1_000, 2))
+    assert [limiter.admit(at) for at in (150, 300, 250)] == [200, 300, 1_000_200]
+    assert limiter.late == 2
+    assert limiter.offer(0) is False
+    assert limiter.late == 3
+    limiter.reconfigure(5, TokenBucket.of(1_000, 2))
+    assert limiter.tokens(0) == limiter.tokens(300)
+
+
+def test_the_peak_is_taken_once() -> None:
+    limiter = Limiter(TokenBucket.of(1_000, 5), now_ns=0)
+    for _ in range(3):
+        limiter.admit(0)
+    limiter.admit(10 * NS_PER_MS)
+    assert limiter.take_peak_ntok() == 3 * 10**9
+    assert limiter.take_peak_ntok() == 0
+    limiter.offer(10 * NS_PER_MS)
+    assert limiter.take_peak_ntok() == 2 * 10**9
+
+
+def test_a_bucket_may_start_with_less_than_full() -> None:
+    assert Limiter(TokenBucket.of(1_000, 5), 0, tokens_ntok=2 * 10**9).tokens(0) == 2
+    assert Limiter(TokenBucket.of(1_000, 5), 0, tokens_ntok=9 * 10**9).tokens(0) == 5
+    assert Limiter(TokenBucket.of(1_000, 5)).surrender(0) == 5 * 10**9

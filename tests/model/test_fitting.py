@@ -279,6 +279,41 @@ def test_a_measurement_that_is_none_is_refused_and_loses_nothing(latency: float 
     assert fitting.rounds == 0
 
 
+def test_a_latency_just_above_the_slo_is_above_it() -> None:
+    fitting = Fitting(topic(), idle(1), "srtm", SLO_NS)
+    fitting.tell({0: SLO_NS + 0.9}, 60)  # type: ignore[dict-item]
+    assert not isinstance(fitting.order, Placed)
+
+
+def test_a_prediction_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="broker 'b0' was to be measured"):
+        Fitting(topic(), idle(2), "srtm", SLO_NS, predict=lambda _: {})
+
+
+def test_told_the_same_again_it_stands_where_it_stood() -> None:
+    """How a controller that was restarted resumes: the fitting depends on nothing else."""
+    truth = by_count(SLO_NS // 26)
+    first, told = Fitting(topic(100), idle(6), "srtm", SLO_NS, seed=3), []
+    for _ in range(6):
+        assert isinstance(first.order, Measure)
+        told.append(truth(first.order))
+        first.tell(told[-1], 60)
+    again = Fitting(topic(100), idle(6), "srtm", SLO_NS, seed=3)
+    for latencies in told:
+        again.tell(latencies, 60)
+    assert isinstance(first.order, Measure)
+    assert isinstance(again.order, Measure)
+    assert (again.order.broker_of == first.order.broker_of).all()
+    assert again.order.brokers == first.order.brokers
+
+
+def test_it_ends_when_its_time_is_up() -> None:
+    fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS, max_elapsed_s=150)
+    outcome = drive(fitting, by_count(SLO_NS // 26), 60)
+    assert isinstance(outcome, NoCapacity)
+    assert outcome.reason == "no fit after 3 rounds in 180 s"
+
+
 def test_an_ended_fitting_hears_nothing() -> None:
     fitting = Fitting(topic(), idle(1), "srtm", SLO_NS)
     fitting.tell({0: 5}, 60)

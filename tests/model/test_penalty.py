@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srtm.errors import BacklogOverflow
+from srtm.errors import ArrivalsError, BacklogOverflow, InputError
 from srtm.model import penalty, scan
 from srtm.model.bucket import TokenBucket
 from srtm.model.split import split
@@ -104,3 +104,10 @@ def test_sums_stay_exact_on_times_of_this_century() -> None:
     assert penalty.accrued(starts, delays, [start + 10**16]).tolist() == [10**18]
     with pytest.raises(BacklogOverflow, match="shorter stretches"):
         penalty.accrued(starts, delays * 10**4, [start])
+
+
+def test_bad_sums_are_refused() -> None:
+    with pytest.raises(ArrivalsError, match="not sorted"):
+        penalty.accrued([5, 3], np.array([1, 1]), [9])
+    with pytest.raises(InputError, match="2 arrivals but 1 delays"):
+        penalty.accrued([3, 5], np.array([1]), [9])

@@ -20,7 +20,6 @@ from srtm.model.placement import (
     pick,
     place,
     shares,
-    water_fill,
 )
 
 caps_and_loads = st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000)), min_size=1, max_size=12)
@@ -63,7 +62,7 @@ def test_concentration_uses_as_few_brokers_as_there_can_be(brokers: list[tuple[i
 def test_max_min_no_share_can_grow_without_a_smaller_one_shrinking(brokers: list[tuple[int, int]], rate: int) -> None:
     caps = [cap for cap, _ in brokers]
     assume(sum(caps) >= rate)
-    quotas = water_fill(rate, caps)
+    quotas = level_out(rate, caps, [0] * len(caps))
     limited = [i for i in range(len(caps)) if quotas[i] == caps[i]]
     free = [quotas[i] for i in range(len(caps)) if i not in limited]
     assert not free or max(free) - min(free) <= 1
@@ -90,6 +89,10 @@ def test_every_publisher_is_placed_exactly_once(
     placed = place(publishers, cluster, policy, seed)
     assert len(placed.broker_of) == len(publishers)
     assert ((placed.broker_of >= 0) & (placed.broker_of < brokers)).all()
+    carried = Counter[int]()
+    for publisher, broker in zip(publishers, placed.broker_of.tolist(), strict=True):
+        carried[broker] += round(publisher.rate_mps * 1_000)
+    assert [round(rate * 1_000) for rate in placed.rates_mps] == [carried[broker] for broker in range(brokers)]
     assert place(publishers, cluster, policy, seed).broker_of.tolist() == placed.broker_of.tolist()
 
 
@@ -125,11 +128,11 @@ def test_quotas_that_change_a_little_move_few_publishers(
     publishers: list[Publisher], brokers: int, by_group: bool
 ) -> None:
     roster = Roster(publishers)
-    quotas = water_fill(roster.rate, [roster.rate] * brokers)
+    quotas = level_out(roster.rate, [roster.rate] * brokers, [0] * brokers)
     before = pick(roster, quotas, by_group=by_group, seed=1)
     again = pick(roster, quotas, by_group=by_group, seed=1, current=before)
     assert (again == before).all()
-    grown = water_fill(roster.rate, [roster.rate] * (brokers + 1))
+    grown = level_out(roster.rate, [roster.rate] * (brokers + 1), [0] * (brokers + 1))
     after = pick(roster, grown, by_group=by_group, seed=1, current=before)
     needed = (after == brokers).sum()
     moved = (after != before).sum()
@@ -139,8 +142,8 @@ def test_quotas_that_change_a_little_move_few_publishers(
 
 def test_a_worked_max_min() -> None:
     """Brokers with 100, 70 and 60 left; 200 to place: 66.67 each, and the smallest can take only 60."""
-    assert water_fill(200, [100, 70, 60]) == [70, 70, 60]
-    assert level_out(150, [100, 70, 60], [10, 40, 50]) == [73, 43, 34]
+    assert level_out(200, [100, 70, 60], [0, 0, 0]) == [70, 70, 60]
+    assert level_out(150, [100, 70, 60], [10, 40, 50]) == [74, 43, 33]
     assert fewest(150, [60, 100, 70]) == [1, 2]
     assert fewest(150, [60, 100, 70], in_use={0}) == [0, 1]
 
@@ -162,7 +165,7 @@ def test_shares_leave_the_part_of_the_unplaced_unused() -> None:
     broker_of = np.array([0, 0, 2, UNPLACED], np.int32)
     parts = shares(whole, roster, broker_of, 3)
     assert parts == {0: TokenBucket.of(22, 20), 2: TokenBucket.of(11, 10)}
-    with pytest.raises(SplitError, match=r"b = 1\.5 tokens cannot be split over 2 brokers"):
+    with pytest.raises(SplitError, match=r"b = 1\.5 tokens cannot be split into 2 shares"):
         shares(TokenBucket.of(44, 1.5), roster, broker_of, 3)
 
 

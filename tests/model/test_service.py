@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srtm.errors import InputError
+from srtm.errors import ArrivalsError, InputError
 from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel, processing_latencies
 from srtm.units import NS_PER_MS, NS_PER_S, percentile
 
@@ -72,7 +72,20 @@ def test_background_reads_come_at_its_rate() -> None:
     assert (np.diff(reads) >= 0).all()
 
 
-@pytest.mark.parametrize("costs", [(-1, 5, 0), (5, -1, 0), (5, 5, -1), (0, 0, 5)])
+@pytest.mark.parametrize("costs", [(-1, 5, 0), (5, -1, 0), (5, 5, -1), (0, 0, 5), (float("nan"), 5, 0), (1.5, 5, 0)])
 def test_impossible_costs_are_refused(costs: tuple[int, int, int]) -> None:
-    with pytest.raises(InputError, match="must be positive"):
+    with pytest.raises(InputError, match="positive whole nanoseconds"):
         ServiceModel(*costs)
+
+
+def test_bad_traffic_is_refused() -> None:
+    times, senders = np.array([5, 3]), np.zeros(2, np.int32)
+    with pytest.raises(ArrivalsError, match="not sorted"):
+        processing_latencies(times, senders, TESTBED)
+    with pytest.raises(ArrivalsError, match="not sorted"):
+        processing_latencies(np.sort(times), senders, TESTBED, reads=times)
+    with pytest.raises(InputError, match="2 messages but 1 publishers"):
+        processing_latencies(np.sort(times), senders[:1], TESTBED)
+    for rate, batch in ((-5.0, 1), (float("nan"), 1), (5.0, 0)):
+        with pytest.raises(InputError, match="background load needs"):
+            Background(rate, batch)

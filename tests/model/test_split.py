@@ -8,25 +8,8 @@ from hypothesis import strategies as st
 
 from srtm.errors import SplitError
 from srtm.model.bucket import TokenBucket
-from srtm.model.split import apportion, split, within
-from tests.strategies import rates_mtps
-
-weights = st.lists(st.one_of(st.integers(0, 1_000), st.fractions(0, 50)), min_size=1, max_size=12)
-
-
-@given(st.integers(0, 10**15), weights, st.data())
-def test_shares_add_up_respect_floors_and_are_proportional(
-    total: int, parts: list[Fraction], data: st.DataObject
-) -> None:
-    floors = data.draw(st.lists(st.integers(0, total // len(parts)), min_size=len(parts), max_size=len(parts)))
-    shares = apportion(total, parts, floors)
-    assert sum(shares) == total
-    assert all(share >= floor for share, floor in zip(shares, floors, strict=True))
-    # Whoever got more than its floor is proportional to every other such share, within one unit.
-    free = [i for i in range(len(parts)) if shares[i] > floors[i] and parts[i]]
-    for i in free:
-        for j in free:
-            assert abs(shares[i] * Fraction(parts[j]) - shares[j] * Fraction(parts[i])) <= Fraction(parts[i] + parts[j])
+from srtm.model.split import split, within
+from tests.strategies import rates_mtps, weights
 
 
 @given(rates_mtps, st.integers(10**9, 10**13), weights)
@@ -37,6 +20,10 @@ def test_sub_buckets_sum_to_the_whole_exactly(r_mtps: int, b_ntok: int, parts: l
     assert sum(share.r_mtps for share in shares) == r_mtps
     assert sum(share.b_ntok for share in shares) == b_ntok
     assert within(whole, shares)
+
+
+def test_a_part_may_stay_unused() -> None:
+    assert split(TokenBucket.of(44, 40), [2, 1], unused=1) == [TokenBucket.of(22, 20), TokenBucket.of(11, 10)]
 
 
 def test_a_worked_split() -> None:
@@ -50,23 +37,20 @@ def test_a_worked_split() -> None:
     assert [(share.r, share.b) for share in weighted] == [(75, 25), (25, 15)]
 
 
-def test_equal_shares_without_any_weight() -> None:
-    assert apportion(10, [0, 0, 0]) == [4, 3, 3]
-
-
-def test_floors_that_bind_leave_the_rest_in_proportion() -> None:
-    assert apportion(100, [1, 9, 90], [10, 10, 10]) == [10, 10, 80]
-
-
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (lambda: split(TokenBucket.of(10, 3), [1] * 4), "b = 3 tokens cannot be split 4 ways"),
-        (lambda: split(TokenBucket.of(10, 30), [1, 1], min_b=20), "at least 20 tokens each"),
-        (lambda: split(TokenBucket.of("0.002", 30), [1, 1, 1]), "need 3, but there is only 2"),
+        (
+            lambda: split(TokenBucket.of(10, 3), [1] * 4),
+            "b = 3 tokens cannot be split into 4 shares that need at least 4 together",
+        ),
+        (lambda: split(TokenBucket.of(10, 30), [1, 1], min_b=20), "2 shares that need at least 40 together"),
+        (lambda: split(TokenBucket.of("0.002", 30), [1, 1, 1]), "need at least 3 together, but there is only 2"),
         (lambda: split(TokenBucket.of(10, 30), []), "at least one share"),
         (lambda: split(TokenBucket.of(10, 30), [1, 2], [1]), "2 weights for r but 1 for b"),
         (lambda: split(TokenBucket.of(10, 30), [1, -2]), "must not be negative"),
+        (lambda: split(TokenBucket.of(10, 20), [1, 1], min_b=[25, 1]), "need at least 26 together"),
+        (lambda: split(TokenBucket.of(10, 20), [1, 1], min_b=[2]), "2 shares but 1 values of min_b"),
     ],
 )
 def test_impossible_splits_say_why(use: object, said: str) -> None:

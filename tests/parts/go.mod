@@ -1,7 +1,7 @@
 // What tests/parts/build builds: the NSQ programs at the version that SRTM is compared with.
 module srtm/parts
 
-go 1.22
+go 1.19
 
 require github.com/nsqio/nsq v1.3.0
 

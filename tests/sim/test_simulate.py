@@ -99,6 +99,8 @@ def test_bad_input_is_named() -> None:
     case = topic()
     with pytest.raises(InputError, match="fit = 'guess'"):
         simulate(case, SIX, "srtm", fit="guess")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="give both or neither"):
+        simulate(case, SIX, "srtm", fit="model")
     with pytest.raises(PlacementError, match="no policy 'best'"):
         simulate(case, SIX, "best")
     with pytest.raises(PlacementError, match="no broker"):
@@ -115,5 +117,5 @@ def test_bad_input_is_named() -> None:
 def test_a_bucket_too_small_to_split_ends_without_an_answer() -> None:
     case = topic()
     tiny = Topic(case.publishers, case.arrivals, TokenBucket.of(case.bucket.r, 2))
-    with pytest.raises(InputError, match="it would take 6 brokers, and b cannot be split so often"):
+    with pytest.raises(PlacementError, match="b, are too small for this topic"):
         simulate(tiny, SIX, "lb")

@@ -98,6 +98,7 @@ def _write(workload: Workload, topic: str, out: Path) -> int:
             rows.write(window)
             written += len(window.times_ns)
             progress.advance(task, workload.window_ns)
+        rows.flush()
     return written
 
 

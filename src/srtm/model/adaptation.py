@@ -1,7 +1,7 @@
 """The TB Adaptor's rule (paper, section 5.4): shares follow the traffic, r by mean rates and b by largest backlogs.
 
-In: the whole bucket, the shares as they are, and a history of each broker that reported. Out: the shares as they
-should be, adding up to no more than the whole. A broker that is silent keeps its share and stops nobody.
+In: the whole bucket, the shares as they are, and a history of each broker. Out: the shares as they should be, adding up
+to no more than the whole. A broker whose history is not up to date is silent: it keeps its share and stops nobody.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
+from srtm.model.apportion import apportion
 from srtm.model.bucket import TokenBucket
-from srtm.model.split import apportion, within
+from srtm.model.split import within
 from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -28,36 +29,43 @@ IDLE_R = Fraction(1, 100)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a broker saw of a topic in one step (1 s): messages, largest backlog in nano-tokens, largest batch."""
+    """What a broker saw of a topic in step `number` (of 1 s each, counted by the clock)."""
 
+    number: int
     messages: int
     max_backlog_ntok: int
     largest_batch: int = 1
 
     def __post_init__(self) -> None:
         """Counts are whole and not negative; what a broker reports is checked here, once."""
-        for name in ("messages", "max_backlog_ntok", "largest_batch"):
+        for name in ("number", "messages", "max_backlog_ntok", "largest_batch"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
                 raise InputError(f"{name} must be a whole number and not negative, but is {value!r}", value=value)
 
 
 class History:
-    """The last steps of one broker, oldest forgotten first."""
+    """The last steps of one broker: a window of time, whether or not every step was reported."""
 
-    def __init__(self, steps: int = WINDOW_STEPS) -> None:
-        self._steps: deque[Step] = deque(maxlen=steps)
+    def __init__(self, window: int = WINDOW_STEPS) -> None:
+        self._window = window
+        self._steps: deque[Step] = deque()
 
     def add(self, step: Step) -> None:
-        """The newest step."""
+        """The newest step; one that is not newer than the last changes nothing."""
+        if self._steps and step.number <= self._steps[-1].number:
+            return
         self._steps.append(step)
+        while self._steps[0].number <= step.number - self._window:
+            self._steps.popleft()
 
-    def __len__(self) -> int:
-        return len(self._steps)
+    def is_current(self, number: int) -> bool:
+        """Whether step `number`, or the one before it, was reported."""
+        return bool(self._steps) and self._steps[-1].number >= number - 1
 
     @property
     def mean_messages(self) -> Fraction:
-        """Messages per step."""
+        """Messages per reported step."""
         return Fraction(sum(step.messages for step in self._steps), max(1, len(self._steps)))
 
     @property
@@ -75,13 +83,14 @@ def adapt(
     whole: TokenBucket,
     shares: Mapping[str, TokenBucket],
     histories: Mapping[str, History],
+    number: int,
     *,
     hysteresis: Fraction = HYSTERESIS,
 ) -> dict[str, TokenBucket]:
-    """The shares that fit the traffic; those given, where no share would change by more than `hysteresis`."""
+    """The shares that fit the traffic at step `number`, or the present ones if none would change by `hysteresis`."""
     if not within(whole, shares.values()):
         raise InputError(f"the shares {[str(share) for share in shares.values()]} exceed the whole bucket {whole}")
-    known = [name for name in shares if len(histories.get(name, ()))]
+    known = [name for name in shares if name in histories and histories[name].is_current(number)]
     if not known:
         return dict(shares)
     silent = [share for name, share in shares.items() if name not in known]

@@ -1,7 +1,7 @@
 """The token bucket (r, b) and its running state at one broker: interpreted, without numba.
 
-Invariants, for any sequence of calls with non-decreasing times:
-- what is released in (s, t] never exceeds b(s) + ∫r over (s, t] (paper, appendix A.1);
+Invariants, for any sequence of calls:
+- what is released in (s, t] never exceeds b(s) + ∫r over (s, t] (paper, appendix A.1), plus tokens given to it;
 - messages leave in the order they came;
 - a change of (r, b) keeps the tokens that are there, so moving shares between brokers creates none
   (docs/adr/0003-reconfiguration-keeps-tokens.md).
@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import gcd
 from typing import NamedTuple
 
-from srtm.errors import ArrivalsError, BucketError
+from srtm.errors import BucketError
 from srtm.model.law import LIMIT, delay_ns, step
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, PICO_PER_TOKEN, Number, exact
 
@@ -93,36 +93,48 @@ def _exact(value: Number, name: str) -> Fraction:
 
 
 class Limiter:
-    """One broker's sub-token bucket at run time, in pico-tokens: state of three integers, no allocation.
+    """One broker's sub-token bucket at run time, in pico-tokens: a few integers, nothing per message.
+
+    Time never runs backwards here: a message whose stamp lies before the last event counts as coming with it. Stamps of
+    different sockets cross, and a change of (r, b) may overtake a message still in its socket; `late` counts them.
 
     A broker that lets messages wait needs no release time per message. It keeps its queue, adds arrivals with
     `admit`, asks `due` how many may go now, and `next_release_ns` when to look again: one timer per topic.
     """
 
-    __slots__ = ("_backlog", "_burst", "_last_ns", "_rate", "bucket")
+    __slots__ = ("_backlog", "_burst", "_last_ns", "_peak", "_rate", "bucket", "late")
 
-    def __init__(self, bucket: TokenBucket, now_ns: int = 0) -> None:
+    def __init__(self, bucket: TokenBucket, now_ns: int = 0, tokens_ntok: int | None = None) -> None:
+        """Start with so many nano-tokens: a full bucket unless given, a gift where an old topic gets a new share."""
         self.bucket = bucket
         self._rate, _, self._burst = bucket.pico_law
-        self._backlog = 0
+        self._backlog = 0 if tokens_ntok is None else max(0, bucket.b_ntok - tokens_ntok) * _PICO_PER_NANO
+        self._peak = 0
         self._last_ns = now_ns
+        self.late = 0
 
     def admit(self, arrival_ns: int) -> int:
         """A message arrives and waits for its token; returns when it gets it, if r does not change."""
         gap_ns = arrival_ns - self._last_ns
         if gap_ns < 0:
-            raise self._backwards(arrival_ns)
+            self.late += 1
+            arrival_ns, gap_ns = self._last_ns, 0
         self._last_ns = arrival_ns
         self._backlog = backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
+        if backlog > self._peak:
+            self._peak = backlog
         return arrival_ns + delay_ns(backlog, self._burst, self._rate)
 
     def offer(self, arrival_ns: int) -> bool:
         """A message arrives that is dropped rather than made to wait; returns whether it passes."""
         gap_ns = arrival_ns - self._last_ns
         if gap_ns < 0:
-            raise self._backwards(arrival_ns)
+            self.late += 1
+            arrival_ns, gap_ns = self._last_ns, 0
         self._last_ns = arrival_ns
         backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
+        if backlog > self._peak:
+            self._peak = backlog  # of what was offered: a dropping bucket has demand, too
         passes = backlog <= self._burst
         self._backlog = backlog if passes else backlog - PICO_PER_TOKEN
         return passes
@@ -146,7 +158,7 @@ class Limiter:
         `gift_ntok`, which another bucket gave up. Messages that wait keep their place and count on at the new r.
         """
         self._backlog = self._work(now_ns)
-        self._last_ns = now_ns
+        self._last_ns = max(now_ns, self._last_ns)
         old_burst = self._burst
         self.bucket = bucket
         self._rate, _, self._burst = bucket.pico_law
@@ -154,24 +166,23 @@ class Limiter:
         self._backlog = max(0, backlog)
         return max(0, -backlog) // _PICO_PER_NANO
 
+    def surrender(self, now_ns: int) -> int:
+        """The nano-tokens that are there when the share is given up; none where messages wait for tokens."""
+        return max(0, self._burst - self._work(now_ns)) // _PICO_PER_NANO
+
     def tokens(self, now_ns: int) -> Fraction:
         """Tokens in the bucket; negative when messages have a claim on tokens still to come."""
         return Fraction(self._burst - self._work(now_ns), PICO_PER_TOKEN)
 
     def backlog(self, now_ns: int) -> Fraction:
-        """Unfinished work U(now) in tokens; its maximum is what the TB Adaptor shares b by."""
+        """Unfinished work U(now) in tokens."""
         return Fraction(self._work(now_ns), PICO_PER_TOKEN)
 
-    def _work(self, now_ns: int) -> int:
-        gap_ns = now_ns - self._last_ns
-        if gap_ns < 0:
-            raise self._backwards(now_ns)
-        return max(0, self._backlog - self._rate * gap_ns)
+    def take_peak_ntok(self) -> int:
+        """The largest backlog since this was last asked, in nano-tokens: what the TB Adaptor shares b by."""
+        peak = -(-self._peak // _PICO_PER_NANO)
+        self._peak = 0
+        return peak
 
-    def _backwards(self, at_ns: int) -> ArrivalsError:
-        return ArrivalsError(
-            f"time {at_ns} ns lies {self._last_ns - at_ns} ns before the bucket's last event at {self._last_ns} ns:"
-            " feed arrivals in order of time",
-            at_ns=at_ns,
-            last_ns=self._last_ns,
-        )
+    def _work(self, now_ns: int) -> int:
+        return max(0, self._backlog - self._rate * max(0, now_ns - self._last_ns))

@@ -7,20 +7,22 @@ The loop says what to try and which brokers to measure; its driver tries it, mea
         fitting.tell(measure(order), duration_s)
     # order is now Placed or NoCapacity
 
-An iteration places the topic on the fewest brokers (steps 1 and 2) and measures them (step 3). A broker that
-violates the SLO looks for the number of publishers that it can keep, by binary search, all such brokers at once;
-it is then full, at that rate, and what it shed is `ua_rate` for the next iteration, which again takes the fewest
-brokers and shares by max-min, the found capacities standing in for rcap. A search ends early once the latency is
-within 20 % below the SLO.
+An iteration places the topic on the fewest brokers (steps 1 and 2) and measures them (step 3). Brokers that violate the
+SLO search, all at once and by halving, for the number of publishers that they can keep. A search ends early once the
+latency is within 20 % below the SLO. The broker is then full: the rate that it kept stands in for its rcap. What was
+shed is `ua_rate`, and the next iteration shares the topic out again, on the fewest brokers and by max-min.
 
-Beyond the paper (docs/adr/0006-fitting.md): because searches stop early, a fit is tried on one broker less as long as
-nothing measured speaks against it; and where shedding never helps, even splits are tried before giving up.
+Beyond the paper (docs/adr/0006-fitting.md): because searches stop early, a fit is then tried on one broker less,
+unless a measurement rules that out; and where shedding never helps, even splits are tried before giving up.
 
 With `predict`, the model comes first: the same loop runs against predictions, which costs no round, and one round
 confirms the outcome. Where the measurement disagrees, predictions are corrected by the ratio of the two and the
-loop runs again; only if that fails twice are the brokers searched by measuring.
+loop runs again. If that fails twice, even splits are measured from the largest predicted k on, and only then are the
+brokers searched by measuring.
 
-Invariants: it ends; it never says Placed unless every broker of that very assignment was measured within the SLO.
+Invariants: it ends; it says Placed only if every broker of the assignment was measured within the SLO with those very
+publishers on it. A fitting depends on its arguments and on what it is told, nothing else: to resume one, make it anew
+and tell it the same again.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Done: every broker of this assignment was measured within the SLO."""
+    """Done: every broker of this assignment was measured within the SLO with the publishers that it has here."""
 
     broker_of: Lanes
     latency_ns: Mapping[int, int]
@@ -140,6 +142,7 @@ class Fitting:
         max_brokers: int | None = None,
         stop_within: float = STOP_WITHIN,
         max_rounds: int = MAX_ROUNDS,
+        max_elapsed_s: float = math.inf,
         predict: Callable[[Measure], Mapping[int, int]] | None = None,
     ) -> None:
         check_fits(roster, brokers)
@@ -152,6 +155,7 @@ class Fitting:
         self.iterations: list[Iteration] = []
         self._topic = _Topic(roster, brokers, policy_named(policy), slo_ns, seed, max_brokers, stop_within)
         self._max_rounds = max_rounds
+        self._max_elapsed_s = max_elapsed_s
         self._trial = self._topic.search(self.iterations) if predict is None else self._model_first(predict)
         self.order: Order = _resume(self._trial, None)
 
@@ -159,33 +163,28 @@ class Fitting:
         """What the brokers of the current order measured, and how long that round took."""
         if not isinstance(self.order, Measure):
             raise InputError(f"the fitting is over ({type(self.order).__name__}): there is nothing to be told")
-        heard: Latencies = {}
-        for broker in self.order.brokers:
-            latency = latencies_ns.get(broker)
-            if latency is None or not 0 <= latency < math.inf:
-                raise InputError(
-                    f"broker {self._topic.brokers[broker].name!r} was to be measured, but its latency is {latency}:"
-                    " measure it again, or fit without it",
-                    broker=broker,
-                )
-            heard[broker] = int(latency)
+        heard = self._topic.checked(self.order, latencies_ns)
         self.rounds += 1
         self.elapsed_s += duration_s
         if self.iterations:
             self.iterations[-1].rounds += 1
         self.order = _resume(self._trial, heard)
-        if isinstance(self.order, Measure) and self.rounds >= self._max_rounds:
-            self.order = self._topic.settle(f"no fit after {self.rounds} rounds")
+        if isinstance(self.order, Measure) and (
+            self.rounds >= self._max_rounds or self.elapsed_s >= self._max_elapsed_s
+        ):
+            self.order = self._topic.settle(f"no fit after {self.rounds} rounds in {self.elapsed_s:g} s")
 
     def _model_first(self, predict: Callable[[Measure], Mapping[int, int]]) -> Trial:
         topic = self._topic
         scale = dict.fromkeys(range(len(topic.brokers)), 1.0)
         confirmed: Placed | None = None
+        k = 2
         for _ in range(1 + _CORRECTIONS):
             outcome = topic.search_by(lambda order: _scaled(predict(order), scale))
             expected = outcome if isinstance(outcome, Placed) else outcome.best
             if expected is None or (confirmed and expected.k >= confirmed.k):
                 break
+            k = max(k, expected.k)
             self.iterations.append(Iteration(expected.k))
             measured = yield from topic.confirm(expected.broker_of)
             if isinstance(measured, Placed):
@@ -200,7 +199,8 @@ class Fitting:
                 scale[broker] = sum(scale[other] for other in seen) / len(seen)
         if confirmed:
             return confirmed
-        return (yield from topic.search(self.iterations))
+        even = yield from topic.even_splits(self.iterations, k)
+        return even if isinstance(even, Placed) else (yield from topic.search(self.iterations))
 
 
 @dataclass
@@ -220,23 +220,25 @@ class _Topic:
     def search(self, iterations: list[Iteration]) -> Trial:
         """The paper's loop, from rcap alone."""
         caps = [rcap(broker) for broker in self.brokers]
-        bad = [cap + 1 for cap in caps]  # the least rate that each broker is known not to carry
+        too_much = [cap + 1 for cap in caps]  # the least rate that each broker could not carry
         loads = allocated(self.brokers)
         in_use: set[int] = set()
         broker_of: Lanes | None = None
         while True:
             quotas = self.policy.choose(self.roster.rate, caps, loads, in_use)
             if quotas is None:
-                return (yield from self._even_splits(iterations))
+                return (yield from self.even_splits(iterations, 2))
             in_use = {broker for broker, quota in enumerate(quotas) if quota}
             k = len(in_use)
             if self.max_brokers is not None and k > self.max_brokers:
-                return NoCapacity(f"it would take {k} brokers, and b cannot be split so often", self.best)
+                return NoCapacity(
+                    f"it would take {k} brokers, more than the {self.max_brokers} that are allowed", self.best
+                )
             broker_of = self._pick(quotas, broker_of)
             iterations.append(Iteration(k))
             outcome = yield from self.confirm(broker_of)
             if isinstance(outcome, Placed):
-                return (yield from self._on_fewer(outcome, bad, iterations))
+                return (yield from self._on_fewer(outcome, too_much, iterations))
             if not self.policy.concentrates:
                 return NoCapacity(f"policy {self.policy.name} uses every broker and does not search", self.best)
             searches = {
@@ -247,21 +249,21 @@ class _Topic:
             broker_of = yield from self._narrow(broker_of, searches)
             for broker, search in searches.items():
                 rates = self.roster.rates[search.members]
-                # A broker that can keep nobody is not dropped: it may well do with its part of an even split over
-                # one broker more, where its share of the bucket and of every group is as large as any.
-                kept = int((rates * (broker_of[search.members] == broker)).sum()) or int(rates.sum()) * k // (k + 1)
-                bad[broker] = min(bad[broker], int(rates.sum()) * search.high // len(rates))
+                kept = int((rates * (broker_of[search.members] == broker)).sum())
+                too_much[broker] = min(too_much[broker], int(rates.sum()) * search.high // len(rates))
                 # Less than before by a publisher at least, even where rounding had overfilled the broker: it ends.
                 caps[broker] = max(0, min(kept, caps[broker] - int(rates.min())))
 
-    def _on_fewer(self, placed: Placed, bad: Sequence[int], iterations: list[Iteration]) -> Trial:
+    def _on_fewer(self, placed: Placed, too_much: Sequence[int], iterations: list[Iteration]) -> Trial:
         """Searches stop early, so brokers may carry more than was found: try one broker less while none objects."""
         caps = [rcap(broker) for broker in self.brokers]
         # A broker that was never too busy is believed to be like the ones that were.
-        known = [Fraction(bad[i] - 1, caps[i]) for i in range(len(bad)) if 0 < bad[i] <= caps[i]]
+        known = [Fraction(too_much[i] - 1, caps[i]) for i in range(len(caps)) if 0 < too_much[i] <= caps[i]]
         limit = max(known, default=Fraction(1))
         while self.policy.concentrates and placed.k > 1:
-            room = [min(bad[i] - 1, int(caps[i] * limit)) if i in placed.latency_ns else 0 for i in range(len(bad))]
+            room = [
+                min(too_much[i] - 1, int(caps[i] * limit)) if i in placed.latency_ns else 0 for i in range(len(caps))
+            ]
             room[min(placed.latency_ns, key=lambda i: (room[i], -i))] = 0
             if sum(room) < self.roster.rate:
                 break
@@ -274,11 +276,11 @@ class _Topic:
             placed = outcome
         return placed
 
-    def _even_splits(self, iterations: list[Iteration]) -> Trial:
-        """Out of brokers: the searches shed too much. Before giving up, try the topic evenly on 2, 3, … of them."""
+    def even_splits(self, iterations: list[Iteration], fewest: int) -> Trial:
+        """Try the topic on so many brokers, one more, … up to all, without any search."""
         caps = [rcap(broker) for broker in self.brokers]
         largest = sorted(range(len(caps)), key=lambda i: (-caps[i], i))
-        for k in range(2, min(len(caps), self.max_brokers or len(caps)) + 1):
+        for k in range(fewest, min(len(caps), self.max_brokers or len(caps)) + 1):
             used = [caps[i] if i in largest[:k] else 0 for i in range(len(caps))]
             if sum(used) < self.roster.rate:
                 continue
@@ -308,7 +310,7 @@ class _Topic:
             return self.best
         return NoCapacity(reason, self.best)
 
-    def search_by(self, predict: Callable[[Measure], Mapping[int, int]]) -> Placed | NoCapacity:
+    def search_by(self, predict: Callable[[Measure], Mapping[int, float]]) -> Placed | NoCapacity:
         """The whole loop against predictions, remembering none of them."""
         shadow = _Topic(
             self.roster, self.brokers, self.policy, self.slo_ns, self.seed, self.max_brokers, self.stop_within
@@ -318,8 +320,22 @@ class _Topic:
         for _ in range(MAX_ROUNDS):
             if not isinstance(order, Measure):
                 return order
-            order = _resume(trial, dict(predict(order)))
+            order = _resume(trial, self.checked(order, predict(order)))
         return NoCapacity(f"no predicted fit after {MAX_ROUNDS} rounds", shadow.best)
+
+    def checked(self, order: Measure, latencies_ns: Mapping[int, float]) -> Latencies:
+        """The latencies that were asked for, each a time."""
+        heard: Latencies = {}
+        for broker in order.brokers:
+            latency = latencies_ns.get(broker)
+            if latency is None or not 0 <= latency < math.inf:
+                raise InputError(
+                    f"broker {self.brokers[broker].name!r} was to be measured, but its latency is {latency}:"
+                    " measure it again, or fit without it",
+                    broker=broker,
+                )
+            heard[broker] = math.ceil(latency)
+        return heard
 
     def seen(self, broker_of: Lanes) -> Latencies:
         """Measured latency of every broker of this assignment that was measured with just these publishers."""
@@ -386,5 +402,5 @@ def _resume(trial: Trial, heard: Latencies | None) -> Order:
         return outcome
 
 
-def _scaled(latencies_ns: Mapping[int, int], scale: Mapping[int, float]) -> Latencies:
-    return {broker: round(latency_ns * scale[broker]) for broker, latency_ns in latencies_ns.items()}
+def _scaled(latencies_ns: Mapping[int, int], scale: Mapping[int, float]) -> dict[int, float]:
+    return {broker: latency_ns * scale[broker] for broker, latency_ns in latencies_ns.items()}

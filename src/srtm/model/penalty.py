@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from srtm.errors import BacklogOverflow
+from srtm.errors import BacklogOverflow, InputError
 from srtm.model import scan
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ def accrued(arrivals: ArrayLike, delays_ns: Ints, times: ArrayLike) -> Ints:
     """
     starts = scan.as_arrivals(arrivals)
     at = scan.as_arrivals(times)
+    scan.check_sorted(starts)
+    if len(delays_ns) != len(starts):
+        raise InputError(f"{len(starts)} arrivals but {len(delays_ns)} delays: there must be one each")
     if float(delays_ns.sum(dtype=np.float64)) > 2.0**62:
         raise BacklogOverflow("the delays add up to more than 2**62 ns: sum them over shorter stretches")
     return _ramp_sum(starts, at) - _ramp_sum(np.sort(starts + delays_ns), at)

@@ -1,38 +1,42 @@
 """Which publisher goes to which broker: the paper's section 4 as pure functions.
 
 Step 1, *concentration*: `fewest` picks the smallest number of brokers whose residual capacities cover the topic.
-Step 2, *max-min*: `water_fill` gives each of them min(rcap, fair share) and shares what is left over.
+Step 2, *max-min*: `level_out` gives each of them min(rcap, fair share) and shares what is left over.
 Then *correlation-awareness*: `pick` takes publishers from every correlation group in proportion to its size.
 
 Rates are integers inside (thousandths of a message a second), so quotas add up exactly. Invariants: quotas sum to
 the topic's rate and never exceed rcap; every publisher is placed once; with `by_group`, each broker holds the
-rounded-down or rounded-up proportional number of every group.
+rounded-down or rounded-up proportional number of every group. Publishers are not divisible, so what a broker carries
+may differ from its quota by the rate of a publisher or so, and by more where the rates within groups differ much:
+measuring, not this, says whether it can carry it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from srtm.errors import PlacementError, SplitError
-from srtm.model.bucket import TokenBucket
-from srtm.model.split import apportion
-from srtm.units import NANO_PER_TOKEN, Number, exact
+from srtm.errors import PlacementError
+from srtm.model.apportion import proportional_table
+from srtm.model.split import split
+from srtm.units import Number, exact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
+
+    from srtm.model.bucket import TokenBucket
 
     Ints = NDArray[np.int64]
     Lanes = NDArray[np.int32]
 
 _MILLI = 1_000
 UNPLACED = -1
+_NO_GROUP = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class Roster:
             )
         names: dict[str, int] = {}
         self.groups: Ints = np.array(
-            [UNPLACED if p.group is None else names.setdefault(p.group, len(names)) for p in listed], np.int64
+            [_NO_GROUP if p.group is None else names.setdefault(p.group, len(names)) for p in listed], np.int64
         )
 
     def __len__(self) -> int:
@@ -112,23 +116,11 @@ def fewest(rate: int, caps: Sequence[int], in_use: Collection[int] = ()) -> list
     return None
 
 
-def water_fill(rate: int, caps: Sequence[int], loads: Sequence[int] = ()) -> list[int]:  # noqa: ARG001
-    """Max-min quotas: everyone gets the fair share, or its capacity where that is less; the rest is shared again."""
-    quotas = list(caps)
-    open_ = sorted(range(len(caps)), key=lambda i: caps[i])
-    rest = rate
-    for position, broker in enumerate(open_):
-        others = open_[position:]
-        if caps[broker] * len(others) >= rest:  # from here on nobody is limited by capacity
-            for other, share in zip(sorted(others), apportion(rest, [1] * len(others)), strict=True):
-                quotas[other] = share
-            return quotas
-        rest -= caps[broker]
-    raise _too_small(rate, caps)
-
-
 def level_out(rate: int, caps: Sequence[int], loads: Sequence[int]) -> list[int]:
-    """Quotas that make the *total* loads of the brokers as equal as their capacities allow."""
+    """Water-filling: quotas that bring loads to one level, as far as capacities allow.
+
+    Without loads that is max-min: everyone gets the fair share, or its capacity where that is less.
+    """
     if sum(caps) < rate:
         raise _too_small(rate, caps)
 
@@ -141,7 +133,7 @@ def level_out(rate: int, caps: Sequence[int], loads: Sequence[int]) -> list[int]
         low, high = (low, middle) if sum(filled(middle)) >= rate else (middle + 1, high)
     quotas, lower = filled(low), filled(low - 1)
     surplus = sum(quotas) - rate
-    for broker in range(len(caps)):
+    for broker in reversed(range(len(caps))):
         if surplus and quotas[broker] > lower[broker]:
             quotas[broker] -= 1
             surplus -= 1
@@ -150,12 +142,16 @@ def level_out(rate: int, caps: Sequence[int], loads: Sequence[int]) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A way to place a topic: on the fewest brokers or all, quotas by one rule, publishers by group or blindly."""
+    """A way to place a topic: on the fewest brokers or all; by equal shares or equal loads; by group or blindly."""
 
     name: str
     concentrates: bool
-    quotas: Callable[[int, Sequence[int], Sequence[int]], list[int]]
+    equalises_loads: bool
     by_group: bool
+
+    def quotas(self, rate: int, caps: Sequence[int], loads: Sequence[int]) -> list[int]:
+        """What each of these brokers is given of the rate."""
+        return level_out(rate, caps, loads if self.equalises_loads else [0] * len(caps))
 
     def choose(
         self, rate: int, caps: Sequence[int], loads: Sequence[int], in_use: Collection[int] = ()
@@ -177,10 +173,10 @@ class Policy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("lb", concentrates=False, quotas=water_fill, by_group=False),
-        Policy("conc", concentrates=True, quotas=level_out, by_group=False),
-        Policy("max_min", concentrates=True, quotas=water_fill, by_group=False),
-        Policy("srtm", concentrates=True, quotas=water_fill, by_group=True),
+        Policy("lb", concentrates=False, equalises_loads=False, by_group=False),
+        Policy("conc", concentrates=True, equalises_loads=True, by_group=False),
+        Policy("max_min", concentrates=True, equalises_loads=False, by_group=False),
+        Policy("srtm", concentrates=True, equalises_loads=False, by_group=True),
     )
 }
 
@@ -195,10 +191,11 @@ def policy_named(name: str) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A topic placed by rates alone: broker number of every publisher, and the quota each broker was given."""
+    """A topic placed by rates alone: broker number of every publisher; each broker's quota, and what it carries."""
 
     broker_of: Lanes
     quotas_mps: tuple[float, ...]
+    rates_mps: tuple[float, ...]
 
     @property
     def k(self) -> int:
@@ -216,7 +213,8 @@ def place(publishers: Iterable[Publisher], brokers: Sequence[Broker], policy: st
     if quotas is None:
         raise _too_small(roster.rate, caps)
     broker_of = pick(roster, quotas, by_group=rule.by_group, seed=seed)
-    return Placement(broker_of, tuple(quota / _MILLI for quota in quotas))
+    carried = roster.rates_by_broker(broker_of, len(brokers)).tolist()
+    return Placement(broker_of, tuple(quota / _MILLI for quota in quotas), tuple(rate / _MILLI for rate in carried))
 
 
 def allocated(brokers: Sequence[Broker]) -> list[int]:
@@ -245,12 +243,8 @@ def shares(whole: TokenBucket, roster: Roster, broker_of: Lanes, brokers: int) -
     """Sub-token bucket of every broker in use, by the rate that it carries; what is unplaced leaves its part unused."""
     rates = roster.rates_by_broker(broker_of, brokers).tolist()
     used = [broker for broker, rate in enumerate(rates) if rate]
-    if len(used) * NANO_PER_TOKEN > whole.b_ntok:
-        raise SplitError(f"b = {whole.b:g} tokens cannot be split over {len(used)} brokers, at least 1 token each")
-    weights = [rates[broker] for broker in used] + [roster.rate - sum(rates)]
-    r_parts = apportion(whole.r_mtps, weights, [1] * len(used) + [0])
-    b_parts = apportion(whole.b_ntok, weights, [NANO_PER_TOKEN] * len(used) + [0])
-    return {broker: TokenBucket(r_parts[i], b_parts[i]) for i, broker in enumerate(used)}
+    parts = split(whole, [rates[broker] for broker in used], unused=roster.rate - sum(rates))
+    return dict(zip(used, parts, strict=True))
 
 
 def pick(
@@ -324,64 +318,6 @@ def _pour(roster: Roster, members: Ints, room: list[int], now: Lanes, result: La
         heapq.heapreplace(heap, (left + rate, broker))
         room[broker] -= rate
         result[publisher] = broker
-
-
-def proportional_table(sizes: Ints, quotas: Sequence[int], rng: np.random.Generator) -> Ints:
-    """How many of each group go to each broker: whole numbers, every one the proportional share rounded up or down.
-
-    Rows add up to the group sizes, columns to the brokers' shares of all groups (rounded). Such a table always
-    exists up to a unit per column. It is found by rounding each row by itself from a random start, and then moving
-    rounded-up units along rows, from columns that got too many to columns that got too few.
-    """
-    total = sum(quotas)
-    weights = np.array(quotas, object)
-    products = sizes.astype(object)[:, None] * weights[None, :]
-    floors: Ints = (products // total).astype(np.int64)
-    fractional = products % total > 0
-    starts = np.array([int(rng.integers(0, total)) for _ in sizes], object)
-    cumulative = np.cumsum(products, axis=1) + starts[:, None]
-    table = np.diff((cumulative // total).astype(np.int64), axis=1, prepend=0)
-    raised = table > floors
-    wanted = np.array(apportion(int(sizes.sum()), quotas), np.int64)
-    surplus = table.sum(axis=0) - wanted
-    for giver in np.flatnonzero(surplus > 0):
-        while surplus[giver] > 0:
-            path = _path_to_deficit(int(giver), surplus, raised, fractional & ~raised)
-            if path is None:
-                break
-            for row, source, target in path:
-                raised[row, source], raised[row, target] = False, True
-            surplus[giver] -= 1
-            surplus[path[-1][2]] += 1
-    return np.asarray(floors + raised, np.int64)
-
-
-def _path_to_deficit(
-    giver: int, surplus: Ints, raised: NDArray[np.bool_], raisable: NDArray[np.bool_]
-) -> list[tuple[int, int, int]] | None:
-    """Moves (row, from column, to column) that take a unit from `giver` to a column that lacks one."""
-    came: dict[int, tuple[int, int] | None] = {giver: None}
-    queue = deque([giver])
-    while queue:
-        column = queue.popleft()
-        rows = np.flatnonzero(raised[:, column])
-        for target in np.flatnonzero(raisable[rows].any(axis=0)).tolist():
-            if target in came:
-                continue
-            came[target] = (int(rows[np.argmax(raisable[rows, target])]), column)
-            if surplus[target] < 0:
-                return _trace(came, target)
-            queue.append(target)
-    return None
-
-
-def _trace(came: dict[int, tuple[int, int] | None], target: int) -> list[tuple[int, int, int]]:
-    path = []
-    while (step := came[target]) is not None:
-        row, source = step
-        path.append((row, source, target))
-        target = source
-    return path[::-1]
 
 
 def _milli(value: Number, what: str) -> int:

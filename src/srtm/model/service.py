@@ -7,15 +7,15 @@ In: release times, sorted, with each message's publisher. Out: processing latenc
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from srtm.errors import InputError
-from srtm.model import md1
+from srtm.model import md1, scan
 from srtm.model._compiled import compiled
-from srtm.model.scan import EARLIEST_NS
 from srtm.units import NS_PER_S, Number, exact
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ class ServiceModel:
 
     def __post_init__(self) -> None:
         """Costs are positive and whole."""
-        if self.read_ns < 0 or self.message_ns < 0 or self.base_ns < 0 or self.read_ns + self.message_ns == 0:
-            raise InputError(f"costs of a broker must be positive: {self}")
+        costs = (self.read_ns, self.message_ns, self.base_ns)
+        if not all(isinstance(cost, int) and cost >= 0 for cost in costs) or self.read_ns + self.message_ns == 0:
+            raise InputError(f"the costs of a broker must be positive whole nanoseconds: {self}")
 
     def cost_ns(self, messages: int) -> int:
         """A read event's cost."""
@@ -65,15 +66,19 @@ class Background:
     rate_mps: float
     batch: int = 1
 
+    def __post_init__(self) -> None:
+        """A rate is not negative, a batch has messages in it."""
+        if not 0 <= self.rate_mps < math.inf or self.batch < 1:
+            raise InputError(f"background load needs a rate of at least 0 and a batch of at least 1: {self}")
+
     def reads(self, first_ns: int, last_ns: int, rng: np.random.Generator) -> Ints:
         """Times of its read events over a stretch of time."""
         mean = self.rate_mps / self.batch * (last_ns - first_ns) / NS_PER_S
         return np.sort(rng.integers(first_ns, last_ns + 1, rng.poisson(mean)))
 
 
-# The paper's 2-core broker, fitted to what its text says (docs/adr/0005-paper-testbed.md): single messages at
-# 10 kmsg/s stay far inside 1 ms, at 60 kmsg/s they overload it; 80 kmsg/s in batches of 10 do not; and 5 synchronous
-# publishers with batches of 10 fit one broker, 10 need two, … 30 need six (its Table 1).
+# The paper's 2-core broker, fitted to what its text says: 10 kmsg/s of single messages stay far inside 1 ms, 60 kmsg/s
+# overload it, 80 kmsg/s in batches of 10 do not. docs/adr/0005-paper-testbed.md compares it with the paper's Table 1.
 PRESETS = {"paper-testbed": ServiceModel(read_ns=9_000, message_ns=8_000, base_ns=150_000)}
 PAPER_MCAP_MPS = 110_000  # the capacity that the paper's prototype assumed for every broker
 
@@ -86,6 +91,11 @@ def processing_latencies(
     batch: int = 1,
 ) -> Ints:
     """Latency in ns of each released message; `reads` are background read events of `batch` messages each."""
+    if len(publisher_of) != len(releases):
+        raise InputError(f"{len(releases)} messages but {len(publisher_of)} publishers: there must be one each")
+    for times in (releases, reads):
+        if times is not None:
+            scan.check_sorted(times)
     out = np.empty(len(releases), np.int64)
     background = np.empty(0, np.int64) if reads is None else reads
     _serve(releases, publisher_of, background, model.cost_ns(batch), model.read_ns, model.message_ns, out)
@@ -102,7 +112,7 @@ def _serve(
     per_message: int,
     out: Ints,
 ) -> None:
-    free_at = EARLIEST_NS
+    free_at = -(2**62)
     nearest = 0
     start = 0
     while start < len(releases):

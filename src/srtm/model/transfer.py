@@ -1,19 +1,21 @@
 """Moving shares between brokers so that at no instant more is out than there is: cut, acknowledged, then given.
 
 A loop without IO: `orders` says which grants to send now, `acknowledged` hears that a broker has put one in force.
-What a broker may be using is the larger of what it last acknowledged and what it was sent since, component by
-component; those add up to no more than the whole bucket, always. Tokens that a cut bucket had to give up travel
-with the next grants that enlarge one. A broker that never answers holds back what it was asked to give, no more.
+What a broker may be using is what it last acknowledged or what it was sent since, whichever is larger, for r and for b.
+Those amounts add up to no more than the whole bucket, always. Tokens that a smaller bucket had to give up travel with
+the next grants that enlarge one; a broker applies a grant, and its gift, once per sequence number. A broker that never
+answers holds back what it was to give, no more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from srtm.errors import InputError
 from srtm.model.bucket import TokenBucket
 from srtm.model.split import within
+from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,16 +23,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A share for a broker to put in force; `sequence` orders grants, `gift_ntok` are tokens that come along."""
+    """A share for a broker to put in force, None to give it up; `gift_ntok` are tokens that come along.
+
+    A broker that had no share starts with the gift alone, not with a full bucket: `Limiter(share, now, gift)`.
+    """
 
     broker: str
-    share: TokenBucket
+    share: TokenBucket | None
     sequence: int
     gift_ntok: int = 0
 
 
+class _Amount(NamedTuple):
+    """A share that may be nothing."""
+
+    r_mtps: int = 0
+    b_ntok: int = 0
+
+    @property
+    def share(self) -> TokenBucket | None:
+        """The bucket of this size; none where it is too small to be one."""
+        return TokenBucket(*self) if self.r_mtps >= 1 and self.b_ntok >= NANO_PER_TOKEN else None
+
+
+_NOTHING = _Amount()
+
+
 class Transfer:
-    """The way from the shares that brokers hold to those that they should hold."""
+    """The way from the shares that brokers hold to those that they should hold; who has none is not in the mapping."""
 
     def __init__(
         self,
@@ -39,41 +59,44 @@ class Transfer:
         wanted: Mapping[str, TokenBucket],
         first_sequence: int = 1,
     ) -> None:
-        if held.keys() != wanted.keys():
-            raise InputError(
-                f"shares of {sorted(held)} cannot become shares of {sorted(wanted)}: name the same brokers"
-            )
-        for name, shares in (("held", held), ("wanted", wanted)):
-            if not within(whole, shares.values()):
-                raise InputError(f"the {name} shares exceed the whole bucket {whole}")
+        _check(whole, held, "held")
         self._whole = whole
-        self._held = dict(held)
-        self._wanted = dict(wanted)
+        self._held = {name: _amount(share) for name, share in held.items()}
         self._sent: dict[str, Grant] = {}
-        self._sequence = first_sequence
         self._pool_ntok = 0
+        self.next_sequence = first_sequence
+        self.retarget(wanted)
+
+    def retarget(self, wanted: Mapping[str, TokenBucket]) -> None:
+        """Go for other shares from here on; grants that are under way stay valid."""
+        _check(self._whole, wanted, "wanted")
+        self._wanted = {name: _amount(share) for name, share in wanted.items()}
 
     @property
     def possible(self) -> dict[str, TokenBucket]:
         """The most that each broker may be using now."""
-        return {
-            name: _larger(share, self._sent[name].share) if name in self._sent else share
-            for name, share in self._held.items()
-        }
+        amounts = {name: self._possible(name) for name in self._held.keys() | self._sent.keys()}
+        return {name: share for name, amount in amounts.items() if (share := amount.share)}
+
+    @property
+    def unanswered(self) -> list[Grant]:
+        """Grants that were sent and not acknowledged."""
+        return list(self._sent.values())
 
     @property
     def done(self) -> bool:
         """Every broker has acknowledged what it should hold."""
-        return not self._sent and self._held == self._wanted
+        names = self._held.keys() | self._wanted.keys()
+        return not self._sent and all(self._has(name) == self._goal(name) for name in names)
 
     def orders(self) -> list[Grant]:
         """Grants to send now: cuts first, and gives as far as what was cut has been acknowledged."""
-        idle = [name for name in self._held if name not in self._sent]
-        grants = [self._send(name, cut) for name in idle if (cut := self._cut(name)) != self._held[name]]
+        idle = sorted((self._held.keys() | self._wanted.keys()) - self._sent.keys())
+        grants = [self._send(name, cut) for name in idle if (cut := self._cut(name)) != self._has(name)]
         return grants + [
             self._send(name, given)
             for name in idle
-            if name not in self._sent and (given := self._give(name)) != self._held[name]
+            if name not in self._sent and (given := self._give(name)) != self._has(name)
         ]
 
     def acknowledged(self, grant: Grant, surrendered_ntok: int = 0) -> None:
@@ -83,32 +106,51 @@ class Transfer:
         if surrendered_ntok < 0:
             raise InputError(f"broker {grant.broker!r} says it gave up {surrendered_ntok} nano-tokens")
         del self._sent[grant.broker]
-        lost = max(0, self._held[grant.broker].b_ntok - grant.share.b_ntok) + grant.gift_ntok
-        self._held[grant.broker] = grant.share
+        now = _amount(grant.share)
+        lost = max(0, self._has(grant.broker).b_ntok - now.b_ntok) + grant.gift_ntok
+        self._held[grant.broker] = now
         self._pool_ntok += min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
 
-    def _send(self, name: str, share: TokenBucket) -> Grant:
-        gift_ntok = min(self._pool_ntok, max(0, share.b_ntok - self._held[name].b_ntok))
+    def _send(self, name: str, amount: _Amount) -> Grant:
+        gift_ntok = min(self._pool_ntok, max(0, amount.b_ntok - self._has(name).b_ntok))
         self._pool_ntok -= gift_ntok
-        grant = Grant(name, share, self._sequence, gift_ntok)
-        self._sequence += 1
+        grant = Grant(name, amount.share, self.next_sequence, gift_ntok)
+        self.next_sequence += 1
         self._sent[name] = grant
         assert within(self._whole, self.possible.values())
         return grant
 
-    def _cut(self, name: str) -> TokenBucket:
-        held, wanted = self._held[name], self._wanted[name]
-        return TokenBucket(min(held.r_mtps, wanted.r_mtps), min(held.b_ntok, wanted.b_ntok))
+    def _cut(self, name: str) -> _Amount:
+        has, goal = self._has(name), self._goal(name)
+        return _Amount(min(has.r_mtps, goal.r_mtps), min(has.b_ntok, goal.b_ntok))
 
-    def _give(self, name: str) -> TokenBucket:
-        held, wanted, out = self._held[name], self._wanted[name], self.possible.values()
-        r_free = self._whole.r_mtps - sum(share.r_mtps for share in out)
-        b_free = self._whole.b_ntok - sum(share.b_ntok for share in out)
-        return TokenBucket(
-            held.r_mtps + min(r_free, wanted.r_mtps - held.r_mtps),
-            held.b_ntok + min(b_free, wanted.b_ntok - held.b_ntok),
+    def _give(self, name: str) -> _Amount:
+        has, goal = self._has(name), self._goal(name)
+        out = [self._possible(other) for other in self._held.keys() | self._sent.keys()]
+        r_free = self._whole.r_mtps - sum(amount.r_mtps for amount in out)
+        b_free = self._whole.b_ntok - sum(amount.b_ntok for amount in out)
+        given = _Amount(
+            has.r_mtps + min(r_free, goal.r_mtps - has.r_mtps),
+            has.b_ntok + min(b_free, goal.b_ntok - has.b_ntok),
         )
+        return given if given.share else has
+
+    def _has(self, name: str) -> _Amount:
+        return self._held.get(name, _NOTHING)
+
+    def _goal(self, name: str) -> _Amount:
+        return self._wanted.get(name, _NOTHING)
+
+    def _possible(self, name: str) -> _Amount:
+        has = self._has(name)
+        sent = _amount(self._sent[name].share) if name in self._sent else has
+        return _Amount(max(has.r_mtps, sent.r_mtps), max(has.b_ntok, sent.b_ntok))
 
 
-def _larger(one: TokenBucket, other: TokenBucket) -> TokenBucket:
-    return TokenBucket(max(one.r_mtps, other.r_mtps), max(one.b_ntok, other.b_ntok))
+def _amount(share: TokenBucket | None) -> _Amount:
+    return _Amount(share.r_mtps, share.b_ntok) if share else _NOTHING
+
+
+def _check(whole: TokenBucket, shares: Mapping[str, TokenBucket], name: str) -> None:
+    if not within(whole, shares.values()):
+        raise InputError(f"the {name} shares exceed the whole bucket {whole}")

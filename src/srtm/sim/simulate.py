@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from srtm.errors import InputError
+from srtm.errors import InputError, PlacementError
 from srtm.model import fitting, scan
 from srtm.model.latency import SLO, Latency
 from srtm.model.placement import Broker, Roster, shares
@@ -144,14 +144,15 @@ def simulate(
 ) -> Simulation:
     """Place a topic as the Load Distributor would, and say what its messages then see.
 
-    `fit="model"` predicts first, from `history` (the topic at another time; by default the very traffic that is then
-    measured). Where no assignment meets the SLO, the best one that was measured is reported, with `meets_slo` False.
+    `fit="model"` predicts first, from `history`: the topic at another time. Where no assignment meets the SLO, the best
+    one that was measured is reported, with `meets_slo` False.
     """
     if fit not in ("measure", "model"):
         raise InputError(f"fit = {fit!r}: it must be measure or model")
+    if (fit == "model") != (history is not None):
+        raise InputError("fit='model' predicts from a history of the topic: give both or neither")
     goal = slo or SLO()
     cluster = SimulatedCluster(topic, brokers, goal, seed)
-    past = SimulatedCluster(history, brokers, goal, seed + 1) if history else cluster
     search = fitting.Fitting(
         Roster(topic.publishers),
         [broker.broker for broker in brokers],
@@ -159,15 +160,13 @@ def simulate(
         goal.limit_ns,
         seed=seed,
         max_brokers=int(topic.bucket.b),
-        predict=past.measure if fit == "model" else None,
+        predict=SimulatedCluster(history, brokers, goal, seed + 1).measure if history else None,
     )
     times = topic.arrivals.times_ns
     outcome = fitting.drive(search, cluster.measure, (int(times[-1]) - int(times[0])) / NS_PER_S)
     placed = outcome if isinstance(outcome, fitting.Placed) else outcome.best
     if placed is None:
-        raise InputError(
-            f"nothing could be placed: {outcome.reason}" if isinstance(outcome, fitting.NoCapacity) else ""
-        )
+        raise PlacementError("no assignment could be tried: all brokers together, or b, are too small for this topic")
     used = sorted(placed.latency_ns)
     seen = cluster.observe(placed.broker_of, used)
     names = tuple(broker.name for broker in brokers)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-_WINDOW_MESSAGES = 1_000_000
+_WINDOW_MESSAGES = 100_000
 
 
 class Arrivals(NamedTuple):
@@ -122,7 +122,7 @@ class Workload:
 
     @property
     def window_ns(self) -> int:
-        """Time that is generated at once: about a million messages."""
+        """Time that is generated at once: about a hundred thousand messages."""
         return max(1, round(_WINDOW_MESSAGES / self.total_mps * NS_PER_S))
 
     def publishers(self) -> list[Publisher]:
@@ -136,11 +136,14 @@ class Workload:
         return listed
 
     def windows(self) -> Iterator[Arrivals]:
-        """All arrivals in order of time, about a million at a time."""
+        """All arrivals in order of time, about a hundred thousand at a time.
+
+        Windows are drawn whole and the last one is cut, so the length of a workload changes nothing before its end.
+        """
         end = self.duration_ns
         late = [Arrivals(np.empty(0, np.int64), np.empty(0, np.int32))] * len(self.populations)
         for number, begin in enumerate(range(0, end, self.window_ns)):
-            until = min(begin + self.window_ns, end)
+            until = begin + self.window_ns
             parts = []
             for index, population in enumerate(self.populations):
                 rng = np.random.default_rng([self.seed, index, number + 1])
@@ -148,8 +151,11 @@ class Workload:
                 times, senders = _send(population, times, senders, rng)
                 if population.spread_ns:
                     times, senders = _merge([late[index], Arrivals(times, senders)])
-                    cut = len(times) if until == end else int(np.searchsorted(times, until))
+                    cut = int(np.searchsorted(times, until))
                     late[index] = Arrivals(times[cut:], senders[cut:])
+                    times, senders = times[:cut], senders[:cut]
+                if until > end:
+                    cut = int(np.searchsorted(times, end))
                     times, senders = times[:cut], senders[:cut]
                 senders = senders + np.int32(self._starts[index])
                 parts.append(Arrivals(np.repeat(times, population.batch), np.repeat(senders, population.batch)))

@@ -27,14 +27,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srtm.errors import TraceError
+from srtm.model.placement import Publisher
+from srtm.model.profile import mean_rate
+from srtm.workload.publishers import Arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
-    from srtm.model.placement import Publisher
-    from srtm.workload.publishers import Arrivals
 
 ARRIVAL_SCHEMA = pa.schema(
     [
@@ -52,6 +51,7 @@ RECORDED_SCHEMA = pa.schema(
         pa.field("sent_ns", pa.int64()),
     ]
 )
+_ROW_GROUP = 1_000_000
 _STRINGS = [field.name for field in RECORDED_SCHEMA if field.type == pa.string()]
 _TIMES = [field.name for field in RECORDED_SCHEMA if field.type == pa.int64()]
 
@@ -90,7 +90,7 @@ def encoded(schema: pa.Schema) -> pa.Schema:
 
 
 class ArrivalWriter:
-    """Turns arrivals into rows of one topic."""
+    """Turns arrivals, in order of time, into rows of one topic; `flush` writes what is left."""
 
     def __init__(self, writer: pq.ParquetWriter, topic: str, publishers: Sequence[Publisher]) -> None:
         self._writer = writer
@@ -100,32 +100,40 @@ class ArrivalWriter:
         groups = sorted({publisher.group for publisher in publishers if publisher.group is not None})
         number = {name: index for index, name in enumerate(groups)}
         self._groups = pa.array(groups, pa.string())
+        self._held: list[Arrivals] = []
         self._group_of = np.array([number.get(publisher.group or "", -1) for publisher in publishers], np.int32)
 
     def write(self, arrivals: Arrivals) -> None:
-        """One row group."""
-        count = len(arrivals.times_ns)
+        """Take arrivals, and write a row group whenever there are enough for one."""
+        self._held.append(arrivals)
+        if sum(len(held.times_ns) for held in self._held) >= _ROW_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held as one row group."""
+        times = np.concatenate([held.times_ns for held in self._held] or [np.empty(0, np.int64)])
+        senders = np.concatenate([held.publisher_of for held in self._held] or [np.empty(0, np.int32)])
+        self._held.clear()
+        count = len(times)
         if not count:
             return
-        groups = self._group_of[arrivals.publisher_of]
+        groups = self._group_of[senders]
         columns = [
             pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), self._topic),
-            pa.DictionaryArray.from_arrays(arrivals.publisher_of, self._names),
+            pa.DictionaryArray.from_arrays(senders, self._names),
             pa.DictionaryArray.from_arrays(pa.array(groups, mask=groups < 0), self._groups),
-            pa.array(arrivals.times_ns),
+            pa.array(times),
         ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema), row_group_size=count)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicArrivals:
-    """One topic of a trace, sorted: times, the publisher number of each message, names and groups by number."""
+    """One topic of a trace, sorted: its publishers with the rates that were measured, and its arrivals."""
 
     topic: str
-    times_ns: NDArray[np.int64]
-    publisher_of: NDArray[np.int32]
-    publishers: tuple[str, ...]
-    groups: tuple[str | None, ...]
+    publishers: tuple[Publisher, ...]
+    arrivals: Arrivals
 
 
 def files_of(path: Path) -> list[Path]:
@@ -178,13 +186,14 @@ def _one_topic(name: str, rows: pa.Table) -> TopicArrivals:
     # A publisher's group is that of its first message; changes of group are the pipeline's business.
     first_rows = np.unique(senders, return_index=True)[1]
     groups = rows["group"].take(pa.array(first_rows)).to_pylist()
-    return TopicArrivals(
-        name,
-        times[order],
-        senders[order].astype(np.int32),
-        tuple(encoded.dictionary.to_pylist()),
-        tuple(groups),
+    span = int(times.min()), int(times.max())
+    publishers = tuple(
+        Publisher(publisher, float(mean_rate(messages, *span)), group)
+        for publisher, messages, group in zip(
+            encoded.dictionary.to_pylist(), np.bincount(senders).tolist(), groups, strict=True
+        )
     )
+    return TopicArrivals(name, publishers, Arrivals(times[order], senders[order].astype(np.int32)))
 
 
 def _check_schema(file: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
