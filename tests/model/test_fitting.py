@@ -151,6 +151,14 @@ def test_brokers_fill_one_after_the_other_as_in_table_1() -> None:
     assert [count for count in np.bincount(outcome.broker_of).tolist() if count] == [25, 25, 25, 25]
 
 
+def test_what_one_broker_could_not_carry_another_is_not_asked_to() -> None:
+    """The whole topic was too much for the first; that the second might do with it alone is not worth a round."""
+    fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS)
+    outcome = drive(fitting, by_count(SLO_NS // 60), 60)
+    assert outcome.k == 2
+    assert [iteration.k for iteration in fitting.iterations] == [1, 2]
+
+
 def test_the_search_stops_within_20_percent_below_the_slo() -> None:
     """A broker that does with 63 of 100 publishers: 50 is 79 % of the SLO, too low to stop; 62 is good enough."""
     fitting = Fitting(topic(100), idle(2), "srtm", SLO_NS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from srtm.errors import TraceError
 from srtm.model.placement import Publisher
 from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.workload import trace
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import (
     ARRIVAL_SCHEMA,
@@ -61,6 +63,18 @@ def test_the_file_keeps_the_contract(tmp_path: Path) -> None:
         assert column.statistics.min <= column.statistics.max
         assert file.metadata.row_group(0).sorting_columns == (pq.SortingColumn(3),)
         assert file.metadata.metadata[b"about"] == b"a test"
+
+
+def test_row_groups_follow_one_another_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_ROW_GROUP", 5_000)
+    workload = Workload((Population(1_000, 100.0),), 5 * NS_PER_S, seed=3)
+    write(tmp_path / "t.parquet", workload)
+    with pq.ParquetFile(tmp_path / "t.parquet") as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    assert len(groups) > 2
+    times = [group.column(3).statistics for group in groups]
+    assert all(before.max <= after.min for before, after in pairwise(times))
+    assert sum(group.num_rows for group in groups) == len(workload.arrivals().times_ns)
 
 
 def test_the_schema_of_recorded_runs_is_fixed() -> None:

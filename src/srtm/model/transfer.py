@@ -107,7 +107,7 @@ class Transfer:
             raise InputError(f"broker {grant.broker!r} says it gave up {surrendered_ntok} nano-tokens")
         del self._sent[grant.broker]
         now = _amount(grant.share)
-        lost = max(0, self._has(grant.broker).b_ntok - now.b_ntok) + grant.gift_ntok
+        lost = max(0, self._has(grant.broker).b_ntok - now.b_ntok)
         self._held[grant.broker] = now
         self._pool_ntok += min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
 
