@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,13 @@ settings.register_profile("default", max_examples=200, deadline=None, print_blob
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
 settings.register_profile("long", parent=settings.get_profile("default"), max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Caches of the product go where they are removed again."""
+    folder = tempfile.TemporaryDirectory(prefix="srtm-tests-")
+    os.environ["XDG_CACHE_HOME"] = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 @dataclass(frozen=True)

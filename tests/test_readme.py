@@ -16,7 +16,7 @@ NOT_RUN = {"make setup"}  # it has run, or this test would not
 def test_the_readme_works(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert [language for language, _ in blocks] == ["sh", "sh", "python"]
+    assert [language for language, _ in blocks] == ["sh", "sh", "sh", "python"]
     shown = ""
     for language, code in blocks:
         commands = [[sys.executable, "-c", code]] if language == "python" else []

@@ -8,6 +8,7 @@ SRTMError
 │   ├── PlacementError    brokers or publishers that cannot be placed at all
 │   └── WorkloadError     a workload that cannot be generated
 ├── TraceError            a trace file or folder that cannot be read or written
+├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
 Facts travel as attributes, so that callers need not parse messages.
@@ -52,6 +53,10 @@ class WorkloadError(InputError):
 
 class TraceError(SRTMError):
     """A trace cannot be read or written."""
+
+
+class PipelineError(SRTMError):
+    """Spark cannot start, or cannot do its work."""
 
 
 class BacklogOverflow(SRTMError, OverflowError):

@@ -154,7 +154,7 @@ def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     for file in files_of(path):
         try:
             with pq.ParquetFile(file) as source:
-                _check_schema(file, source.schema_arrow, columns)
+                check_schema(file, source.schema_arrow, columns)
                 for group in range(source.num_row_groups):
                     yield from source.read_row_group(group, columns=list(columns)).cast(wanted).to_batches()
         except (OSError, pa.ArrowInvalid) as error:
@@ -196,7 +196,8 @@ def _one_topic(name: str, rows: pa.Table) -> TopicArrivals:
     return TopicArrivals(name, publishers, Arrivals(times[order], senders[order].astype(np.int32)))
 
 
-def _check_schema(file: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
+def check_schema(file: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Refuse a file that lacks any of the columns, or holds another type in them."""
     wrong: list[str] = []
     for name in columns:
         wanted: Any = RECORDED_SCHEMA.field(name).type

