@@ -61,26 +61,26 @@ def writing(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[pq
     """A Parquet writer that leaves `path` complete or not at all."""
     partial = path.with_name(path.name + ".partial")
     try:
-        writer = pq.ParquetWriter(
-            partial,
-            encoded(schema),
-            compression="zstd",
-            use_dictionary=[name for name in _STRINGS if name in schema.names],
-            column_encoding={name: "DELTA_BINARY_PACKED" for name in _TIMES if name in schema.names},
-            sorting_columns=[pq.SortingColumn(schema.get_field_index("arrival_ns"))],
-            store_schema=False,
-        )
-    except OSError as error:
-        raise TraceError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from None
-    try:
-        with writer:
+        with _writer(partial, schema) as writer:
             yield writer
             writer.add_key_value_metadata(about)
         partial.replace(path)
     except OSError as error:
-        raise TraceError(f"writing {path} failed: {error.strerror or error}", path=str(path)) from None
-    finally:
+        raise TraceError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from None
+    finally:  # around the opening, too: an interruption may come just after it
         partial.unlink(missing_ok=True)
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path,
+        encoded(schema),
+        compression="zstd",
+        use_dictionary=[name for name in _STRINGS if name in schema.names],
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in _TIMES if name in schema.names},
+        sorting_columns=[pq.SortingColumn(schema.get_field_index("arrival_ns"))],
+        store_schema=False,
+    )
 
 
 def encoded(schema: pa.Schema) -> pa.Schema:
