@@ -7,6 +7,7 @@ and the law runs in pico-tokens: r milli-tokens/s are exactly r pico-tokens/ns, 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -47,10 +48,13 @@ _UNIT_NS = {
 def exact(value: Number, what: str) -> Fraction:
     """The value as an exact fraction; a float counts as the decimal that it prints as."""
     try:
-        fraction = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+        if isinstance(value, float):
+            return Fraction(repr(float(value)))
+        if hasattr(value, "__index__"):  # numpy's integers would overflow inside a fraction
+            return Fraction(operator.index(value))
+        return Fraction(value)
     except (ValueError, TypeError, InvalidOperation, OverflowError, ZeroDivisionError):
         raise InputError(f"{what} must be a finite number, not {value!r}", value=value) from None
-    return fraction
 
 
 def parse_duration_ns(text: Number, *, bare: str = "s") -> int:

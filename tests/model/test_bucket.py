@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from srtm.errors import BucketError
@@ -35,6 +36,14 @@ def test_floats_mean_the_decimal_that_they_print_as() -> None:
     assert TokenBucket.of(0.1, 1.1) == TokenBucket(100, 1_100_000_000)
     assert TokenBucket.of("1833.333", "4.333333333") == TokenBucket(1_833_333, 4_333_333_333)
     assert TokenBucket.of(Fraction(22, 7), 4) == TokenBucket(3143, 4 * 10**9)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    bucket = TokenBucket(np.int64(10**9), np.int64(4 * 10**18))  # type: ignore[arg-type]
+    assert bucket.pico_law.burst == 4 * 10**21
+    assert TokenBucket.of(np.float64(0.1), np.int32(7)) == TokenBucket.of("0.1", 7)  # type: ignore[arg-type]
+    with pytest.raises(BucketError, match=r"r_mtps must be a whole number, not 1\.5"):
+        TokenBucket(1.5, 10**9)  # type: ignore[arg-type]
 
 
 def test_the_law_counts_in_the_coarsest_exact_unit() -> None:

@@ -9,6 +9,7 @@ Invariants, for any sequence of calls:
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
@@ -44,6 +45,12 @@ class TokenBucket:
 
     def __post_init__(self) -> None:
         """Refuse what is no bucket: without rate it stops, with b < 1 no message ever finds a whole token."""
+        for name in ("r_mtps", "b_ntok"):
+            value = getattr(self, name)
+            try:  # numpy's integers would overflow where Python's grow
+                object.__setattr__(self, name, operator.index(value))
+            except TypeError:
+                raise BucketError(f"{name} must be a whole number, not {value!r}", value=value) from None
         if not 1 <= self.r_mtps <= _MAX_R_MTPS:
             raise BucketError(f"r = {self.r:g} tokens/s: r must lie between 0.001 and 1e9", r=self.r)
         if self.b_ntok < NANO_PER_TOKEN:
