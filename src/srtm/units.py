@@ -32,7 +32,8 @@ PICO_PER_TOKEN = 1_000_000_000_000
 
 Number = int | float | Fraction | Decimal | str
 
-_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(ns|us|µs|ms|s|m|min|h)?\s*")
+_HUGE = re.compile(r"[eE][+-]?[0-9]{4}")  # 1e9999 is a number that takes hours to write out
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*(ns|us|µs|ms|s|m|min|h)?\s*")
 _UNIT_NS = {
     "ns": 1,
     "us": NS_PER_US,
@@ -52,6 +53,8 @@ def exact(value: Number, what: str) -> Fraction:
             return Fraction(repr(float(value)))
         if hasattr(value, "__index__"):  # numpy's integers would overflow inside a fraction
             return Fraction(operator.index(value))
+        if isinstance(value, str) and _HUGE.search(value):
+            raise ValueError
         return Fraction(value)
     except (ValueError, TypeError, InvalidOperation, OverflowError, ZeroDivisionError):
         raise InputError(f"{what} must be a finite number, not {value!r}", value=value) from None

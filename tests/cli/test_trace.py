@@ -84,13 +84,22 @@ def test_interrupted_it_leaves_no_file(tmp_path: Path) -> None:
         str(tmp_path / "t.parquet"),
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    try:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_devices_are_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "synth", "--duration", "1s", "--force", "--out", "/dev/null"]) == 2
+    assert "give the name of a file" in capsys.readouterr().err
+    assert Path("/dev/null").is_char_device()
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

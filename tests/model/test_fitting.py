@@ -287,6 +287,32 @@ def test_a_measurement_that_is_none_is_refused_and_loses_nothing(latency: float 
     assert fitting.rounds == 0
 
 
+@pytest.mark.parametrize(("latency", "fits"), [(SLO_NS, True), (SLO_NS + 1, False)])
+def test_the_slo_itself_is_the_limit(latency: int, fits: bool) -> None:
+    fitting = Fitting(topic(), idle(1), "srtm", SLO_NS)
+    fitting.tell({0: latency}, 60)
+    assert isinstance(fitting.order, Placed) == fits
+
+
+def test_very_different_rates_do_not_make_it_endless() -> None:
+    roster = Roster([Publisher("fast", 10.0), Publisher("slow", 0.001, "g")])
+    brokers = [Broker(f"b{i}", 12 + i / 2) for i in range(3)]
+    fitting = Fitting(roster, brokers, "srtm", SLO_NS)
+
+    def measure(order: Measure) -> dict[int, int]:
+        shares = roster.rates_by_broker(order.broker_of, 3) / roster.rate
+        return {b: round(4e6 * shares[b]) for b in order.brokers}
+
+    drive(fitting, measure, 60)
+    assert fitting.rounds < 100
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+def test_rounds_last_a_finite_time(seconds: float) -> None:
+    with pytest.raises(InputError, match="a round must last"):
+        Fitting(topic(), idle(1), "srtm", SLO_NS).tell({0: 5}, seconds)
+
+
 def test_a_latency_just_above_the_slo_is_above_it() -> None:
     fitting = Fitting(topic(), idle(1), "srtm", SLO_NS)
     fitting.tell({0: SLO_NS + 0.9}, 60)  # type: ignore[dict-item]
@@ -329,7 +355,9 @@ def test_an_ended_fitting_hears_nothing() -> None:
         fitting.tell({0: 5}, 60)
 
 
-@pytest.mark.parametrize(("slo_ns", "stop_within"), [(0, 0.2), (-5, 0.2), (SLO_NS, 1.0), (SLO_NS, -0.1)])
+@pytest.mark.parametrize(
+    ("slo_ns", "stop_within"), [(0, 0.2), (-5, 0.2), (math.nan, 0.2), (SLO_NS, 1.0), (SLO_NS, -0.1)]
+)
 def test_impossible_goals_are_refused(slo_ns: int, stop_within: float) -> None:
     with pytest.raises(InputError):
         Fitting(topic(), idle(1), "srtm", slo_ns, stop_within=stop_within)

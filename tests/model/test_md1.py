@@ -43,6 +43,13 @@ def test_far_out_the_tail_falls_by_its_known_factor(utilisation: float, x: float
     assert ratio == pytest.approx(math.exp(-md1.decay(utilisation)), rel=1e-9)
 
 
+@pytest.mark.parametrize("utilisation", [1e-9, 0.0009, 0.01, 0.018, 0.3, 0.9999])
+def test_the_decay_is_the_root_for_small_loads_too(utilisation: float) -> None:
+    eta = md1.decay(utilisation)
+    assert utilisation * math.expm1(eta) == pytest.approx(eta, rel=1e-9)
+    assert 0 <= md1.mean_delay(11_000 * utilisation, TokenBucket.of(11_000, 26)) < 1
+
+
 def test_what_underflows_is_zero_and_comes_back() -> None:
     assert md1.exceeds(100_000, 0.9) == 0
     assert md1.exceeds(-1, 0.9) == 1

@@ -105,6 +105,7 @@ def test_each_groups_share_is_proportional_within_one_publisher(
     quotas[0] += roster.rate - sum(quotas)
     broker_of = pick(roster, quotas, by_group=True, seed=seed)
     sizes = Counter(publisher.group for publisher in publishers if publisher.group)
+    sizes = Counter({group: size for group, size in sizes.items() if size > 1})
     held = Counter((publisher.group, broker) for publisher, broker in zip(publishers, broker_of.tolist(), strict=True))
     for group, size in sizes.items():
         for broker, quota in enumerate(quotas):
@@ -138,6 +139,12 @@ def test_quotas_that_change_a_little_move_few_publishers(
     moved = (after != before).sum()
     groups = len({publisher.group for publisher in publishers})
     assert moved <= needed + brokers * (groups if by_group else 1)
+
+
+def test_groups_of_one_are_placed_by_their_rates() -> None:
+    publishers = [Publisher(f"p{i}", 1_000.0 if i < 4 else 1.0, f"g{i}") for i in range(1_000)]
+    placed = place(publishers, [Broker(f"b{i}", 1_374) for i in range(4)], "srtm", seed=2)
+    assert max(placed.rates_mps) <= 1_250
 
 
 def test_a_worked_max_min() -> None:

@@ -109,9 +109,22 @@ def test_bad_input_is_named() -> None:
         SLO(0)
     with pytest.raises(InputError, match="quantile must lie in"):
         SLO(quantile="99")
-    silent = Topic(case.publishers, case.arrivals._replace(publisher_of=case.arrivals.publisher_of * 0), case.bucket)
-    with pytest.raises(InputError, match="sent nothing to measure"):
-        simulate(silent, SIX, "lb")
+    for wrong in (case.arrivals.publisher_of - 1, case.arrivals.publisher_of + 1, case.arrivals.publisher_of[:-1]):
+        with pytest.raises(InputError, match="one of the 200 publishers"):
+            simulate(Topic(case.publishers, case.arrivals._replace(publisher_of=wrong), case.bucket), SIX, "lb")
+    nobody = case.arrivals._replace(times_ns=case.arrivals.times_ns[:0], publisher_of=case.arrivals.publisher_of[:0])
+    with pytest.raises(InputError, match="trace is empty"):
+        simulate(Topic(case.publishers, nobody, case.bucket), SIX, "lb")
+    with pytest.raises(InputError, match="the same publishers"):
+        simulate(case, SIX, "srtm", fit="model", history=topic(50))
+
+
+def test_brokers_whose_publishers_are_silent_are_within_any_slo() -> None:
+    case = topic()
+    one_sends = Topic(case.publishers, case.arrivals._replace(publisher_of=case.arrivals.publisher_of * 0), case.bucket)
+    result = simulate(one_sends, SIX, "lb", SLO(NS_PER_S))
+    assert result.k == 6
+    assert len(result.by_broker) == 1
 
 
 def test_a_bucket_too_small_to_split_ends_without_an_answer() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_where_nothing_may_be_written_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without space")
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     full = tmp_path / "full.parquet"
-    (tmp_path / "full.parquet.partial").symlink_to("/dev/full")
+    (tmp_path / f"full.parquet.{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(TraceError, match=r"full\.parquet.*No space left"):
         write(full)
     assert not full.exists()

@@ -53,7 +53,7 @@ def synth(
     workload = Workload((population,), _duration_ns(duration, messages, population), seed, start_ns)
     if not topic:
         raise WorkloadError("the topic must have a name")
-    if out.is_dir() or not out.parent.is_dir():
+    if (out.exists() and not out.is_file()) or not out.parent.is_dir():
         raise WorkloadError(f"--out {out}: give the name of a file in a folder that exists")
     if out.exists() and not force:
         raise WorkloadError(f"--out {out} exists already: choose another name, or overwrite it with --force")

@@ -102,6 +102,8 @@ def _exact(value: Number, name: str) -> Fraction:
 class Limiter:
     """One broker's sub-token bucket at run time, in pico-tokens: a few integers, nothing per message.
 
+    Times are Python's integers: numpy's overflow, and checking for them would cost every message.
+
     Time never runs backwards here: a message whose stamp lies before the last event counts as coming with it. Stamps of
     different sockets cross, and a change of (r, b) may overtake a message still in its socket; `late` counts them.
 

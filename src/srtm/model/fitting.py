@@ -146,7 +146,7 @@ class Fitting:
         predict: Callable[[Measure], Mapping[int, int]] | None = None,
     ) -> None:
         check_fits(roster, brokers)
-        if slo_ns <= 0:
+        if not 0 < slo_ns < math.inf:
             raise InputError(f"the SLO must be a positive time, not {slo_ns} ns", value=slo_ns)
         if not 0 <= stop_within < 1:
             raise InputError(f"stop_within must lie in [0, 1), not {stop_within}", value=stop_within)
@@ -163,6 +163,8 @@ class Fitting:
         """What the brokers of the current order measured, and how long that round took."""
         if not isinstance(self.order, Measure):
             raise InputError(f"the fitting is over ({type(self.order).__name__}): there is nothing to be told")
+        if not 0 <= duration_s < math.inf:
+            raise InputError(f"a round must last a finite time, not {duration_s} s", value=duration_s)
         heard = self._topic.checked(self.order, latencies_ns)
         self.rounds += 1
         self.elapsed_s += duration_s
@@ -251,8 +253,9 @@ class _Topic:
                 rates = self.roster.rates[search.members]
                 kept = int((rates * (broker_of[search.members] == broker)).sum())
                 too_much[broker] = min(too_much[broker], int(rates.sum()) * search.high // len(rates))
-                # Less than before by a publisher at least, even where rounding had overfilled the broker: it ends.
-                caps[broker] = max(0, min(kept, caps[broker] - int(rates.min())))
+                # Less than before by a publisher and by 2 % at least, even where rounding had overfilled the broker: it
+                # ends, and soon.
+                caps[broker] = max(0, min(kept, caps[broker] - max(int(rates.min()), caps[broker] // 50)))
 
     def _on_fewer(self, placed: Placed, too_much: Sequence[int], iterations: list[Iteration]) -> Trial:
         """Searches stop early, so brokers may carry more than was found: try one broker less while none objects."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ class SLO:
 
     def __post_init__(self) -> None:
         """A limit is a time, a quantile a share."""
-        if self.limit_ns <= 0:
+        if not 0 < self.limit_ns < math.inf:
             raise InputError(f"the SLO must be a positive time, not {self.limit_ns} ns", value=self.limit_ns)
         if not 0 < exact(self.quantile, "quantile") <= 1:
             raise InputError(f"the SLO's quantile must lie in (0, 1], not {self.quantile}", value=self.quantile)

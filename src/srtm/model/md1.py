@@ -53,9 +53,14 @@ def expected_excess(x: float, utilisation: float) -> float:
         return max(0.0, -x)
     if x < 0:
         return utilisation / (2 * (1 - utilisation)) - x
-    steps = max(0, math.ceil(_one_exponential_from(utilisation) - x))
-    far = exceeds(x + steps, utilisation) / decay(utilisation)
-    return far + sum(exceeds(x + n, utilisation) for n in range(1, steps + 1)) / utilisation
+    at, total = x, 0.0
+    while at < _one_exponential_from(utilisation):
+        at += 1
+        term = exceeds(at, utilisation)
+        total += term / utilisation
+        if term <= total * 1e-17:  # at small loads the tail is gone before it is one exponential
+            return total
+    return total + exceeds(at, utilisation) / decay(utilisation)
 
 
 @lru_cache

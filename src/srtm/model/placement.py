@@ -14,6 +14,7 @@ measuring, not this, says whether it can carry it.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,8 @@ class Roster:
         if not listed:
             raise PlacementError("a topic without publishers cannot be placed")
         self.ids = tuple(publisher.id for publisher in listed)
-        if len(set(self.ids)) != len(self.ids):
-            twice = next(name for name in self.ids if self.ids.count(name) > 1)
+        twice = next((name for name, times in Counter(self.ids).items() if times > 1), None)
+        if twice is not None:
             raise PlacementError(f"publisher {twice!r} is listed more than once", publisher=twice)
         rates = {rate: _milli(rate, "rate") for rate in {publisher.rate_mps for publisher in listed}}
         self.rates: Ints = np.array([rates[publisher.rate_mps] for publisher in listed], np.int64)
@@ -266,7 +267,9 @@ def pick(
     now = np.full(len(roster), UNPLACED, np.int32) if current is None else current
     members = rng.permutation(members)
     members = members[np.argsort(-roster.rates[members], kind="stable")]
-    grouped = (roster.groups[members] >= 0) & by_group
+    # A group of one has nothing to be kept apart from; it goes where there is room.
+    of_size = np.bincount(roster.groups[members] + 1)[roster.groups[members] + 1]
+    grouped = (roster.groups[members] >= 0) & (of_size > 1) & by_group
     room = list(quotas)  # what each broker may still take; a rounded publisher may take it below zero
     result = np.full(len(roster), UNPLACED, np.int32)
 

@@ -17,6 +17,7 @@ A file appears under its name only when it is complete.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ _TIMES = [field.name for field in RECORDED_SCHEMA if field.type == pa.int64()]
 @contextmanager
 def writing(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[pq.ParquetWriter]:
     """A Parquet writer that leaves `path` complete or not at all."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with _writer(partial, schema) as writer:
             yield writer
