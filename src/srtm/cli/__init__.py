@@ -1,4 +1,4 @@
-"""The `srtm` command: one file per verb, each imported only when it is used."""
+"""The `srtm` command: one file per verb, which imports what it works with only when it runs."""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from srtm.workload.trace import files_of
-
 if TYPE_CHECKING:
     from srtm.pipeline.profile import TopicProfile
 
@@ -42,6 +40,7 @@ def profile(
     """
     from srtm.pipeline.profile import profile as run
     from srtm.pipeline.session import spark_session
+    from srtm.workload.trace import files_of
 
     files_of(trace)  # what is not there need not wait for Spark
     with (

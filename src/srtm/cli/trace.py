@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,8 +13,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from srtm.errors import WorkloadError
 from srtm.units import NS_PER_S, parse_duration_ns
-from srtm.workload.publishers import Population, Workload
-from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
+
+if TYPE_CHECKING:
+    from srtm.workload.publishers import Population, Workload
 
 app = typer.Typer(help="Make trace files: Parquet, one row a message.", no_args_is_help=True)
 
@@ -49,6 +50,8 @@ def synth(
 
         srtm trace synth --publishers 1000 --batch 10 --group-size 25 --duration 60s --out trace.parquet
     """
+    from srtm.workload.publishers import Population, Workload
+
     population = Population(publishers, rate, batch, process, group_size, parse_duration_ns(jitter, bare="ms"))  # type: ignore[arg-type]
     workload = Workload((population,), _duration_ns(duration, messages, population), seed, start_ns)
     if not topic:
@@ -80,6 +83,8 @@ def synth(
 
 
 def _write(workload: Workload, topic: str, out: Path) -> int:
+    from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
+
     about = {"srtm.workload": repr(workload)}
     written = 0
     columns = (
