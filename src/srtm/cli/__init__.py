@@ -7,6 +7,11 @@ import sys
 
 def main() -> None:
     """Entry point of the `srtm` command. Exit codes: 0 done, 1 failed, 2 bad usage."""
-    from srtm.cli.app import run
+    try:
+        from srtm.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # typer handles it, but not where it strikes typer itself
+        print("srtm: stopped", file=sys.stderr)
+        code = 1
+    sys.exit(code)
