@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check test bench clean
+.PHONY: help setup check test bench bench-pipeline clean
 help:
 	@echo "make setup   make .venv with pinned versions (done by the others as needed)"
 	@echo "make check   ruff and mypy"
 	@echo "make test    check, then all tests (PYTEST='-k bucket' for some)"
 	@echo "make bench   measure; prints tables"
+	@echo "make bench-pipeline   measure the Spark jobs against polars, duckdb, numpy and numba"
 	@echo "make clean   remove .venv and caches"
 
 setup: $(READY)
@@ -30,6 +31,10 @@ test: check
 
 bench: $(READY)
 	$(BIN)/python -m bench
+
+bench-pipeline: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m bench.pipeline
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .parts

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from enum import StrEnum
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from srtm.cli.common import AsJson, Form, Format, Master, Remote, Trace, print_json, spark_for
+
 if TYPE_CHECKING:
     from srtm.pipeline.profile import TopicProfile
 
 
-class Format(StrEnum):
-    """How a result is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 def profile(
-    trace: Annotated[Path, typer.Argument(help="A trace: a Parquet file, or a folder of them.", show_default=False)],
+    trace: Trace,
     headroom: Annotated[str, typer.Option(help="r is this times the mean rate.")] = "1.1",
     quantile: Annotated[str, typer.Option(help="Share of the messages that must not wait for tokens.")] = "0.99",
-    master: Annotated[str | None, typer.Option(help="A Spark cluster, as in spark://host:7077 (this machine).")] = None,
-    remote: Annotated[str | None, typer.Option(help="A Spark Connect server, as in sc://host.")] = None,
-    form: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    master: Master = None,
+    remote: Remote = None,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """Say what each topic of a trace sent, and the token bucket (r, b) that it needs.
 
@@ -39,23 +32,16 @@ def profile(
         srtm profile trace.parquet --quantile 0.995
     """
     from srtm.pipeline.profile import profile as run
-    from srtm.pipeline.session import spark_session
-    from srtm.workload.trace import files_of
 
-    files_of(trace)  # what is not there need not wait for Spark
-    with (
-        Console(stderr=True).status("starting Spark") as status,
-        spark_session(master=master, remote=remote) as spark,
-    ):
-        status.update(f"profiling {trace}")
+    with spark_for(trace, "profiling", master, remote) as (spark, _):
         lines = run(trace, spark, headroom=headroom, quantile=quantile)
     if as_json or form is Format.JSON:
-        print(json.dumps({"topics": [_facts(line) for line in lines]}))
+        print_json({"topics": [_facts(line) for line in lines]})
     else:
         Console().print(_table(lines))
     for line in lines:
         if line.error:
-            print(f"srtm: topic {line.topic!r}: {line.error}", file=typer.get_text_stream("stderr"))
+            print(f"srtm: topic {line.topic!r}: {line.error}", file=sys.stderr)
     if any(line.error for line in lines):
         raise typer.Exit(1)
 
