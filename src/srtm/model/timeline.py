@@ -127,11 +127,13 @@ def waits(arrivals: ArrayLike, timeline: Timeline, entering: scan.State = BEGINN
     return delays, state
 
 
-def summarise(arrivals: ArrayLike, timeline: Timeline) -> Piece:
-    """The piece that these arrivals are."""
+def summarise(arrivals: ArrayLike, timeline: Timeline, before: Piece | None = None) -> Piece:
+    """The piece that these arrivals are, or that they make with the piece just before them."""
     times = scan.as_arrivals(arrivals)
-    state = _owed(times, timeline, scan.State(0, int(times[0])))[1]
-    return Piece(len(times), int(times[0]), state.last_ns, state.backlog)
+    start = scan.State(before.backlog, before.last_ns) if before else scan.State(0, int(times[0]))
+    state = _owed(times, timeline, start)[1]
+    messages, first_ns = (before.messages, before.first_ns) if before else (0, int(times[0]))
+    return Piece(messages + len(times), first_ns, state.last_ns, state.backlog)
 
 
 def left_by(piece: Piece, entering: scan.State, timeline: Timeline) -> scan.State:
