@@ -79,7 +79,8 @@ def import_trace(
     from srtm.pipeline.output import check_output
     from srtm.pipeline.session import spark_session
 
-    mapping, units = _pairs(column or [], "--column"), _units(unit or [])
+    mapping, units = _pairs(column or [], "--column", "publisher=device"), _units(unit or [])
+    between = _delimiter(delimiter)
     check_output(out, force=force)
     find(files, form)  # what is not there need not wait for Spark
     began = time.perf_counter()
@@ -97,7 +98,7 @@ def import_trace(
             topic=topic,
             publisher=publisher,
             relative=relative,
-            delimiter=_delimiter(delimiter),
+            delimiter=between,
             header=not no_header,
             max_rejects=max_rejects,
             skip_unreadable=skip_unreadable,
@@ -115,12 +116,12 @@ def import_trace(
         print(_summary(done, seconds))
 
 
-def _pairs(given: list[str], option: str) -> dict[str, str]:
+def _pairs(given: list[str], option: str, example: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (equals and name and value):
-            raise InputError(f"{option} {text}: write it as NAME=COLUMN, as in {option} publisher=device")
+            raise InputError(f"{option} {text}: write it as NAME={option[2:].upper()}, as in {option} {example}")
         if name in pairs:
             raise InputError(f"{option} {name} is given twice, as {pairs[name]} and as {value}")
         pairs[name] = value
@@ -130,7 +131,7 @@ def _pairs(given: list[str], option: str) -> dict[str, str]:
 def _units(given: list[str]) -> str | dict[str, str] | None:
     if len(given) <= 1 and not any("=" in text for text in given):
         return given[0] if given else None
-    return _pairs(given, "--unit")
+    return _pairs(given, "--unit", "release_ns=ms")
 
 
 def _delimiter(given: str | None) -> str | None:

@@ -121,6 +121,7 @@ def sources(
     """One source for every layout among the files; those without a single row are in none."""
     layouts: dict[Layout, list[Path]] = defaultdict(list)
     keys: dict[str, str] = {}
+    names: dict[tuple[tuple[str, str], ...], tuple[str, ...]] = {}
     skipped: dict[Path, str] = {}
     for file, form in files.items():
         between = delimiter or ("\t" if _ending(file) == ".tsv" else ",")
@@ -137,7 +138,10 @@ def sources(
             continue
         if form == "jsonl":  # a key that a file lacks is a value that its lines lack
             keys |= columns
-        if columns:
+        if form == "parquet":  # what nobody asks for makes no difference
+            names.setdefault(used := tuple(item for item in columns.items() if item[0] in wanted), tuple(columns))
+            layouts[Layout(form, "", used)].append(file)
+        elif columns:
             layouts[Layout(form, between, () if form == "jsonl" else tuple(columns.items()))].append(file)
     if skipped and len(skipped) == len(files):
         file, said = next(iter(skipped.items()))
@@ -149,7 +153,7 @@ def sources(
         elif layout.form == "jsonl":
             found.append(_json(spark, members, keys, wanted))
         else:
-            found.append(_parquet(spark, members, dict(layout.columns), wanted))
+            found.append(_parquet(spark, members, dict(layout.columns), names[layout.columns]))
     return Found(found, skipped)
 
 
@@ -278,20 +282,18 @@ def _json(spark: SparkSession, files: list[Path], columns: dict[str, str], wante
     return Source(tuple(files), tuple(columns), frame, used)
 
 
-def _parquet(spark: SparkSession, files: list[Path], columns: dict[str, str], wanted: Collection[str]) -> Source:
+def _parquet(spark: SparkSession, files: list[Path], columns: dict[str, str], names: tuple[str, ...]) -> Source:
     from pyspark.sql import functions as f
 
-    used = {name: name for name in columns if name in wanted}
-    if useless := [name for name in used if not columns[name]]:
-        raise TraceError(
-            f"{files[0]}: column {useless[0]!r} is nested, and a trace takes plain values", column=useless[0]
-        )
+    if useless := [name for name in columns if not columns[name]]:
+        raise TraceError(f"{files[0]}: column {useless[0]!r} is nested, and a trace takes plain values")
     # A schema that is given reads nanoseconds as they are; Spark's own types of time stop at microseconds.
-    types = {name: "bigint" if columns[name] == "stamp" else columns[name] for name in used}
+    types = {name: "bigint" if kind == "stamp" else kind for name, kind in columns.items()}
     reader = spark.read.schema(", ".join(f"{_quoted(name)} {kind}" for name, kind in types.items()))
-    frame = _with_file(reader.parquet(*_escaped(files)), list(used)).withColumn(MALFORMED, f.lit(None).cast("string"))
-    stamps = frozenset(name for name in used if columns[name] == "stamp")
-    return Source(tuple(files), tuple(columns), frame, used, stamps)
+    frame = _with_file(reader.parquet(*_escaped(files)), [*columns])
+    frame = frame.withColumn(MALFORMED, f.lit(None).cast("string"))
+    stamps = frozenset(name for name, kind in columns.items() if kind == "stamp")
+    return Source(tuple(files), names, frame, {name: name for name in columns}, stamps)
 
 
 def _with_file(frame: DataFrame, columns: Sequence[str]) -> DataFrame:

@@ -411,9 +411,11 @@ def _iso_nanoseconds(text: Column) -> Column:
 
     whole, fraction, offset = (f.regexp_extract(text, _ISO, group) for group in (1, 2, 3))
     zone = f.when(offset == "", "Z").otherwise(f.upper(offset))
-    seconds = f.unix_seconds(f.concat(whole, zone).try_cast("timestamp"))
-    furthest = f.lit(9_000_000_000)  # beyond it is out of range, and still fits when it is multiplied
-    return f.greatest(-furthest, f.least(seconds, furthest)) * NS_PER_S + f.rpad(fraction, 9, "0").cast("bigint")
+    full = f.when(f.length(whole) == len("2023-11-14T22:13"), f.concat(whole, f.lit(":00"))).otherwise(whole)
+    seconds = f.unix_seconds(f.concat(full, zone).try_cast("timestamp"))
+    furthest = 9_000_000_000  # beyond it is out of range, and still fits when it is multiplied
+    bounded = f.when(f.abs(seconds) > furthest, furthest).otherwise(seconds)
+    return bounded * NS_PER_S + f.rpad(fraction, 9, "0").cast("bigint")
 
 
 def _is_text(column: Column) -> Column:
