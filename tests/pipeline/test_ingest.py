@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from srtm.errors import InputError, PipelineError, SRTMError, TraceError
+from srtm.pipeline import ingest as importing
 from srtm.pipeline import output
 from srtm.pipeline.ingest import Imported, ingest, iso, normalise, translated
 from srtm.pipeline.profile import profile, row_groups_of
@@ -400,7 +401,7 @@ def test_an_end_in_the_middle_leaves_nothing(
 def test_what_a_repeated_task_left_is_not_in_the_result(
     spark: SparkSession, one: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside = output._beside
+    beside = output.beside
 
     def littered(out: Path) -> Any:
         manager = beside(out)
@@ -416,7 +417,7 @@ def test_what_a_repeated_task_left_is_not_in_the_result(
 
         return Littered()
 
-    monkeypatch.setattr(output, "_beside", littered)
+    monkeypatch.setattr(importing, "beside", littered)
     done = ingest([one], spark, one.with_name("out"), **OPTIONS)
     assert [file.name for file in done.out.iterdir()] == ["part-00000.parquet"]
     assert left(one.parent) == ["out"]

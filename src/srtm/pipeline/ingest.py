@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -28,7 +28,8 @@ import pyarrow as pa
 from srtm.errors import InputError, PipelineError, SRTMError, TraceError
 from srtm.model.scan import LATEST_NS
 from srtm.pipeline.foreign import FILE, MALFORMED, Source, find, sources
-from srtm.pipeline.output import check_output, write_trace
+from srtm.pipeline.output import beside, check_output, write_within
+from srtm.pipeline.staging import stage
 from srtm.units import NS_PER_MS, NS_PER_S, NS_PER_US, exact
 from srtm.workload.trace import ARRIVAL_SCHEMA, RECORDED_SCHEMA
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     Check = tuple[Column, str, str | None]  # what is wrong, how to call it, and the column of the trace that it is in
 
 UNITS = ("s", "ms", "us", "ns", "iso8601")
-EXAMPLES = 3
 EARLIEST_NS = 365 * 86_400 * NS_PER_S  # 1971
 MAX_REJECTS = "1%"
 Unit = str | Mapping[str, str] | None
@@ -154,29 +154,30 @@ def ingest(
     check_output(out, force=force)
     files = find(inputs, form)
     tell(f"reading {_listed(files)}")
-    with _spark_errors(out), ExitStack() as held:
+    with _spark_errors(out), beside(out) as folder:
         found = sources(
             spark, files, wanted.names(), delimiter=delimiter, header=header, skip_unreadable=skip_unreadable
         )
         if not found.sources:
             raise TraceError(f"{_listed(files)}: no rows")
-        judged = _union(found.sources, wanted).persist()  # it is counted, sampled and written: parse it once
-        held.callback(judged.unpersist)
-        counted = _counted(judged)
-        rejected = _examples(judged, counted.rejects, wanted)
-        rejects = sum(line.rows for line in rejected)
-        if rejects > allowed(counted.messages + rejects):
-            raise TraceError(_refusal(rejected, counted.messages + rejects, max_rejects), rejected=rejected)
-        if not counted.messages:
-            raise TraceError("\n".join([f"{_listed(files)}: no rows that make a trace", *lines(rejected)]))
+        judged = _union(found.sources, wanted)
         schema = RECORDED_SCHEMA if "broker" in judged.columns else ARRIVAL_SCHEMA
+        staged = stage(judged.select(*schema.names, "why.*", "row", "file"), folder / "stage", schema)
+        rejected = tuple(_rejected(reason, *facts, wanted) for reason, facts in staged.rejects.items())
+        rejects = sum(line.rows for line in rejected)
+        if rejects > allowed(staged.messages + rejects):
+            raise TraceError(_refusal(rejected, staged.messages + rejects, max_rejects), rejected=rejected)
+        if not staged.messages:
+            raise TraceError("\n".join([f"{_listed(files)}: no rows that make a trace", *lines(rejected)]))
+        rows = spark.read.schema(judged.select(*schema.names).schema).parquet(*map(str, staged.files))
+        counted = _counted(rows)
         tell(f"writing {out}")
-        written = write_trace(_rows(judged), out, schema, messages=counted.messages, topics=counted.topics)
+        written = write_within(folder, rows, out, schema, messages=staged.messages, topics=counted.topics)
     return Imported(
         out,
         len(files) - len(found.skipped),
-        counted.messages + rejects,
-        counted.messages,
+        staged.messages + rejects,
+        staged.messages,
         rejected,
         found.skipped,
         counted.topics,
@@ -434,57 +435,28 @@ def _rejects(judged: DataFrame) -> DataFrame:
 
 
 class _Counts(NamedTuple):
-    messages: int
     topics: int
     publishers: int
     first_ns: int
     last_ns: int
-    rejects: dict[str, int]
 
 
-def _counted(judged: DataFrame) -> _Counts:
-    """One pass: rows by reason, and what those without a reason hold."""
+def _counted(rows: DataFrame) -> _Counts:
     from pyspark.sql import functions as f
 
-    good = f.col("why").isNull()
-    pairs = judged.groupBy(
-        f.col("why.reason").alias("reason"),
-        f.when(good, f.col("topic")).alias("topic"),
-        f.when(good, f.col("publisher")).alias("publisher"),
-    ).agg(f.count("*").alias("n"), f.min("arrival_ns").alias("first"), f.max("arrival_ns").alias("last"))
-    counted = pairs.groupBy("reason").agg(
-        f.sum("n").alias("n"),
-        f.count_distinct("topic").alias("topics"),
-        f.count_distinct("publisher").alias("publishers"),
-        f.min("first").alias("first"),
-        f.max("last").alias("last"),
+    pairs = rows.groupBy("topic", "publisher").agg(
+        f.min("arrival_ns").alias("first"), f.max("arrival_ns").alias("last")
     )
-    rows = {row["reason"]: row for row in counted.toArrow().to_pylist()}
-    trace = rows.pop(None, {"n": 0, "topics": 0, "publishers": 0, "first": 0, "last": 0})
-    rejects = {reason: row["n"] for reason, row in rows.items()}
-    return _Counts(trace["n"], trace["topics"], trace["publishers"], trace["first"], trace["last"], rejects)
+    counted = pairs.agg(f.count_distinct("topic"), f.count_distinct("publisher"), f.min("first"), f.max("last"))
+    return _Counts(*(column[0].as_py() for column in counted.toArrow().columns))
 
 
-def _examples(judged: DataFrame, counts: Mapping[str, int], wanted: Wanted) -> tuple[Rejected, ...]:
-    from pyspark.sql import functions as f
-
-    if not counts:
-        return ()
-    rejects = _rejects(judged)
-    some = [rejects.where(f.col("reason") == reason).limit(EXAMPLES) for reason in counts]
-    rows = reduce(lambda one, other: one.unionByName(other), some).toArrow().to_pylist()
-    return tuple(
-        Rejected(
-            reason,
-            count,
-            tuple(
-                Example(_path(row["file"]), row["column"], row["value"], row["row"], wanted.hint(reason, row["value"]))
-                for row in rows
-                if row["reason"] == reason
-            ),
-        )
-        for reason, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+def _rejected(reason: str, rows: int, examples: list[dict[str, str | None]], wanted: Wanted) -> Rejected:
+    shown = (
+        Example(_path(row["file"]), row["column"], row["value"], row["row"], wanted.hint(reason, row["value"]))
+        for row in examples
     )
+    return Rejected(reason, rows, tuple(shown))
 
 
 def _path(uri: str | None) -> str | None:

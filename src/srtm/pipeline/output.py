@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from srtm.errors import InputError, PipelineError, TraceError
 from srtm.pipeline.profile import parallelism
-from srtm.workload.trace import encoded, writing
+from srtm.pipeline.staging import as_group
+from srtm.workload.trace import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -69,6 +70,12 @@ def check_output(out: Path, *, force: bool = False) -> None:
 
 def write_trace(rows: DataFrame, out: Path, schema: pa.Schema, *, messages: int, topics: int) -> Written:
     """Write rows as trace files, all or nothing; `rows` must be the same each time they are computed."""
+    with beside(out) as folder:
+        return write_within(folder, rows, out, schema, messages=messages, topics=topics)
+
+
+def write_within(folder: Path, rows: DataFrame, out: Path, schema: pa.Schema, *, messages: int, topics: int) -> Written:
+    """`write_trace` in a folder of `beside` that is there already."""
     if _is_file(out) and messages > _ONE_FILE:
         raise InputError(f"{messages:,} messages are too many for one file: name a folder, as in --out {out.stem}")
     tasks = parallelism(rows.sparkSession)
@@ -78,18 +85,15 @@ def write_trace(rows: DataFrame, out: Path, schema: pa.Schema, *, messages: int,
         .repartitionByRange(parts, "topic", "arrival_ns")
         .sortWithinPartitions("topic", "arrival_ns", "publisher")
     )
-    with _beside(out) as folder:
-        done = ordered.mapInArrow(
-            _writes(str(folder / "tasks"), schema, sharing=topics > MANY_TOPICS), _WRITTEN
-        ).toArrow()
-        files = sorted((row["partition"], row["name"], row["messages"]) for row in done.to_pylist())
-        if (written := sum(count for _, _, count in files)) != messages:
-            raise PipelineError(f"Spark wrote {written:,} messages of {messages:,}: the input changed; import it again")
-        for number, (_, name, _) in enumerate(files):
-            (folder / "tasks" / name).rename(folder / "done" / f"part-{number:05}.parquet")
-        result = folder / "done" / "part-00000.parquet" if _is_file(out) else folder / "done"
-        size = sum(file.stat().st_size for file in (folder / "done").iterdir())
-        _replace(result, out, folder / "before")
+    done = ordered.mapInArrow(_writes(str(folder / "tasks"), schema, sharing=topics > MANY_TOPICS), _WRITTEN).toArrow()
+    files = sorted((row["partition"], row["name"], row["messages"]) for row in done.to_pylist())
+    if (written := sum(count for _, _, count in files)) != messages:
+        raise PipelineError(f"Spark wrote {written:,} messages of {messages:,}: the input changed; import it again")
+    for number, (_, name, _) in enumerate(files):
+        (folder / "tasks" / name).rename(folder / "done" / f"part-{number:05}.parquet")
+    result = folder / "done" / "part-00000.parquet" if _is_file(out) else folder / "done"
+    size = sum(file.stat().st_size for file in (folder / "done").iterdir())
+    _replace(result, out, folder / "before")
     return Written(len(files), size)
 
 
@@ -98,12 +102,12 @@ def _is_file(out: Path) -> bool:
 
 
 @contextmanager
-def _beside(out: Path) -> Iterator[Path]:
+def beside(out: Path) -> Iterator[Path]:
     """A folder next to the result, on the same disk, that is gone afterwards whatever happens."""
     folder = out.absolute().with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
-        (folder / "tasks").mkdir(parents=True)
-        (folder / "done").mkdir()
+        for part in ("stage", "tasks", "done"):
+            (folder / part).mkdir(parents=True)
         yield folder
     except OSError as error:
         raise TraceError(f"cannot write {out}: {error.strerror or error}", path=str(out)) from None
@@ -168,20 +172,20 @@ def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, sharing:
             if sharing and whole and _rows(held) < _SMALL_TOPIC:
                 shared += held
             elif held:
-                yield _group(held, schema)
+                yield as_group(held, schema)
             topic, held, whole = name, [piece], True
         if _rows(held) >= ROW_GROUP:
-            yield _group(held, schema)
+            yield as_group(held, schema)
             held, whole = [], False
         if _rows(shared) >= ROW_GROUP:
-            yield _group(shared, schema).sort_by("arrival_ns")
+            yield as_group(shared, schema).sort_by("arrival_ns")
             shared = []
     if sharing and whole and _rows(held) < _SMALL_TOPIC:
         shared += held
     elif held:
-        yield _group(held, schema)
+        yield as_group(held, schema)
     if shared:
-        yield _group(shared, schema).sort_by("arrival_ns")
+        yield as_group(shared, schema).sort_by("arrival_ns")
 
 
 def _pieces(batches: Iterable[pa.RecordBatch], *, sharing: bool) -> Iterator[tuple[str | None, pa.RecordBatch]]:
@@ -202,11 +206,3 @@ def _pieces(batches: Iterable[pa.RecordBatch], *, sharing: bool) -> Iterator[tup
 
 def _rows(batches: list[pa.RecordBatch]) -> int:
     return sum(batch.num_rows for batch in batches)
-
-
-def _group(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    table = pa.Table.from_batches(batches).combine_chunks()
-    columns = [
-        table[field.name].dictionary_encode() if field.type == pa.string() else table[field.name] for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=encoded(schema))
