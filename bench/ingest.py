@@ -23,7 +23,7 @@ from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -33,7 +33,7 @@ FORMS = ("csv", "iso8601.csv", "jsonl", "parquet")
 COLUMNS = {"arrival_ns": "at", "publisher": "who"}
 
 
-def write_foreign(folder: Path, messages: int, seed: int) -> dict[str, Path]:
+def write_foreign(folder: Path, messages: int, seed: int, forms: Sequence[str] = FORMS) -> dict[str, Path]:
     """The same log in several forms: 1,000 publishers in bursts, in the order in which eight collectors saw them."""
     population = Population(1_000, 10.0, 10, "poisson", 25, 4_000_000)
     workload = Workload((population,), round(messages / population.total_mps * NS_PER_S), seed, BEGAN_NS)
@@ -42,18 +42,20 @@ def write_foreign(folder: Path, messages: int, seed: int) -> dict[str, Path]:
     order = np.argsort(collector, kind="stable")
     times = pa.array(arrivals.times_ns[order])
     names = pa.array([publisher.id for publisher in workload.publishers()]).take(pa.array(arrivals.publisher_of[order]))
-    files = {form: folder / f"{messages}.{form}" for form in FORMS}
-    exact = times.cast(pa.timestamp("ns")).cast(pa.string())
+    files = {form: folder / f"{messages}.{form}" for form in forms}
     digits = times.cast(pa.string())
-    decimal = pc.binary_join_element_wise(
-        pc.utf8_slice_codeunits(digits, 0, 10), pc.utf8_slice_codeunits(digits, 10, 19), "."
-    )
+    whole, fraction = pc.utf8_slice_codeunits(digits, 0, 10), pc.utf8_slice_codeunits(digits, 10, 19)
+    decimal = pc.binary_join_element_wise(whole, fraction, ".")
     unquoted = pa.csv.WriteOptions(quoting_style="none")
-    pa.csv.write_csv(pa.table({"at": decimal, "who": names}), files["csv"], unquoted)
-    pa.csv.write_csv(pa.table({"at": exact, "who": names}), files["iso8601.csv"], unquoted)
-    lines = pc.binary_join_element_wise('{"at":', decimal, ',"who":"', names, '"}\n', "")
-    files["jsonl"].write_bytes(lines.buffers()[2])  # the texts lie there one after the other
-    pq.write_table(pa.table({"at": times.cast(pa.timestamp("ns")), "who": names}), files["parquet"])
+    for form, path in files.items():
+        if form == "parquet":
+            pq.write_table(pa.table({"at": times.cast(pa.timestamp("ns")), "who": names}), path)
+        elif form == "jsonl":
+            lines = pc.binary_join_element_wise('{"at":', decimal, ',"who":"', names, '"}\n', "")
+            path.write_bytes(lines.buffers()[2])  # the texts lie there one after the other
+        else:
+            at = decimal if form == "csv" else times.cast(pa.timestamp("ns")).cast(pa.string())
+            pa.csv.write_csv(pa.table({"at": at, "who": names}), path, unquoted)
     return files
 
 
@@ -63,8 +65,8 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def measure(spark: SparkSession, folder: Path, messages: int, seed: int) -> None:
-    files = write_foreign(folder, messages, seed)
+def measure(spark: SparkSession, folder: Path, messages: int, seed: int, forms: Sequence[str]) -> None:
+    files = write_foreign(folder, messages, seed, forms)
     rows = []
     for form, path in files.items():
         unit = "iso8601" if form.startswith("iso") else None if form == "parquet" else "s"
@@ -109,16 +111,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.ingest", description=__doc__)
     parser.add_argument("messages", nargs="*", type=float, default=[1e6, 1e7], help="rows to import (1e6 and 1e7)")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--forms", default=",".join(FORMS), help=f"which: {', '.join(FORMS)} (all)")
     options = parser.parse_args()
     print(host.describe(options.seed))
     with tempfile.TemporaryDirectory() as folder, spark_session() as spark:
         small = Path(folder, "warm-up")
         small.mkdir()
-        files = write_foreign(small, 10_000, options.seed)
+        files = write_foreign(small, 10_000, options.seed, ["csv"])
         ingest([files["csv"]], spark, small / "out", mapping=COLUMNS, unit="s", topic="t")
         profile(small / "out", spark)
         for messages in options.messages:
-            measure(spark, Path(folder), int(messages), options.seed)
+            measure(spark, Path(folder), int(messages), options.seed, options.forms.split(","))
 
 
 if __name__ == "__main__":

@@ -50,10 +50,7 @@ _RECORDED = ("broker", "release_ns")
 _NAMES = ("topic", "publisher", "broker")
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "string")
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-_ISO = (
-    r"^\s*(\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2})?)(?:(?<=:\d{2}:\d{2})[.,](\d{1,9}))?"
-    r"\s?([Zz]|[+-]\d{2}(?::?\d{2})?)?\s*$"
-)
+_ISO = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}(:?\d{2})?)?$"
 _LONGEST = 300  # characters of a row that are shown
 
 
@@ -391,7 +388,7 @@ def _nanoseconds(column: Column, kind: str, unit: str) -> Column:
         return _scaled(f.unix_micros(column), "us")
     if unit in ("timestamp_ntz", "date"):
         text = column.cast("string")
-        return _iso_nanoseconds(f.concat(text, f.lit(" 00:00")) if unit == "date" else text)
+        return _iso_nanoseconds(f.concat(text, f.lit(" 00:00:00")) if unit == "date" else text)
     if unit == "iso8601":
         return _iso_nanoseconds(column)
     return _scaled(column.cast("string") if kind in ("float", "double") else column, unit)
@@ -410,13 +407,16 @@ def _scaled(column: Column, unit: str) -> Column:
 def _iso_nanoseconds(text: Column) -> Column:
     from pyspark.sql import functions as f
 
-    whole, fraction, offset = (f.regexp_extract(text, _ISO, group) for group in (1, 2, 3))
-    zone = f.when(offset == "", "Z").otherwise(f.upper(offset))
-    full = f.when(f.length(whole) == len("2023-11-14T22:13"), f.concat(whole, f.lit(":00"))).otherwise(whole)
-    seconds = f.unix_seconds(f.concat(full, zone).try_cast("timestamp"))
-    furthest = 9_000_000_000  # beyond it is out of range, and still fits when it is multiplied
-    bounded = f.when(f.abs(seconds) > furthest, furthest).otherwise(seconds)
-    return bounded * NS_PER_S + f.rpad(fraction, 9, "0").cast("bigint")
+    clean = f.translate(f.trim(text), ",z", ".Z")
+    tail = f.substring(clean, len("2023-11-14T22:13:20."), 20)
+    zoneless = f.length(f.translate(tail, "Z+-", "")) == f.length(tail)
+    zoned = f.when(zoneless, f.concat(clean, f.lit("Z"))).otherwise(clean)
+    # Spark reads six digits of a fraction and passes over the rest.
+    micros = f.unix_micros(f.when(clean.rlike(_ISO), zoned).try_cast("timestamp"))
+    furthest = 9 * 10**15  # beyond it is out of range, and still fits when it is multiplied
+    bounded = f.when(f.abs(micros) > furthest, furthest).otherwise(micros)
+    rest = f.rpad(f.regexp_extract(tail, r"^\.\d{6}(\d{1,3})", 1), 3, "0")
+    return bounded * NS_PER_US + rest.cast("bigint")
 
 
 def _is_text(column: Column) -> Column:
