@@ -311,7 +311,7 @@ BAD: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "hidden": ("_x.csv", "at,who\n1,p\n", {}, r"starts with _"),
     "unit": ("x.csv", "at,who\n1,p\n", {"unit": None}, r"column 'at' \(string\) does not say .* --unit s, ms, us, ns"),
     "no unit": ("x.csv", "at,who\n1,p\n", {"unit": "h"}, r"'h' is no unit of time: choose from s, ms"),
-    "no column": ("x.csv", "", {"mapping": {"time": "at"}}, r"'time' is no column of a trace: choose from topic, pub"),
+    "no column": ("x.csv", "", {"mapping": {"pub": "at"}}, r"'pub' is no column of a trace: choose from topic, pub"),
     "twice": ("x.csv", "", {"mapping": {"topic": "at"}}, r"topic is given as a column and as a name"),
     "limit": ("x.csv", "", {"max_rejects": "few"}, r"--max-rejects must be a finite number"),
     "below zero": ("x.csv", "", {"max_rejects": "-1%"}, r"cannot be negative"),

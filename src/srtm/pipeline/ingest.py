@@ -204,9 +204,12 @@ class Wanted:
         constants = {name: value for name, value in (("topic", topic), ("publisher", publisher)) if value is not None}
         units = dict(unit) if isinstance(unit, Mapping) else {}
         bare = unit if isinstance(unit, str) else None
-        trace = ", ".join(RECORDED_SCHEMA.names)
         times = [name for name in RECORDED_SCHEMA.names if name.endswith("_ns")]
-        wrong = [f"{name!r} is no column of a trace: choose from {trace}" for name in mapping if name not in trace]
+        wrong = [
+            f"{name!r} is no column of a trace: choose from {', '.join(RECORDED_SCHEMA.names)}"
+            for name in mapping
+            if name not in RECORDED_SCHEMA.names
+        ]
         wrong += [f"{name} is given as a column and as a name" for name in constants if name in mapping]
         wrong += [f"the name of the {name} is empty" for name, value in constants.items() if not value.strip()]
         wrong += [f"{name!r} has no unit: choose from {', '.join(times)}" for name in units if name not in times]
