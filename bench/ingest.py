@@ -17,7 +17,9 @@ import pyarrow.parquet as pq
 from bench import host
 from bench.measure import show
 from srtm.pipeline.ingest import ingest, normalise
-from srtm.pipeline.profile import profile, row_groups_of
+from srtm.pipeline.profile import COLUMNS as TRACE_COLUMNS
+from srtm.pipeline.profile import profile
+from srtm.pipeline.reading import row_groups_of
 from srtm.pipeline.session import spark_session
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
@@ -72,7 +74,7 @@ def measure(spark: SparkSession, folder: Path, messages: int, seed: int, forms: 
         unit = "iso8601" if form.startswith("iso") else None if form == "parquet" else "s"
         out = folder / f"{messages}-{form}-imported"
         importing, done = timed(lambda: ingest([path], spark, out, mapping=COLUMNS, unit=unit, topic="t"))  # noqa: B023
-        assert row_groups_of(out) is not None
+        assert row_groups_of(out, TRACE_COLUMNS, "arrival_ns") is not None
         fast, lines = min((timed(lambda: profile(out, spark)) for _ in range(3)), key=lambda run: run[0])  # noqa: B023
         slow: float | None = None
         if form == "csv":

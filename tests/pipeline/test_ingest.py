@@ -21,7 +21,8 @@ from srtm.errors import InputError, PipelineError, SRTMError, TraceError
 from srtm.pipeline import ingest as importing
 from srtm.pipeline import output
 from srtm.pipeline.ingest import Imported, ingest, iso, normalise, translated
-from srtm.pipeline.profile import profile, row_groups_of
+from srtm.pipeline.profile import COLUMNS, profile
+from srtm.pipeline.reading import row_groups_of
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, RECORDED_SCHEMA, ArrivalWriter, writing
@@ -224,7 +225,7 @@ def test_every_row_is_in_the_trace_once_or_in_the_rejects(spark: SparkSession, t
     assert rows_of(done.out) == Counter(verdict for verdict in verdicts if isinstance(verdict, tuple))
     assert done.read == len(verdicts) + 5 == done.written + done.rejects
     assert done.files == 8
-    assert row_groups_of(done.out) is not None
+    assert row_groups_of(done.out, COLUMNS, "arrival_ns") is not None
     for line in done.rejected:
         assert 1 <= len(line.examples) <= min(3, line.rows)
         assert all(example.file and Path(example.file).parent == logs for example in line.examples)
@@ -245,7 +246,7 @@ def test_what_comes_back_is_the_trace_that_was(spark: SparkSession, tmp_path: Pa
     done = ingest([foreign], spark, tmp_path / "imported", form=form, unit="ns")
     assert rows_of(done.out) == rows_of(original)
     assert (done.topics, done.publishers, done.rejects) == (1, 40, 0)
-    assert row_groups_of(done.out) is not None
+    assert row_groups_of(done.out, COLUMNS, "arrival_ns") is not None
     if form == "csv":
         assert profile(done.out, spark) == profile(original, spark) == profile(frame)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from srtm.errors import InputError, PipelineError
 from srtm.pipeline import output
-from srtm.pipeline.profile import profile, row_groups_of
+from srtm.pipeline.profile import COLUMNS, profile
+from srtm.pipeline.reading import row_groups_of
 from srtm.workload.trace import ARRIVAL_SCHEMA
 
 if TYPE_CHECKING:
@@ -58,12 +60,14 @@ def test_a_topic_larger_than_a_task_and_many_smaller_than_a_row_group(
     )
     own, shared = tmp_path / "own", tmp_path / "shared"
     assert output.write_trace(frame, own, ARRIVAL_SCHEMA, messages=6_000, topics=51).files == 6
-    groups = row_groups_of(own)
-    assert groups is not None
-    assert len(groups["big"]) >= 4  # several tasks, none of which overlap
+    groups = row_groups_of(own, COLUMNS, "arrival_ns") or []
+    big = [group.span for group in groups if group.topic == "big"]
+    assert len(big) >= 4  # several tasks, none of which overlap
+    assert all(before.last_ns < after.first_ns for before, after in pairwise(big))
     monkeypatch.setattr(output, "MANY_TOPICS", 50)
     output.write_trace(frame, shared, ARRIVAL_SCHEMA, messages=6_000, topics=51)
-    assert row_groups_of(shared) is None
+    groups = row_groups_of(shared, COLUMNS, "arrival_ns") or []
+    assert {group.topic for group in groups} == {"big", None}
     footers = [pq.read_metadata(file) for file in shared.iterdir()]
     assert sum(footer.num_row_groups for footer in footers) <= 7
     assert all(footer.row_group(0).sorting_columns[0].column_index == 3 for footer in footers)

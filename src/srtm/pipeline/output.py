@@ -5,7 +5,7 @@ In: rows of the trace schema, in any order. Out: a folder of Parquet files, or o
 time.
 
 Past `MANY_TOPICS` topics, row groups of one topic each would be mostly footer. There, small topics share row groups,
-which are sorted by `arrival_ns` as well; jobs then take their general road.
+which are sorted by `arrival_ns` as well; jobs then count the messages of topics in a run of its own.
 
 Every task writes a file of a name of its own beside the result, and says so. The driver takes the files of the tasks
 that count, moves them into a new folder and renames that: the result is complete, or it is not there. What tasks leave
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from srtm.errors import InputError, PipelineError, TraceError
-from srtm.pipeline.profile import parallelism
+from srtm.pipeline.reading import parallelism
 from srtm.pipeline.staging import as_group
 from srtm.workload.trace import writing
 
