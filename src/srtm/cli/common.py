@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from srtm.errors import InputError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.status import Status
@@ -27,23 +29,41 @@ class Format(StrEnum):
 Trace = Annotated[Path, typer.Argument(help="A trace: a Parquet file, or a folder of them.", show_default=False)]
 Master = Annotated[str | None, typer.Option(help="A Spark cluster, as in spark://host:7077 (this machine).")]
 Remote = Annotated[str | None, typer.Option(help="A Spark Connect server, as in sc://host.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--spark-conf", metavar="KEY=VALUE", help="An option of Spark's, such as spark.driver.memory=4g."),
+]
 Form = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 
 
 @contextmanager
-def spark_for(trace: Path, doing: str, master: str | None, remote: str | None) -> Iterator[tuple[SparkSession, Status]]:
-    """A session, and the line that says what it is doing."""
+def spark_for(
+    trace: Path, doing: str, master: str | None, remote: str | None, options: list[str] | None = None
+) -> Iterator[tuple[SparkSession, Status]]:
+    """A session, and the line that says what it is doing; that of `srtm spark up` if nothing else is asked for."""
     from srtm.pipeline.session import spark_session
     from srtm.workload.trace import files_of
 
+    given = spark_options(options)
     files_of(trace)  # what is not there need not wait for Spark
     with (
         Console(stderr=True).status("starting Spark") as status,
-        spark_session(master=master, remote=remote) as spark,
+        spark_session(master=master, remote=remote, options=given, standing=True) as spark,
     ):
         status.update(f"{doing} {trace}")
         yield spark, status
+
+
+def spark_options(given: list[str] | None) -> dict[str, str]:
+    """The options of `--spark-conf`, by name."""
+    options = {}
+    for option in given or []:
+        name, equals, value = option.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise InputError(f"--spark-conf {option}: write it as spark.name=value, as in spark.driver.memory=4g")
+        options[name] = value
+    return options
 
 
 def print_json(document: object) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from srtm.cli.common import AsJson, Form, Format, Master, Remote, Trace, print_json, spark_for
+from srtm.cli.common import AsJson, Form, Format, Master, Options, Remote, Trace, print_json, spark_for
 
 if TYPE_CHECKING:
     from srtm.pipeline.profile import TopicProfile
@@ -21,6 +21,7 @@ def profile(
     quantile: Annotated[str, typer.Option(help="Share of the messages that must not wait for tokens.")] = "0.99",
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -33,7 +34,7 @@ def profile(
     """
     from srtm.pipeline.profile import profile as run
 
-    with spark_for(trace, "profiling", master, remote) as (spark, _):
+    with spark_for(trace, "profiling", master, remote, spark_conf) as (spark, _):
         lines = run(trace, spark, headroom=headroom, quantile=quantile)
     if as_json or form is Format.JSON:
         print_json({"topics": [_facts(line) for line in lines]})
