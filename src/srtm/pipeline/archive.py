@@ -119,6 +119,8 @@ def _dump(classes: Path, archive: Path) -> None:
 
 def _note_classes(classes: Path) -> str:
     """Write the classes that the pipeline's kinds of work load to a file; the class path they were found on."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
     from pyspark.sql import functions as f
 
     from srtm.pipeline.session import spark_session
@@ -132,7 +134,7 @@ def _note_classes(classes: Path) -> str:
         class_path = str(machine.System.getProperty("java.class.path"))
         spark.range(0, 4, 1, 2).mapInArrow(lambda batches: batches, "id long").toArrow()
         path = str(classes.with_suffix(".parquet"))
-        spark.range(100).select("id", (f.col("id") % 3).cast("string").alias("name")).write.parquet(path)
+        pq.write_table(pa.table({"id": [1, 2, 3], "name": ["a", "a", "b"]}), path)
         rows = spark.read.parquet(path).dropna()
         rows.groupBy("name").agg(f.count("*"), f.count_distinct("id"), f.min("id"), f.max("id")).toArrow()
         ordered = rows.repartitionByRange(2, "name", "id").sortWithinPartitions("name", "id").persist()

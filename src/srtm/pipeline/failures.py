@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,8 +97,8 @@ _CAUSES: list[tuple[str, Callable[[re.Match[str], Place], str]]] = [
     (
         r'Cannot run program "([^"]+)"',
         lambda found, _: (
-            f"the workers cannot run {found[1]}: install Python {sys.version_info[0]}.{sys.version_info[1]} there, or "
-            "name theirs with --spark-conf spark.pyspark.python=/path/to/python"
+            f"Spark's workers cannot run {found[1]}: install it there, or, if it is the Python, name theirs with "
+            "--spark-conf spark.pyspark.python=/path/to/python"
         ),
     ),
     (
