@@ -73,7 +73,7 @@ def alive_workers(port: int) -> int:
         return 0
 
 
-def wait_for(what: Callable[[], object], within_s: float = 90) -> None:
+def wait_for(what: Callable[[], object], within_s: float = 180) -> None:
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline, "this takes too long"
@@ -142,7 +142,7 @@ def on_cluster(cluster: Cluster, trace: Path, tmp_path_factory: pytest.TempPathF
         running = process.poll() is None and victim != 0
         if running:
             os.kill(victim, signal.SIGKILL)
-        said, log = process.communicate(timeout=180)
+        said, log = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, log[-2000:]

@@ -19,6 +19,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from srtm.errors import PipelineError
 from srtm.pipeline.java import cache_folder, java_program
 
 SWITCH = "SRTM_CLASS_ARCHIVE"
@@ -46,7 +47,7 @@ def make_archive_later() -> None:
     if archive is None or archive.exists() or _failed(archive).exists():
         return
     with suppress(OSError):
-        subprocess.Popen(
+        maker = subprocess.Popen(
             [sys.executable, "-m", "srtm.pipeline.archive", str(archive)],
             env=os.environ | {SWITCH: "off"},
             stdin=subprocess.DEVNULL,
@@ -54,6 +55,7 @@ def make_archive_later() -> None:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        maker.returncode = 0  # it outlives this process, and Python need not warn of it
 
 
 def make_archive(archive: Path) -> bool:
@@ -87,7 +89,7 @@ def _archive() -> Path | None:
         java = java_program()
         machine = java.parent.parent / "lib" / "server" / "libjvm.so"
         seen = (machine if machine.exists() else java).stat()
-    except OSError:
+    except (OSError, PipelineError):
         return None
     where = [os.environ.get(name, "") for name in ("SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")]
     known = [java, seen.st_size, seen.st_mtime_ns, pyspark.__file__, pyspark.__version__, *where, *JVM_OPTIONS]

@@ -70,7 +70,7 @@ def check_reachable(place: Place) -> None:
 
 def explanation(text: str, place: Place) -> SRTMError:
     """The error that a text of Spark's amounts to."""
-    if raised := re.search(r"srtm\.errors\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDuring|\nTraceback|\Z)", text, re.DOTALL):
+    if raised := re.search(r"srtm\.errors\.(\w+): ([^\n]*)", text):
         kind = getattr(errors, raised[1], PipelineError)
         return kind(raised[2].strip()) if issubclass(kind, SRTMError) else PipelineError(raised[2].strip())
     for pattern, message in _CAUSES:

@@ -112,6 +112,7 @@ def start(idle_s: float = IDLE_S) -> Server:
         while process.poll() is None and time.monotonic() < deadline:
             server = recorded_server()
             if server and server.pid == process.pid:
+                process.returncode = 0  # it outlives this process, and Python need not warn of it
                 return server
             time.sleep(0.1)
     except KeyboardInterrupt:
