@@ -15,8 +15,9 @@ from rich.console import Console
 from srtm.errors import InputError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from rich.status import Status
+
+    from srtm.pipeline.session import SparkSession
 
 
 class Format(StrEnum):

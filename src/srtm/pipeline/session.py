@@ -27,7 +27,7 @@ from srtm.pipeline.server import running_server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession  # also for those who may not import pyspark
 
 _QUIET = """\
 status = off
