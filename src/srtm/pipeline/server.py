@@ -182,13 +182,13 @@ def serve(idle_s: float) -> None:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4",
     }
     with spark_session(master="local[*]", options=options) as spark:
+        spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").toArrow()  # the first job is slow
         machine: Any = spark.sparkContext._jvm
         service = getattr(getattr(machine.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
         sessions = service.sessionManager()
         server = Server(os.getpid(), born, service.localPort(), token, time.time(), idle_s, versions)
         _write(server)
         try:
-            spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").toArrow()  # the first job is slow
             used, closed = time.monotonic(), 0
             while time.monotonic() - used < idle_s and recorded_server() == server:
                 time.sleep(min(1.0, idle_s))
