@@ -446,4 +446,4 @@ def test_errors_of_spark_become_one_line() -> None:
     assert str(said) == "cannot write out: Read-only"
     said = translated("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a%20b.csv.  SQL", out)
     assert str(said).startswith("/a b.csv cannot be read to its end")
-    assert str(translated(f"{full}\nCaused by: A: one\nCaused by: B: two", out)).endswith("its work: B: two")
+    assert str(translated(f"{full}\nCaused by: A: one\nCaused by: B: two", out)).endswith("failed: two")

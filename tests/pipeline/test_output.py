@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import srtm
-from srtm.cli import conformance, penalty, plan, profile, trace
+from srtm.cli import conformance, penalty, plan, profile, spark, trace
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(trace.app, name="trace")
+app.add_typer(spark.app, name="spark")
 app.command()(profile.profile)
 app.command()(plan.plan)
 app.command()(penalty.penalty)

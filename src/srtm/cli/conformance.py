@@ -13,6 +13,7 @@ from srtm.cli.common import (
     Form,
     Format,
     Master,
+    Options,
     R,
     Remote,
     Trace,
@@ -37,6 +38,7 @@ def conformance(
     contract: Contract = None,
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +52,7 @@ def conformance(
     from srtm.pipeline.conformance import conformance as run
 
     contracts = contracts_from(r, b, contract)
-    with spark_for(trace, "checking", master, remote) as (spark, _):
+    with spark_for(trace, "checking", master, remote, spark_conf) as (spark, _):
         lines = run(trace, contracts, spark)
     if as_json or form is Format.JSON:
         print_json({"topics": [facts(line) for line in lines]})

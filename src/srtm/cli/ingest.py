@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from srtm.cli.common import Master, Remote, print_json
+from srtm.cli.common import Master, Options, Remote, print_json, spark_for
 from srtm.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ def import_trace(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the import.")] = False,
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
 ) -> None:
     """Turn CSV, JSON lines or Parquet of any origin into a trace, sorted and ready for the other verbs.
 
@@ -77,17 +77,13 @@ def import_trace(
     from srtm.pipeline.foreign import find
     from srtm.pipeline.ingest import ingest, lines
     from srtm.pipeline.output import check_output
-    from srtm.pipeline.session import spark_session
 
     mapping, units = _pairs(column or [], "--column", "publisher=device"), _units(unit or [])
     between = _delimiter(delimiter)
     check_output(out, force=force)
     find(files, form)  # what is not there need not wait for Spark
     began = time.perf_counter()
-    with (
-        Console(stderr=True).status("starting Spark") as status,
-        spark_session(master=master, remote=remote) as spark,
-    ):
+    with spark_for(None, "importing", master, remote, spark_conf) as (spark, status):
         done = ingest(
             files,
             spark,

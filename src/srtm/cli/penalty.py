@@ -13,6 +13,7 @@ from srtm.cli.common import (
     Form,
     Format,
     Master,
+    Options,
     R,
     Remote,
     Trace,
@@ -40,6 +41,7 @@ def penalty(
     worst: Annotated[int, typer.Option(min=0, help="How many of the costliest windows to list.")] = 5,
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +54,7 @@ def penalty(
     from srtm.pipeline.penalty import penalty as run
 
     contracts = contracts_from(r, b, contract)
-    with spark_for(trace, "adding up", master, remote) as (spark, _):
+    with spark_for(trace, "adding up", master, remote, spark_conf) as (spark, _):
         lines = run(trace, contracts, spark, window_ns=parse_duration_ns(window))
     if as_json or form is Format.JSON:
         print_json({"topics": [facts(line) for line in lines]})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from srtm.cli.common import AsJson, Form, Format, Master, Remote, new_table, print_json, print_table, spark_for
+from srtm.cli.common import AsJson, Form, Format, Master, Options, Remote, new_table, print_json, print_table, spark_for
 from srtm.errors import InputError
 from srtm.units import NS_PER_MS, parse_duration_ns
 
@@ -64,6 +64,7 @@ def plan(
     ] = None,
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -93,7 +94,7 @@ def plan(
         traffic = Workload((population,), parse_duration_ns(duration), seed)
     else:
         traffic = trace
-    with spark_for(trace, "planning", master, remote) as (spark, _):
+    with spark_for(trace, "planning", master, remote, spark_conf) as (spark, _):
         plans = job.plan(
             traffic,
             spark,

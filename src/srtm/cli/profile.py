@@ -12,6 +12,7 @@ from srtm.cli.common import (
     Form,
     Format,
     Master,
+    Options,
     Remote,
     Trace,
     new_table,
@@ -41,6 +42,7 @@ def profile(
     ] = None,
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +55,7 @@ def profile(
     """
     from srtm.pipeline.profile import profile as run
 
-    with spark_for(trace, "profiling", master, remote) as (spark, _):
+    with spark_for(trace, "profiling", master, remote, spark_conf) as (spark, _):
         lines = run(trace, spark, headroom=headroom, quantile=quantile)
     if figure:
         _draw(figure, lines)

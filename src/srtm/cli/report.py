@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from srtm.cli.common import B, Contract, Master, R, Remote, Trace, contracts_from, print_json, spark_for
+from srtm.cli.common import B, Contract, Master, Options, R, Remote, Trace, contracts_from, print_json, spark_for
 from srtm.cli.plan import fleet_from
 from srtm.errors import InputError
 from srtm.units import parse_duration_ns
@@ -27,6 +27,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the page.")] = False,
 ) -> None:
     """Write one self-contained HTML page: profile, groups, and of a recorded run also penalty and conformance.
@@ -44,7 +45,7 @@ def report(
         raise InputError(f"--out {out} exists already: choose another name, or overwrite it with --force")
     contracts = contracts_from(r, b, contract) if r or b or contract else None
     fleet = fleet_from(brokers) if brokers else []
-    with spark_for(trace, "reporting on", master, remote) as (spark, status):
+    with spark_for(trace, "reporting on", master, remote, spark_conf) as (spark, status):
         found = findings(
             trace,
             spark,

@@ -25,8 +25,9 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from srtm.errors import InputError, PipelineError, SRTMError, TraceError
+from srtm.errors import InputError, SRTMError, TraceError
 from srtm.model.scan import LATEST_NS
+from srtm.pipeline.failures import Place, explanation
 from srtm.pipeline.foreign import FILE, MALFORMED, Source, find, sources
 from srtm.pipeline.output import beside, check_output, write_within
 from srtm.pipeline.staging import stage
@@ -511,22 +512,14 @@ def _spark_errors(out: Path) -> Iterator[None]:
 
 
 def translated(text: str, out: Path) -> SRTMError:
-    """One of our errors for what Spark says about its own."""
-    if ours := re.search(r"srtm\.errors\.\w+: (.+)", text):  # raised by a task
-        said = re.sub(r"^cannot write \S+\.parquet:", f"cannot write {out}:", ours[1])
-        return TraceError(said.strip(), path=str(out))
-    if "No space left on device" in text:
-        return PipelineError(
-            "the disk is full where Spark keeps what it sorts: free some of it, or set TMPDIR (on a cluster:"
-            " spark.local.dir of the workers) to a folder on a larger one"
-        )
+    """One of our errors for what Spark says about its own; those of any job are `failures.explanation`'s."""
     if failed := re.search(r"\[FAILED_READ_FILE.*?reading file (\S+?)\.?\s", text):
         file = _path(failed[1])
         remedy = "replace or remove it" + ("" if not file or file.endswith(".parquet") else ", or --skip-unreadable")
         return TraceError(f"{file} cannot be read to its end, it is damaged or cut short: {remedy}", path=file)
-    causes = re.findall(r"^Caused by: (.+)", text, re.MULTILINE)
-    said = causes[-1] if causes else next((line for line in text.splitlines() if line.strip()), "no reason given")
-    return PipelineError(f"Spark could not do its work: {said.strip()}")
+    # Tasks write to names of their own, which nobody else has heard of.
+    named = re.sub(r"cannot write \S+\.parquet:", f"cannot write {out}:", text)
+    return explanation(named, Place("this session"))
 
 
 def _listed(files: Iterable[Path]) -> str:
