@@ -1,67 +1,113 @@
-"""Tasks and driver without Spark: any cut of any topics gives what the model gives."""
+"""Tasks and driver without Spark: any cut of any topics into files and stretches gives what the model gives."""
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
+
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+import pyarrow.parquet as pq
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srtm.model import scan
-from srtm.model.bucket import TokenBucket
-from srtm.pipeline.chunks import Part, add_counts, as_parts, by_topic, entering_states, scanned_at, scanning
-from tests.strategies import arrivals_for, rates_mtps
+from srtm.model import burst
+from srtm.model import profile as model
+from srtm.pipeline import reading
+from srtm.pipeline.profile import TopicProfile, profile, profile_source
+from srtm.pipeline.reading import Frame, Span
+from tests.pipeline.local import LocalSpark, Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Message = tuple[str, str, int]  # topic, publisher, arrival
+
+GAPS_NS = [0, 0, 0, 1, 999, 10**6, 10**8, 10**9, 11 * 10**9, 3 * 86_400 * 10**9]
 
 
 @st.composite
-def partitioned(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, list[int]], list[list[pa.RecordBatch]]]:
-    """Topics at their rates, their arrivals, and these as sorted rows cut into partitions and batches anywhere."""
-    rates = {f"t{i}": draw(rates_mtps) for i in range(draw(st.integers(1, 4)))}
-    arrivals = {topic: draw(arrivals_for(TokenBucket(rate, 10**9), max_size=30)) for topic, rate in rates.items()}
-    rows = [(topic, at) for topic in sorted(arrivals) for at in arrivals[topic]]
-    # A range partitioner never parts equal rows.
-    places = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1]]
-    cuts = sorted(draw(st.sets(st.sampled_from(places), max_size=5))) if places else []
-    partitions = []
-    for part in np.split(np.arange(len(rows)), cuts):
-        batch_cuts = sorted(draw(st.sets(st.integers(0, len(part)), max_size=3)))
-        partitions.append(
-            [
-                pa.record_batch(
-                    [
-                        pa.array([rows[i][0] for i in piece], pa.string()),
-                        pa.array([rows[i][1] for i in piece], pa.int64()),
-                    ],
-                    names=["topic", "arrival_ns"],
-                )
-                for piece in np.split(part, batch_cuts)
-            ]
+def messages(draw: st.DrawFn) -> list[Message]:
+    """Messages of a few topics in order of time: equal times, bursts, gaps of days."""
+    rows, at = [], draw(st.integers(-(10**12), 10**12))
+    topics = draw(st.integers(1, 3))
+    for _ in range(draw(st.integers(1, 40))):
+        at += draw(st.sampled_from(GAPS_NS))
+        topic, publisher = draw(st.integers(0, topics - 1)), draw(st.integers(0, 3))
+        rows += [(f"t{topic}", f"p{publisher}", at)] * draw(st.sampled_from([1, 1, 2, 7]))
+    return rows
+
+
+def expected(rows: list[Message]) -> list[TopicProfile]:
+    """The model, topic by topic, over the whole."""
+    lines = []
+    for topic in sorted({topic for topic, _, _ in rows}):
+        mine = sorted((at, publisher) for name, publisher, at in rows if name == topic)
+        names = sorted({publisher for _, publisher in mine})
+        times = np.array([at for at, _ in mine])
+        known = model.profile(times)
+        sizes = burst.batch_sizes(times, np.array([names.index(publisher) for _, publisher in mine], np.int32))
+        lines.append(
+            TopicProfile(
+                topic,
+                len(mine),
+                len(names),
+                float(known.rate_mps),
+                known.bucket,
+                int(times[0]),
+                int(times[-1]),
+                dict(zip(burst.WINDOWS_NS, burst.envelope(times).tolist(), strict=True)),
+                {size: int(sizes[size]) for size in np.flatnonzero(sizes).tolist()},
+            )
         )
-    return rates, arrivals, partitions
+    return lines
 
 
-@given(partitioned())
-def test_any_partitioning_gives_the_histogram_of_the_whole(
-    case: tuple[dict[str, int], dict[str, list[int]], list[list[pa.RecordBatch]]],
-) -> None:
-    rates, arrivals, partitions = case
+def table_of(rows: list[Message]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    kinds = (pa.string(), pa.string(), pa.int64())
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    return pa.table(arrays, names=["topic", "publisher", "arrival_ns"])
 
-    def run(states: dict[tuple[str, int], scan.State]) -> list[Part]:
-        task = scanning(rates, states)
-        return [
-            part
-            for batches in partitions
-            for batch in task(batches)
-            for part in as_parts(pa.Table.from_batches([batch]))
-        ]
 
-    first = run({})
-    second = run({(part.topic, part.first_ns): state for part, state in entering_states(first, rates)})
-    for topic, parts in by_topic(second):
-        counts = np.zeros(1, np.int64)
-        for part in parts:
-            counts = add_counts(counts, part.histogram)
-        whole = scan.backlog_histogram(arrivals[topic], scanned_at(rates[topic]))[0]
-        assert np.trim_zeros(counts, "b").tolist() == whole.tolist()
-        assert sum(part.messages for part in parts) == len(arrivals[topic])
-    assert {part.topic for part in second} == set(arrivals)
+@settings(max_examples=100)
+@given(messages(), st.data())
+def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
+    """Messages dealt to files at random or by time, row groups of any size, sorted or not, batches of any size."""
+    files: list[list[Message]] = [[] for _ in range(data.draw(st.integers(1, 4)))]
+    by_time = data.draw(st.booleans())
+    for number, row in enumerate(rows):
+        place = number * len(files) // len(rows) if by_time else data.draw(st.integers(0, len(files) - 1))
+        files[place].append(row)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, its_rows in enumerate(files):
+            if data.draw(st.booleans()):
+                its_rows = data.draw(st.permutations(its_rows))
+            size = data.draw(st.integers(1, 20))
+            pq.write_table(table_of(its_rows), Path(folder, f"{number}.parquet"), row_group_size=size)
+        spark = cast("SparkSession", LocalSpark(data.draw(st.integers(1, 5))))
+        with patch.multiple(reading, _SMALL=0, _BATCH=data.draw(st.integers(1, 50)), _REREAD=1000):
+            assert profile(folder, spark) == expected(rows)
+
+
+@settings(max_examples=100)
+@given(messages(), st.data())
+def test_any_ranges_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
+    """Rows sorted by topic and time, as Spark sorts them, cut into partitions and batches anywhere."""
+    rows = sorted(rows, key=lambda row: (row[0], row[2]))
+    keys = [(topic, at) for topic, _, at in rows]
+    # A range partitioner never parts equal rows.
+    places = [i for i in range(1, len(rows)) if keys[i] != keys[i - 1]]
+    cuts = sorted(data.draw(st.sets(st.sampled_from(places), max_size=5))) if places else []
+    partitions = []
+    for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        size = data.draw(st.integers(1, 20))
+        partitions.append(table_of(rows[begin:end]).to_batches(max_chunksize=size))
+    spans: dict[str, Span] = {}
+    for topic, _, at in rows:
+        spans[topic] = spans[topic].joined(Span(1, at, at)) if topic in spans else Span(1, at, at)
+    with patch.multiple(reading, _BATCH=data.draw(st.integers(1, 50))):
+        source = Frame("arrival_ns", cast("Any", Rows(partitions)), {}, spans)
+        assert profile_source(source, model.HEADROOM, model.QUANTILE) == expected(rows)

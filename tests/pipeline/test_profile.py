@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from srtm.errors import TraceError
 from srtm.model import profile as model
-from srtm.pipeline.profile import TopicProfile, profile, profile_frame, row_groups_of
+from srtm.pipeline import reading
+from srtm.pipeline.profile import profile, profile_frame
+from srtm.pipeline.reading import Files, Frame, opened
 from srtm.units import NS_PER_S
 from srtm.workload import trace
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
+from tests.pipeline.test_chunks import Message, expected, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,9 +28,13 @@ WORKLOADS = {
 }
 
 
-def expected(name: str, times: np.ndarray, publishers: int, **options: str) -> TopicProfile:
-    known = model.profile(times, **options)
-    return TopicProfile(name, known.messages, publishers, float(known.rate_mps), known.bucket)
+def rows_of(name: str) -> list[Message]:
+    workload = WORKLOADS[name]
+    names, arrivals = [publisher.id for publisher in workload.publishers()], workload.arrivals()
+    return [
+        (name, names[sender], at)
+        for sender, at in zip(arrivals.publisher_of.tolist(), arrivals.times_ns.tolist(), strict=True)
+    ]
 
 
 @pytest.fixture
@@ -46,11 +52,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_files_and_frames_in_any_order_equal_the_model(spark: SparkSession, files: Path) -> None:
-    lines = [
-        expected(name, workload.arrivals().times_ns, len(workload.publishers()))
-        for name, workload in sorted(WORKLOADS.items())
-    ]
-    assert row_groups_of(files) is not None
+    lines = expected(rows_of("bursty") + rows_of("calm"))
+    with opened(files, spark, ("publisher",)) as source:
+        assert isinstance(source, Files)
     assert profile(files, spark) == lines
     shuffled = spark.read.parquet(str(files)).orderBy("publisher").repartition(5)
     assert profile(shuffled) == lines
@@ -60,10 +64,9 @@ def test_files_and_frames_in_any_order_equal_the_model(spark: SparkSession, file
 
 
 def test_options_reach_the_model(spark: SparkSession, files: Path) -> None:
-    one = files / "bursty.parquet"
     options = {"headroom": "1.5", "quantile": "0.999"}
-    line = expected("bursty", WORKLOADS["bursty"].arrivals().times_ns, 200, **options)
-    assert profile(one, spark, **options) == [line]
+    known = model.profile(WORKLOADS["bursty"].arrivals().times_ns, **options)
+    assert [line.bucket for line in profile(files / "bursty.parquet", spark, **options)] == [known.bucket]
 
 
 def test_many_topics_of_every_kind_at_once(spark: SparkSession) -> None:
@@ -78,23 +81,37 @@ def test_many_topics_of_every_kind_at_once(spark: SparkSession) -> None:
     rows = [(name, f"p{int(at) % 3}", int(at)) for name, times in topics.items() for at in times]
     rng.shuffle(rows)
     frame = spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long").repartition(7)
-    assert profile(frame) == [
-        expected(name, times, len({int(at) % 3 for at in times})) for name, times in sorted(topics.items())
-    ]
+    assert profile(frame) == expected(rows)
 
 
-def test_overlapping_or_unsorted_files_take_the_general_road(spark: SparkSession, tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    times = rng.integers(0, 10**10, 5_000)
-    for number, part in enumerate(np.array_split(times, 3)):
-        columns = {
-            "topic": pa.array(["t"] * len(part)),
-            "publisher": pa.array(["p"] * len(part)),
-            "arrival_ns": pa.array(part),
-        }
-        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
-    assert row_groups_of(tmp_path) is None
-    assert profile(tmp_path, spark) == [expected("t", np.sort(times), 1)]
+def test_brokers_files_that_overlap_are_merged_and_not_shuffled(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What several brokers record: every file sorted, all over the same time, topics mixed."""
+    monkeypatch.setattr(reading, "_SMALL", 0)
+    rows = rows_of("bursty")
+    rows = sorted(rows + [("other", name, at) for _, name, at in rows[::3]], key=lambda row: row[2])
+    for broker in range(3):
+        table = table_of(rows[broker::3])
+        pq.write_table(table, tmp_path / f"{broker}.parquet", row_group_size=1_000)
+    with opened(tmp_path, spark, ("publisher",)) as source:
+        assert isinstance(source, Files)
+        assert len(source.stretches) == 2
+    assert profile(tmp_path, spark) == expected(rows)
+
+
+def test_files_without_statistics_take_the_general_road(spark: SparkSession, tmp_path: Path) -> None:
+    rows = rows_of("bursty")[:5_000]
+    pq.write_table(table_of(rows[::-1]), tmp_path / "t.parquet", write_statistics=False)
+    with opened(tmp_path, spark, ("publisher",)) as source:
+        assert isinstance(source, Frame)
+    assert profile(tmp_path, spark) == expected(rows)
+
+
+def test_an_address_is_read_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+    rows = rows_of("calm")[:100]
+    pq.write_table(table_of(rows), tmp_path / "t.parquet")
+    assert profile(tmp_path.as_uri(), spark) == expected(rows)
 
 
 def test_a_bad_topic_does_not_take_the_others_with_it(spark: SparkSession) -> None:
@@ -105,7 +122,7 @@ def test_a_bad_topic_does_not_take_the_others_with_it(spark: SparkSession) -> No
         "1 of 2 messages have no arrival_ns",
         None,
     ]
-    assert lines[2] == expected("good", np.array([1, 2]), 1)
+    assert lines[2:] == expected([("good", "p", 1), ("good", "p", 2)])
 
 
 def test_times_out_of_range_are_their_topics_error(spark: SparkSession) -> None:

@@ -1,8 +1,8 @@
-"""What tasks and driver say to each other about topics that are scanned in pieces. No Spark in here.
+"""A topic's stretch of time as a task sees it, and how the driver joins stretches. No Spark in here.
 
-A task turns a stretch of one topic's sorted arrivals into a `Part`: the summary that joins with its neighbours', and a
-histogram of backlogs. The driver joins the parts of a topic in order of time, which gives the state that each of them
-really starts from.
+A task scans a stretch as if nothing came before it and sums it up in a `Part`. The driver joins the parts of a topic in
+order of time, which gives the state that each of them really starts from. Where that is not empty, `correcting` says
+what it changes: only until the queue has been empty once both with it and without it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from srtm.errors import SRTMError
-from srtm.model import scan
+from srtm.model import burst, scan
 from srtm.model.bucket import TokenBucket
+from srtm.pipeline.reading import by_topic
 from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -24,36 +25,41 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+    Batches = Iterator[pa.RecordBatch]
+    Work = Callable[[int, Batches], Batches]
 
 PART_FIELDS = (
-    "topic string, number long, messages long, first_ns long, last_ns long, backlog long,"
-    " counts binary, publishers array<string>, error string"
+    "topic string, messages long, first_ns long, last_ns long, backlog long,"
+    " counts binary, envelope binary, batches binary, publishers array<string>, error string"
 )
 _ARROW = pa.schema(
     [
         ("topic", pa.string()),
-        ("number", pa.int64()),
         ("messages", pa.int64()),
         ("first_ns", pa.int64()),
         ("last_ns", pa.int64()),
         ("backlog", pa.int64()),
         ("counts", pa.binary()),
+        ("envelope", pa.binary()),
+        ("batches", pa.binary()),
         ("publishers", pa.list_(pa.string())),
         ("error", pa.string()),
     ]
 )
+_NOTHING = np.zeros(1, np.int64)
 
 
 class Part(NamedTuple):
-    """A stretch of a topic: its chunk, its histogram as bytes of int64, who sent it; or why it could not be scanned."""
+    """A stretch of a topic: the summary that joins with its neighbours', and its own numbers as bytes of int64."""
 
     topic: str
-    number: int = 0
     messages: int = 0
     first_ns: int = 0
     last_ns: int = 0
     backlog: int = 0
     counts: bytes = b""
+    envelope: bytes = b""
+    batches: bytes = b""
     publishers: tuple[str, ...] = ()
     error: str | None = None
 
@@ -61,11 +67,6 @@ class Part(NamedTuple):
     def chunk(self) -> scan.Chunk:
         """The summary that joins with its neighbours'."""
         return scan.Chunk(self.messages, self.first_ns, self.last_ns, self.backlog)
-
-    @property
-    def histogram(self) -> Ints:
-        """How many messages need so many tokens."""
-        return np.frombuffer(self.counts, np.int64)
 
 
 def as_batch(parts: Iterable[Part]) -> pa.RecordBatch:
@@ -78,24 +79,23 @@ def as_parts(table: pa.Table) -> list[Part]:
     return [Part(**row) for row in table.to_pylist()]
 
 
-def by_topic(parts: Iterable[Part]) -> Iterator[tuple[str, list[Part]]]:
+def parts_by_topic(parts: Iterable[Part]) -> dict[str, list[Part]]:
     """The parts of each topic in order of time."""
-    ordered = sorted(parts, key=lambda part: (part.topic, part.first_ns, part.last_ns, part.number))
-    for topic, its_parts in groupby(ordered, key=lambda part: part.topic):
-        yield topic, list(its_parts)
+    ordered = sorted(parts, key=lambda part: (part.topic, part.first_ns, part.last_ns))
+    return {topic: list(its_parts) for topic, its_parts in groupby(ordered, key=lambda part: part.topic)}
 
 
-def entering_states(parts: Iterable[Part], rates: Mapping[str, int]) -> list[tuple[Part, scan.State]]:
-    """The parts that start with work left over from before them, each with the state that it starts from."""
-    states = []
-    for topic, its_parts in by_topic(parts):
+def entering_states(parts: Iterable[Part], rates: Mapping[str, int]) -> dict[tuple[str, int], scan.State]:
+    """The state that a part starts from, by its topic and first time, where work is left over from before it."""
+    states = {}
+    for topic, its_parts in parts_by_topic(parts).items():
         if any(part.error for part in its_parts):
             continue
         law = scanned_at(rates[topic]).law
         state: scan.State | None = None
         for part in its_parts:
             if state and state.backlog > law.rate * (part.first_ns - state.last_ns):
-                states.append((part, state))
+                states[topic, part.first_ns] = state
             state = part.chunk.leave(state, law)
     return states
 
@@ -113,53 +113,109 @@ def add_counts(one: Ints, other: Ints) -> Ints:
     return total
 
 
-def scanning(
-    rates: Mapping[str, int], entering: Mapping[tuple[str, int], scan.State]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A task over batches of (topic, arrival_ns), sorted by both: one part a topic, state carried from batch to batch.
+def scanning(rates: Mapping[str, int]) -> Work:
+    """Work over batches of (topic, publisher, arrival_ns): one part a topic, as if nothing came before it."""
 
-    `entering` says what a part starts from, if it is known; without it, the part is scanned as if nothing came before.
-    """
+    def work(begin_ns: int, batches: Batches) -> Batches:
+        topics: dict[str, _Scan] = {}
+        for batch in batches:
+            names = batch.column("publisher").dictionary
+            for topic, rows in by_topic(batch):
+                if topic not in topics:
+                    topics[topic] = _Scan(scanned_at(rates[topic]))
+                times, senders = rows.column("arrival_ns").to_numpy(), rows.column("publisher").indices.to_numpy()
+                topics[topic].add(times, senders, names, int(np.searchsorted(times, begin_ns)))
+        yield as_batch(scan.part(topic) for topic, scan in topics.items() if scan.messages or scan.error)
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        part: Part | None = None
-        state: scan.State | None = None
-        counts = np.zeros(1, np.int64)
-        for topic, times in _stretches(batches):
-            if part is None or part.topic != topic:
-                if part is not None:
-                    yield as_batch([_closed(part, counts, state)])
-                part, counts = Part(topic, first_ns=int(times[0])), np.zeros(1, np.int64)
-                state = entering.get((topic, part.first_ns))
-            if part.error:
-                continue
-            try:
-                more, state = scan.backlog_histogram(times, scanned_at(rates[topic]), state)
-            except SRTMError as error:
-                part = part._replace(error=str(error))
-                continue
-            counts = add_counts(counts, more)
-            part = part._replace(messages=part.messages + len(times))
-        if part is not None:
-            yield as_batch([_closed(part, counts, state)])
-
-    return run
+    return work
 
 
-def _stretches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, Ints]]:
-    """Runs of rows of one topic."""
+class _Scan:
+    """One topic as far as a task has read it."""
+
+    def __init__(self, bucket: TokenBucket) -> None:
+        self._bucket = bucket
+        self._counts = self._batches = _NOTHING
+        self._state: scan.State | None = None
+        self._envelope = burst.Envelope()
+        self._publishers: set[str] = set()
+        self._first_ns = 0
+        self.messages = 0
+        self.error: str | None = None
+
+    def add(self, times: Ints, senders: NDArray[np.int32], names: pa.Array, begin: int) -> None:
+        """Take arrivals in order; those before `begin` belong to the stretch before and only fill its last windows."""
+        if self.error:
+            return
+        if begin:
+            self._envelope.add(times[:begin])
+            times, senders = times[begin:], senders[begin:]
+        if not len(times):
+            return
+        try:
+            counts, self._state = scan.backlog_histogram(times, self._bucket, self._state)
+        except SRTMError as error:
+            self.error = str(error)
+            return
+        if not self.messages:
+            self._first_ns = int(times[0])
+        self.messages += len(times)
+        self._counts = add_counts(self._counts, counts)
+        self._batches = add_counts(self._batches, burst.batch_sizes(times, senders))
+        self._envelope.add(times)
+        used = np.flatnonzero(np.bincount(senders)) if len(senders) > len(names) else np.unique(senders)
+        self._publishers.update(names.take(pa.array(used)).to_pylist())
+
+    def part(self, topic: str) -> Part:
+        """What the driver is told."""
+        if self.error or self._state is None:
+            return Part(topic, error=self.error)
+        return Part(
+            topic,
+            self.messages,
+            self._first_ns,
+            self._state.last_ns,
+            self._state.backlog,
+            self._counts.tobytes(),
+            self._envelope.most.tobytes(),
+            self._batches.tobytes(),
+            tuple(sorted(self._publishers)),
+        )
+
+
+def correcting(rates: Mapping[str, int], entering: Mapping[tuple[str, int], scan.State]) -> Work:
+    """Work over batches of (topic, arrival_ns): what the state before a part changes in its histogram."""
+    awaited = {topic for topic, _ in entering}
+
+    def work(_: int, batches: Batches) -> Batches:
+        changed: dict[str, Ints] = {}
+        states: dict[str, tuple[scan.State, scan.State | None] | None] = {}
+        for batch in batches:
+            for topic, rows in by_topic(batch):
+                times = rows.column("arrival_ns").to_numpy()
+                if topic not in states:
+                    start = entering.get((topic, int(times[0])))
+                    states[topic] = (start, None) if start else None
+                before = states[topic]
+                if before is None:
+                    continue
+                bucket = scanned_at(rates[topic])
+                more, filled = scan.backlog_histogram(times, bucket, before[0])
+                less, empty = scan.backlog_histogram(times, bucket, before[1])
+                changed[topic] = add_counts(changed.get(topic, _NOTHING), add_counts(more, -less))
+                states[topic] = None if filled == empty else (filled, empty)
+            if awaited <= states.keys() and not any(states.values()):
+                break  # nothing that follows can differ
+        yield as_batch(Part(topic, counts=counts.tobytes()) for topic, counts in changed.items())
+
+    return work
+
+
+def widening(begin_ns: int, batches: Batches) -> Batches:
+    """Work over batches of (topic, arrival_ns): the envelope alone."""
+    del begin_ns
+    envelopes: dict[str, burst.Envelope] = {}
     for batch in batches:
-        topics = batch.column("topic").dictionary_encode()
-        codes, times = topics.indices.to_numpy(), batch.column("arrival_ns").to_numpy()
-        ends = [*(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-        begin = 0
-        for end in ends:
-            if end > begin:
-                yield topics.dictionary[int(codes[begin])].as_py(), times[begin:end]
-            begin = end
-
-
-def _closed(part: Part, counts: Ints, state: scan.State | None) -> Part:
-    if state is None:
-        return part
-    return part._replace(last_ns=state.last_ns, backlog=state.backlog, counts=counts.tobytes())
+        for topic, rows in by_topic(batch):
+            envelopes.setdefault(topic, burst.Envelope()).add(rows.column("arrival_ns").to_numpy())
+    yield as_batch(Part(topic, envelope=found.most.tobytes()) for topic, found in envelopes.items())
