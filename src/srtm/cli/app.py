@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import srtm
-from srtm.cli import profile, trace
+from srtm.cli import groups, profile, trace
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(trace.app, name="trace")
 app.command()(profile.profile)
+app.command()(groups.groups)
 
 
 def _version(wanted: bool) -> None:

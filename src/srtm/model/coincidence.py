@@ -1,8 +1,7 @@
 """Loops over burst onsets, as plain Python that `model.correlation` and `model.phases` compile.
 
 An *onset* is a message of a publisher that comes after a silence of its own. The onsets of many publishers lie in one
-array, sorted within each publisher: those of publisher p are `onsets[starts[p]:starts[p + 1]]`. Everything is an integer
-but phases, and nothing here depends on the order of publishers.
+array, sorted within each publisher: those of publisher p are `onsets[starts[p]:starts[p + 1]]`.
 
 Everything that a compiled loop calls stands in this file, because numba's cache watches one file per function.
 """
@@ -44,9 +43,7 @@ def mark_onsets(times: Ints, senders: Indices, silence: int, last: Ints, out: In
     return found, sign
 
 
-def note_groups(
-    times: Ints, senders: Indices, groups: Indices, ranks: Indices, held: Indices, held_ns: Ints
-) -> None:
+def note_groups(times: Ints, senders: Indices, groups: Indices, ranks: Indices, held: Indices, held_ns: Ints) -> None:
     """The group that each sender names in its latest message, into `held`; of several at one time the largest by rank.
 
     Groups are numbered from 0, and 0 is none.
@@ -100,10 +97,10 @@ def compare_pairs(
 ) -> None:
     """Compare pairs of publishers over the time that both are there; a row of `out` is (agreement, evidence).
 
-    *Together* is how many onsets pair up; *by chance* is the mean of the same after shifts, by `shares` of the way between
-    ten and a thousand tolerances (or half the time). Agreement is (together − by chance) over (their mean number of
-    onsets − by chance): 1 always together, 0 as by chance. Evidence is the bound of Chernoff on the probability that a
-    Poisson variable of mean *by chance* reaches *together*, as −ln. Pairs whose agreement cannot reach `floor` get zeros.
+    *Together* is how many onsets pair up; *by chance* is the mean of the same after shifts, by `shares` of the way from
+    ten to a thousand tolerances (or half the time). Agreement is (together − by chance) over (their mean number of
+    onsets − by chance): 1 always together, 0 as by chance. Evidence is Chernoff's bound on the probability that a
+    Poisson variable of mean *by chance* reaches *together*, as −ln. Pairs far below `floor` are not tried to the end.
     """
     for pair in range(len(ones)):
         out[pair, 0] = out[pair, 1] = 0.0
@@ -214,7 +211,7 @@ def measure_lateness(onsets: Ints, starts: Ints, members: Ints, period: float, o
 
 
 def cut_phases(phases: Floats, sigma: float, price: float, cost: Floats, back: Ints) -> None:
-    """Cut sorted phases into the runs of the largest classification likelihood; `back[i]` is where the run before i began.
+    """Cut sorted phases into the runs of largest classification likelihood; `back[i]` is where the run before i begins.
 
     A run of m phases costs Σ(x − mean)² / 2σ² − m ln m + price, and is not longer than twelve σ.
     """

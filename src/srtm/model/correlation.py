@@ -1,14 +1,14 @@
-"""Correlation groups from arrival times: which publishers burst together more than by chance, without comparing all pairs.
+"""Correlation groups from arrival times: who bursts together more than by chance, without comparing all pairs.
 
-In: the onsets of a topic's bursts, publisher by publisher. Out: groups, each with a confidence; a publisher of no group
-is in none. Two roads, by how a publisher sends:
+In: the onsets of a topic's bursts, publisher by publisher. Out: groups, each with a confidence; a publisher that
+bursts on its own is in none. Two roads, by how a publisher sends:
 
 - *by the clock*: groups by phase (`model.phases`), for there publishers that are neighbours by chance stay neighbours;
-- *by chance*: MinHash signatures over time bins, where each hash has a grid of its own, so that no edge of a bin parts the
-  same publishers twice. Publishers that agree on a band of hashes are candidates; the runs of a band are joined in a line
+- *by chance*: MinHash signatures over time bins, where each hash has a grid of its own, so that no edge of a bin parts
+  the same publishers twice. Publishers that agree on a band of hashes are candidates; those who do are joined in a line
   and in a star, so there are never more than linearly many pairs. Each pair is then compared onset by onset.
 
-A pair counts if it agrees beyond chance by a good part (`min_agreement`) and beyond what surrogates reach: the same
+A pair counts if it agrees beyond chance by a good part (`min_confidence`) and beyond what surrogates reach: the same
 publishers with their onsets shifted around in time, which keeps their rates and rhythms and takes away that they are
 simultaneous. Shifts are short against what changes slowly, so a busy hour or a day without messages is no agreement.
 A group is what agrees with one publisher in its middle, so a chain of neighbours is no group.
@@ -66,7 +66,7 @@ class Options:
 
     silence_ns: int = 20 * NS_PER_MS
     tolerance_ns: int = 20 * NS_PER_MS
-    min_agreement: float = 0.35
+    min_confidence: float = 0.35
     significance: float = 0.001
     seed: int = 1
 
@@ -77,8 +77,8 @@ class Options:
             wrong.append(f"silence = {format_ns(self.silence_ns)}: it must lie between 1 ns and an hour")
         if not 0 < self.tolerance_ns <= NS_PER_S:
             wrong.append(f"tolerance = {format_ns(self.tolerance_ns)}: it must lie between 1 ns and 1 s")
-        if not 0 < self.min_agreement <= 1:
-            wrong.append(f"min agreement = {self.min_agreement}: it must lie in (0, 1]")
+        if not 0 < self.min_confidence <= 1:
+            wrong.append(f"min confidence = {self.min_confidence}: it must lie in (0, 1]")
         if not 0 < self.significance < 1:
             wrong.append(f"significance = {self.significance}: it must lie between 0 and 1")
         if self.seed < 0:
@@ -91,7 +91,7 @@ class Options:
 class Group:
     """Publishers that burst together, in order of name.
 
-    `confidence` is the part of their agreement that surrogates do not explain: 0, all of it may be chance; 1, none of it.
+    `confidence` is the part of their agreement that surrogates do not explain: 0, it may all be chance; 1, none of it.
     `period_ns` is there where they send by the clock.
     """
 
@@ -214,6 +214,7 @@ def find_groups(onsets: Onsets, options: Options | None = None) -> list[Group]:
         Group(_named(enough, run.members), run.confidence, run.period_ns)
         for members in phases.classes(periods)
         for run in phases.group_by_phase(enough.times, enough.starts, members, periods, turns, chosen.significance)
+        if run.confidence >= chosen.min_confidence
     ]
     irregular = np.flatnonzero(periods == 0)
     if len(irregular) > 1:
@@ -248,7 +249,7 @@ def _by_coincidence(onsets: Onsets, turns: Floats, options: Options) -> list[Gro
     )
     ones, others = _candidates(onsets, options)
     agreement, evidence = _compared(onsets, ones, others, options)
-    linked = (agreement >= options.min_agreement) & (evidence >= threshold)
+    linked = (agreement >= options.min_confidence) & (evidence >= threshold)
     return _gathered(onsets, ones[linked], others[linked], agreement[linked], threshold, options)
 
 
@@ -268,7 +269,7 @@ def _reached_by_surrogates(onsets: Onsets, turns: Floats, options: Options) -> f
     ones, others = ones[apart], others[apart]
     agreement, evidence = _compared(surrogates, ones, others, options)
     best = np.zeros(len(counts))
-    alike = agreement >= options.min_agreement
+    alike = agreement >= options.min_confidence
     for side in (ones, others):
         np.maximum.at(best, side[alike], evidence[alike])
     return float(np.sort(best)[::-1][int(options.significance * len(best))])
@@ -280,7 +281,9 @@ def _candidates(onsets: Onsets, options: Options) -> tuple[Ints, Ints]:
     count = len(signatures)
     pairs = []
     for band in range(_BANDS):
-        hashes = [signatures[:, (band * _ROWS + row) % signatures.shape[1]].astype(np.int64) for row in range(2 * _ROWS)]
+        hashes = [
+            signatures[:, (band * _ROWS + row) % signatures.shape[1]].astype(np.int64) for row in range(2 * _ROWS)
+        ]
         # Sorted by the hashes of the next band as well: within a run, those who agree on more stand side by side.
         order = np.lexsort(hashes[::-1])
         same = np.ones(count - 1, bool)
@@ -313,9 +316,7 @@ def _compared(onsets: Onsets, ones: Ints, others: Ints, options: Options) -> tup
     """Agreement and evidence of pairs."""
     shares = np.random.default_rng([options.seed, 2]).random(_SHIFTS)
     out = np.empty((len(ones), 2))
-    _compare_pairs(
-        onsets.times, onsets.starts, ones, others, shares, options.tolerance_ns, options.min_agreement, out
-    )
+    _compare_pairs(onsets.times, onsets.starts, ones, others, shares, options.tolerance_ns, options.min_confidence, out)
     return out[:, 0], out[:, 1]
 
 
@@ -337,9 +338,9 @@ def _gathered(
         cores = members[np.maximum.accumulate(np.where(is_core, np.arange(len(members)), 0))]
         belongs = _agreeing(onsets, members, cores, is_core, threshold, options)
         left = np.zeros(count, bool)
-        left[members[belongs < options.min_agreement]] = True
+        left[members[belongs < options.min_confidence]] = True
         for part in np.split(np.arange(len(members)), np.flatnonzero(is_core)[1:]):
-            joined = part[belongs[part] >= options.min_agreement]
+            joined = part[belongs[part] >= options.min_confidence]
             if len(joined) > 1:
                 confidence = float(belongs[joined[1:]].mean())
                 groups.append(Group(_named(onsets, members[joined]), min(1.0, confidence)))
@@ -354,11 +355,11 @@ def _agreeing(
     """Agreement of each member with its component's core; of those who fall short, with the first few who do not."""
     agreement, evidence = _compared(onsets, members, cores, options)
     agreement = np.where(is_core, 1.0, np.where(evidence >= threshold, agreement, 0.0))
-    short = np.flatnonzero(agreement < options.min_agreement)
+    short = np.flatnonzero(agreement < options.min_confidence)
     if not len(short):
         return agreement
     component = np.cumsum(is_core) - 1
-    joined = np.flatnonzero(agreement >= options.min_agreement)
+    joined = np.flatnonzero(agreement >= options.min_confidence)
     first = np.searchsorted(component[joined], component[short])
     after = np.minimum(first + _SAMPLE, np.searchsorted(component[joined], component[short], side="right"))
     sizes = after - first

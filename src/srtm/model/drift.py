@@ -1,7 +1,7 @@
 """Drift: how groups that publishers declared compare with groups that were found.
 
-In: the group of each publisher, declared and found; a publisher without a group stands alone, and so does one that is the
-only one of its group. Out: one number for the agreement, and what differs by name.
+In: the group of each publisher, declared and found; a publisher without a group stands alone, and so does one that is
+the only one of its group. Out: one number for the agreement, and what differs by name.
 """
 
 from __future__ import annotations
