@@ -31,7 +31,7 @@ def groups(
     silence: Annotated[str, typer.Option(help="A publisher's burst ends when it is silent for so long.")] = "20ms",
     min_confidence: Annotated[
         float, typer.Option(help="Part of the agreement that chance must not explain, in (0, 1].")
-    ] = 0.35,
+    ] = 0.25,
     significance: Annotated[
         float, typer.Option(help="Share of publishers that may be grouped where all are independent.")
     ] = 0.001,

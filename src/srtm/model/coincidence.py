@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Words = NDArray[np.uint32]
 
+MOST = 2_000  # onsets that a comparison looks at: more would not tell it better
 _WORD = 0xFFFFFFFF
 
 
@@ -95,10 +96,10 @@ def count_together(one: Ints, other: Ints, shift: int, begin: int, span: int, to
 def compare_pairs(
     onsets: Ints, starts: Ints, ones: Ints, others: Ints, shares: Floats, tolerance: int, floor: float, out: Floats
 ) -> None:
-    """Compare pairs of publishers over the time that both are there; a row of `out` is (agreement, evidence).
+    """Compare pairs of publishers over the time that both are there, or its middle; a row is (agreement, evidence).
 
-    *Together* is how many onsets pair up; *by chance* is the mean of the same after shifts, by `shares` of the way from
-    ten to a thousand tolerances (or half the time). Agreement is (together − by chance) over (their mean number of
+    *Together* is how many onsets pair up; *by chance* is the mean of the same after shifts of 4 to 40 tolerances, or of 40
+    to 1,000, whichever is more: at random (`shares`), and never by more than half the time. Agreement is (together − by chance) over (their mean number of
     onsets − by chance): 1 always together, 0 as by chance. Evidence is Chernoff's bound on the probability that a
     Poisson variable of mean *by chance* reaches *together*, as −ln. Pairs far below `floor` are not tried to the end.
     """
@@ -108,9 +109,13 @@ def compare_pairs(
         other = onsets[starts[others[pair]] : starts[others[pair] + 1]]
         begin = max(one[0], other[0]) - tolerance
         end = min(one[-1], other[-1]) + tolerance
+        longer = one if len(one) >= len(other) else other
+        middle = np.searchsorted(longer, begin + (end - begin) // 2)
+        begin = max(begin, longer[max(0, middle - MOST // 2)])
+        end = min(end, longer[min(len(longer) - 1, middle + MOST // 2)])
         span = end - begin + 1
-        near, far = 10 * tolerance, min(span // 2, 1_000 * tolerance)
-        if far <= near:
+        near, knee, far = 4 * tolerance, min(span // 2, 40 * tolerance), min(span // 2, 1_000 * tolerance)
+        if knee <= near:
             continue
         one = one[np.searchsorted(one, begin) : np.searchsorted(one, end + 1)]
         other = other[np.searchsorted(other, begin) : np.searchsorted(other, end + 1)]
@@ -118,14 +123,19 @@ def compare_pairs(
         together = count_together(one, other, 0, begin, span, tolerance)
         if together < 4 or together < floor * mean:
             continue
-        total = tried = 0
-        while tried < len(shares):
-            shift = near + int(shares[tried] * (far - near))
-            total += count_together(one, other, shift if tried % 2 else span - shift, begin, span, tolerance)
-            tried += 1
-            if tried == 4 and 2.0 * (together - total / tried) < floor * (mean - total / tried):
-                break  # far from it: not worth the rest
-        chance = (total + 0.5) / tried
+        chance = 0.0
+        half = len(shares) // 2
+        for low, high in ((near, knee), (knee, far)):
+            total = tried = 0
+            while tried < half:
+                shift = low + int(shares[half * (low > near) + tried] * (high - low))
+                total += count_together(one, other, shift if tried % 2 else span - shift, begin, span, tolerance)
+                tried += 1
+                if tried == 4 and 2.0 * (together - total / tried) < floor * (mean - total / tried):
+                    break  # far from it: not worth the rest
+            chance = max(chance, (total + 0.5) / tried)
+            if tried < half:
+                break
         if together <= chance or mean <= chance:
             continue
         out[pair, 0] = (together - chance) / (mean - chance)

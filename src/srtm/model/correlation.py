@@ -10,7 +10,7 @@ bursts on its own is in none. Two roads, by how a publisher sends:
 
 A pair counts if it agrees beyond chance by a good part (`min_confidence`) and beyond what surrogates reach: the same
 publishers with their onsets shifted around in time, which keeps their rates and rhythms and takes away that they are
-simultaneous. Shifts are short against what changes slowly, so a busy hour or a day without messages is no agreement.
+simultaneous. Shifts are short against what changes slowly, so a busy minute or a day without messages is no agreement.
 A group is what agrees with one publisher in its middle, so a chain of neighbours is no group.
 
 Everything follows from the onsets, the names and the seed; the order of publishers does not matter, and a publisher's
@@ -54,7 +54,7 @@ NEVER = -(2**63)
 _FEWEST_REGULAR, _SHARE_REGULAR = 8, 0.8
 _BANDS, _ROWS = 64, 3
 _SHIFTS = 32
-_SAMPLE = 8
+_SAMPLE = 8  # links, or members of a group, that stand for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Options:
 
     silence_ns: int = 20 * NS_PER_MS
     tolerance_ns: int = 20 * NS_PER_MS
-    min_confidence: float = 0.35
+    min_confidence: float = 0.25
     significance: float = 0.001
     seed: int = 1
 
@@ -329,9 +329,7 @@ def _gathered(
     while len(ones):
         root = np.arange(count)
         _join_pairs(ones, others, root)
-        weight = np.zeros(count)
-        for side in (ones, others):
-            np.add.at(weight, side, agreement)
+        weight = _strongest_links(ones, others, agreement, count)
         members = np.flatnonzero(weight > 0)
         members = members[np.lexsort((members, -weight[members], root[members]))]
         is_core = np.concatenate([[True], root[members[1:]] != root[members[:-1]]])
@@ -347,6 +345,16 @@ def _gathered(
         still = left[ones] & left[others]
         ones, others, agreement = ones[still], others[still], agreement[still]
     return groups
+
+
+def _strongest_links(ones: Ints, others: Ints, agreement: Floats, count: int) -> Floats:
+    """Sum of each publisher's few strongest links: who bursts with two groups has many, but weaker ones."""
+    ends, strength = np.concatenate([ones, others]), np.concatenate([agreement, agreement])
+    order = np.lexsort((-strength, ends))
+    ends, strength = ends[order], strength[order]
+    first = np.searchsorted(ends, ends)
+    few = np.arange(len(ends)) - first < _SAMPLE
+    return np.bincount(ends[few], strength[few], count)
 
 
 def _agreeing(

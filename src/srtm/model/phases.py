@@ -31,6 +31,8 @@ _cut_phases = compiled(plain.cut_phases)
 
 FINEST_NS = 1_000.0  # two clocks are not read alike to better than this
 SURROGATES = 40
+_SURROGATE_PHASES = 400_000  # of all surrogates together: fewer of them do where publishers are many
+_BLURRED = 0.01  # σ as a part of the period from which on phases say nothing
 _TRIMMED = 0.98
 _SAME_PERIOD = 0.01
 
@@ -61,13 +63,16 @@ def group_by_phase(
     late = np.empty((len(members), 9))
     _measure_lateness(onsets, starts, members, period, late)
     lateness, sigma = _repeatable(late)
+    if sigma > _BLURRED * period:
+        return []
     firsts = onsets[starts[members]]
     phases = np.mod((firsts - firsts.min()).astype(np.float64) + lateness, period)
     chance = []
-    for number in range(SURROGATES):
+    surrogates = max(4, min(SURROGATES, _SURROGATE_PHASES // len(members)))
+    for number in range(surrogates):
         shifted = np.mod(phases + shifts[members, number] * period, period)
         chance += [(score, len(run)) for score, run in _runs(shifted, sigma, period) if len(run) > 1]
-    threshold = _threshold(chance, significance * SURROGATES * len(members))
+    threshold = _threshold(chance, significance * surrogates * len(members))
     found = []
     for score, run in _runs(phases, sigma, period):
         if len(run) > 1 and score > threshold:
