@@ -98,10 +98,11 @@ def compare_pairs(
 ) -> None:
     """Compare pairs of publishers over the time that both are there, or its middle; a row is (agreement, evidence).
 
-    *Together* is how many onsets pair up; *by chance* is the mean of the same after shifts of 4 to 40 tolerances, or of 40
-    to 1,000, whichever is more: at random (`shares`), and never by more than half the time. Agreement is (together − by chance) over (their mean number of
-    onsets − by chance): 1 always together, 0 as by chance. Evidence is Chernoff's bound on the probability that a
-    Poisson variable of mean *by chance* reaches *together*, as −ln. Pairs far below `floor` are not tried to the end.
+    *Together* is how many onsets pair up; *by chance* is the mean of the same after shifts of 4 to 40 tolerances, or of
+    40 to 1,000, whichever is more: at random (`shares`), and never by more than half the time. Agreement is (together −
+    by chance) over (their mean number of onsets − by chance): 1 always together, 0 as by chance. Evidence is Chernoff's
+    bound on the probability that a Poisson variable of mean *by chance* reaches *together*, as −ln. Pairs far below
+    `floor` are not tried to the end.
     """
     for pair in range(len(ones)):
         out[pair, 0] = out[pair, 1] = 0.0

@@ -354,7 +354,9 @@ def _strongest_links(ones: Ints, others: Ints, agreement: Floats, count: int) ->
     ends, strength = ends[order], strength[order]
     first = np.searchsorted(ends, ends)
     few = np.arange(len(ends)) - first < _SAMPLE
-    return np.bincount(ends[few], strength[few], count)
+    weight = np.zeros(count)
+    np.add.at(weight, ends[few], strength[few])
+    return weight
 
 
 def _agreeing(

@@ -132,6 +132,8 @@ class _Stretch:
         declared = list(self._groups)
         rows: list[dict[str, Any]] = []
         for number, (name, onsets) in enumerate(zip(self._numbers, self._scanner.onsets(), strict=True)):
+            if not len(onsets):
+                continue  # named in the file's dictionary, but by another topic or at another time
             last_ns, group = int(self._scanner.last_ns[number]), declared[self._scanner.group_of[number]]
             rows.append({"publisher": name, "last_ns": last_ns, "onsets": onsets.tobytes(), "declared": group})
             if len(rows) == _ROWS:

@@ -77,7 +77,7 @@ def _problems(document: Any) -> Iterable[str]:
     if not isinstance(entries, list):
         yield 'it must be an object with a list under "groups"'
         return
-    seen: dict[tuple[str | None, str], str] = {}
+    seen: dict[str, dict[str | None, str]] = {}
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict):
             yield f"entry {number} is {entry!r}, not an object"
@@ -96,8 +96,7 @@ def _problems(document: Any) -> Iterable[str]:
         if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
             yield f"group {group!r}: the confidence must lie between 0 and 1, not be {confidence!r}"
         for name in publishers:
-            other = seen.setdefault((topic, name), group)
-            if topic is not None:
-                other = seen.get((None, name), other)
-            if other != group:
-                yield f"publisher {name!r} is in both {other!r} and {group!r}"
+            before = seen.setdefault(name, {})
+            rivals = before.values() if topic is None else [before[key] for key in (topic, None) if key in before]
+            yield from (f"publisher {name!r} is in both {rival!r} and {group!r}" for rival in rivals if rival != group)
+            before[topic] = group
