@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +12,16 @@ from srtm.errors import ArrivalsError, InputError
 from srtm.model import coincidence, correlation
 from srtm.model.correlation import Onsets, Options, Piece, Scanner, find_groups, join, onsets_of
 from srtm.model.drift import adjusted_rand_index
+from srtm.model.latency import SLO
+from srtm.sim import SimulatedBroker, Topic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.workload.groups import with_groups
 from srtm.workload.publishers import Population, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from srtm.model.placement import Publisher
 
     Ints = NDArray[np.int64]
 
@@ -111,6 +117,25 @@ def test_poisson_groups_are_found_whatever_their_spread(spread_ms: int) -> None:
 @pytest.mark.parametrize(("spread_ms", "wanted"), [(0, 0.95), (1, 0.95), (4, 0.95), (16, 0.9)])
 def test_periodic_groups_are_found_whatever_their_spread(spread_ms: int, wanted: float) -> None:
     assert agreement(workload("periodic", spread_ms, 60, publishers=1_000)) >= wanted
+
+
+def test_where_phases_collide_found_groups_place_as_well_as_declared_ones() -> None:
+    """The simulator's p99 over several lots: within 10 %, or what the lots themselves differ by."""
+    load = Workload((Population(2_000, 10.0, 10, "periodic", 10, 16 * NS_PER_MS),), 30 * NS_PER_S, seed=1)
+    topic = Topic.of(load)
+    group_of = {name: group.name for group in find_groups(onsets_in(load)) for name in group.publishers}
+    brokers = [SimulatedBroker(f"b{number}", load.total_mps / 2 * 1.02) for number in range(2)]
+
+    def p99_ns(publishers: list[Publisher]) -> float:
+        runs = [
+            simulate(replace(topic, publishers=publishers), brokers, "srtm", SLO(NS_PER_S), seed=lot)
+            for lot in range(4)
+        ]
+        return float(np.mean([run.latency.total.p99 for run in runs]))
+
+    declared = p99_ns(load.publishers())
+    assert p99_ns(with_groups(load.publishers(), group_of)) <= 1.1 * declared
+    assert p99_ns(with_groups(load.publishers(), {})) > 1.1 * declared
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ One period serves all, fitted to all of their onsets at once: an error of its ow
 move the phases apart. A publisher's phase is its mean lateness against that clock, or the middle or the beginning of
 the interval that it falls into: whichever repeats best between every other onset and the rest. How well it repeats
 is its error σ. Sorted phases are cut into runs by classification likelihood with that σ, which tells groups apart from
-2.4 σ on, and the runs are held against those of surrogates.
+2.4 σ on, and the runs are held against those of surrogates: a run counts if surrogates hardly ever reach its
+likelihood, or if so many publishers reach it that those of surrogates would be a tenth of them at most.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ SURROGATES = 40
 _SURROGATE_PHASES = 400_000  # of all surrogates together: fewer of them do where publishers are many
 _BLURRED = 0.01  # σ as a part of the period from which on phases say nothing
 _TRIMMED = 0.98
+_BY_CHANCE = 0.1  # part of the grouped publishers that may be grouped by chance where many are
 _SAME_PERIOD = 0.01
 
 
@@ -72,10 +74,14 @@ def group_by_phase(
     for number in range(surrogates):
         shifted = np.mod(phases + shifts[members, number] * period, period)
         chance += [(score, len(run)) for score, run in _runs(shifted, sigma, period) if len(run) > 1]
-    threshold = _threshold(chance, significance * surrogates * len(members))
+    runs = [(score, run) for score, run in _runs(phases, sigma, period) if len(run) > 1]
+    threshold = min(
+        _threshold(chance, significance * surrogates * len(members)),
+        _outnumbered([(score, len(run)) for score, run in runs], chance, surrogates),
+    )
     found = []
-    for score, run in _runs(phases, sigma, period):
-        if len(run) > 1 and score > threshold:
+    for score, run in runs:
+        if score > threshold:
             width = _width(phases[run], period) + 2 * sigma
             by_chance = (len(members) - 1) * width / period
             found.append(Run(members[run], max(0.0, 1 - by_chance / len(run)), period))
@@ -140,6 +146,20 @@ def _threshold(chance: list[tuple[float, int]], allowed: float) -> float:
         if allowed < 0:
             return score
     return 0.0
+
+
+def _outnumbered(found: list[tuple[float, int]], chance: list[tuple[float, int]], surrogates: int) -> float:
+    """The score above which runs hold so many publishers that those of surrogates are but a small part of them."""
+    by_chance = sorted(chance, reverse=True)
+    threshold, mine, theirs, seen = np.inf, 0, 0, 0
+    for score, size in sorted(found, reverse=True):
+        mine += size
+        while seen < len(by_chance) and by_chance[seen][0] >= score:
+            theirs += by_chance[seen][1]
+            seen += 1
+        if theirs <= _BY_CHANCE * surrogates * mine:
+            threshold = np.nextafter(score, -np.inf)
+    return float(threshold)
 
 
 def _width(phases: Floats, period: float) -> float:
