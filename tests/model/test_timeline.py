@@ -99,6 +99,42 @@ def test_excess_is_the_worst_window_of_all(case: tuple[list[int], Timeline]) -> 
     assert excess.at_ns in times
 
 
+@st.composite
+def pieces_of_traffic(draw: st.DrawFn) -> tuple[list[int], Timeline, list[list[int]]]:
+    """Traffic in pieces that part no instant."""
+    times, history = draw(changing_traffic())
+    places = [i for i in range(1, len(times)) if times[i] > times[i - 1]]
+    cuts = sorted(draw(st.sets(st.sampled_from(places)))) if places else []
+    return times, history, [times[low:high] for low, high in zip([0, *cuts], [*cuts, len(times)], strict=True)]
+
+
+@given(pieces_of_traffic())
+def test_delays_piece_by_piece_are_those_of_the_whole(case: tuple[list[int], Timeline, list[list[int]]]) -> None:
+    times, history, pieces = case
+    state, delays = timeline.BEGINNING, []
+    for piece in pieces:
+        joined = timeline.left_by(timeline.summarise(piece, history), state, history)
+        some, state = timeline.waits(piece, history, state)
+        delays += some.tolist()
+        assert joined == state
+    assert delays == timeline.access_delays(times, history).tolist()
+
+
+@given(pieces_of_traffic())
+def test_windows_of_pieces_are_those_of_the_whole(case: tuple[list[int], Timeline, list[list[int]]]) -> None:
+    times, history, pieces = case
+    state, found = timeline.BEGINNING, []
+    for piece in pieces:
+        alone, after = timeline.check(piece, history, None), timeline.check(piece, history, state)
+        assert timeline.checked_state(alone.piece, state, history) == after.state
+        assert alone.excess.tokens <= after.excess.tokens
+        if not timeline.work_before(alone.piece, state, history):
+            assert alone.excess == after.excess
+        found.append(after.excess)
+        state = after.state
+    assert max(found, key=lambda excess: (excess.tokens, -excess.at_ns)) == timeline.largest_excess(times, history)
+
+
 def test_a_fast_past_excuses_nothing() -> None:
     """A token a nanosecond until 100 ns, then (1/s, 5): the sixth message at 200 ns is one too many."""
     history = Timeline(TokenBucket.of(10**9, 5), ((100, TokenBucket.of(1, 5)),))

@@ -109,5 +109,5 @@ def test_any_ranges_give_the_profile_of_the_whole(rows: list[Message], data: st.
     for topic, _, at in rows:
         spans[topic] = spans[topic].joined(Span(1, at, at)) if topic in spans else Span(1, at, at)
     with patch.multiple(reading, _BATCH=data.draw(st.integers(1, 50))):
-        source = Frame("arrival_ns", cast("Any", Rows(partitions)), {}, spans)
+        source = Frame("arrival_ns", 1, cast("Any", Rows(partitions)), {}, spans)
         assert profile_source(source, model.HEADROOM, model.QUANTILE) == expected(rows)

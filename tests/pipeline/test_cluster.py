@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 
 JOB = """if True:
     import sys
+    from srtm.pipeline.groups import groups
     from srtm.pipeline.profile import profile
     from srtm.pipeline.session import spark_session
     master, path = sys.argv[1:]
     with spark_session(master=master, options={"spark.executor.memory": "1g", "spark.executor.cores": "1"}) as spark:
         print(profile(path, spark))
         print(profile(spark.read.parquet(path).repartition(5)))
+        print(groups(path, spark))
+        print(groups(spark.read.parquet(path).repartition(5)))
 """
 
 
@@ -111,3 +114,5 @@ def test_a_cluster_says_what_this_machine_says(cluster: str, tmp_path: Path) -> 
     assert [run.returncode for run in said] == [0, 0], said[0].stderr[-2000:]
     assert said[0].stdout == said[1].stdout
     assert said[0].stdout.count("TopicProfile(") == 2
+    assert said[0].stdout.count("TopicGroups(") == 2
+    assert said[0].stdout.count("Group(publishers=") == 2 * 5

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from srtm.errors import BacklogOverflow, InputError
-from srtm.model import scan
+from srtm.model import scan, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from srtm.model.bucket import TokenBucket
+    from srtm.model.timeline import Timeline
 
     Ints = NDArray[np.int64]
 
@@ -47,6 +48,16 @@ def penalty(
     """Compare messages spread over `shares` (message i through `shares[lane_of[i]]`) with one bucket `whole`."""
     times = scan.as_arrivals(arrivals)
     return Penalty(times, scan.split_access_delays(times, lane_of, shares), scan.access_delays(times, whole))
+
+
+def recorded(arrivals: ArrayLike, releases: ArrayLike, contract: Timeline) -> Penalty:
+    """The same for a run that was recorded: what messages waited, and what they would have in one bucket."""
+    times, left = scan.as_arrivals(arrivals), scan.as_arrivals(releases)
+    if len(times) != len(left):
+        raise InputError(f"{len(times)} arrivals but {len(left)} releases: there must be one each")
+    if early := int((left < times).sum()):
+        raise InputError(f"{early} of {len(times)} messages were released before they arrived: check clocks and units")
+    return Penalty(times, left - times, timeline.access_delays(times, contract))
 
 
 def accrued(arrivals: ArrayLike, delays_ns: Ints, times: ArrayLike) -> Ints:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -204,18 +204,31 @@ class Placement:
         return len(set(self.broker_of.tolist()))
 
 
-def place(publishers: Iterable[Publisher], brokers: Sequence[Broker], policy: str, seed: int = 0) -> Placement:
-    """Steps 1 and 2 of the Load Distributor, without measuring."""
+def place(
+    publishers: Iterable[Publisher], brokers: Sequence[Broker], policy: str, seed: int = 0, *, k: int | None = None
+) -> Placement:
+    """Steps 1 and 2 of the Load Distributor, without measuring; if `k` is given, on the k brokers with most room."""
     roster = Roster(publishers)
     check_fits(roster, brokers)
     caps, loads = [rcap(broker) for broker in brokers], allocated(brokers)
     rule = policy_named(policy)
+    if k is not None:
+        caps = _roomiest(caps, k)
+        rule = replace(rule, concentrates=False)
     quotas = rule.choose(roster.rate, caps, loads)
     if quotas is None:
         raise _too_small(roster.rate, caps)
     broker_of = pick(roster, quotas, by_group=rule.by_group, seed=seed)
     carried = roster.rates_by_broker(broker_of, len(brokers)).tolist()
     return Placement(broker_of, tuple(quota / _MILLI for quota in quotas), tuple(rate / _MILLI for rate in carried))
+
+
+def _roomiest(caps: list[int], k: int) -> list[int]:
+    """Capacities of the k brokers that have most; the others' are zero."""
+    if not 1 <= k <= len(caps):
+        raise PlacementError(f"k = {k}: there are {len(caps)} brokers to choose from", k=k)
+    chosen = sorted(range(len(caps)), key=lambda broker: (-caps[broker], broker))[:k]
+    return [cap if broker in chosen else 0 for broker, cap in enumerate(caps)]
 
 
 def allocated(brokers: Sequence[Broker]) -> list[int]:

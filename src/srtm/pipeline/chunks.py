@@ -16,7 +16,7 @@ import pyarrow as pa
 from srtm.errors import SRTMError
 from srtm.model import burst, scan
 from srtm.model.bucket import TokenBucket
-from srtm.pipeline.reading import by_topic
+from srtm.pipeline.reading import batch_of, by_topic
 from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -31,20 +31,6 @@ if TYPE_CHECKING:
 PART_FIELDS = (
     "topic string, messages long, first_ns long, last_ns long, backlog long,"
     " counts binary, envelope binary, batches binary, publishers array<string>, error string"
-)
-_ARROW = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("messages", pa.int64()),
-        ("first_ns", pa.int64()),
-        ("last_ns", pa.int64()),
-        ("backlog", pa.int64()),
-        ("counts", pa.binary()),
-        ("envelope", pa.binary()),
-        ("batches", pa.binary()),
-        ("publishers", pa.list_(pa.string())),
-        ("error", pa.string()),
-    ]
 )
 _NOTHING = np.zeros(1, np.int64)
 
@@ -71,7 +57,7 @@ class Part(NamedTuple):
 
 def as_batch(parts: Iterable[Part]) -> pa.RecordBatch:
     """Parts on their way from a task to the driver."""
-    return pa.RecordBatch.from_pylist([part._asdict() for part in parts], _ARROW)
+    return batch_of(PART_FIELDS, list(parts))
 
 
 def as_parts(table: pa.Table) -> list[Part]:

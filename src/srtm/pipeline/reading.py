@@ -1,8 +1,8 @@
 """A trace as stretches of time, each read in order by one task. What every job over traces starts from.
 
 A job's work is a function over the batches of one stretch. In every batch, and from batch to batch, the rows of a topic
-come in order of the key (a column of times), rows of the same topic and instant are never cut apart, and strings are
-dictionaries. Where the batches come from is decided by what the input is:
+come in order of the key (a column of times), rows of the same topic and instant (or, if asked for, of the same grain of
+time) are never cut apart, and strings are dictionaries. Where the batches come from is decided by what the input is:
 
 - `Files`: Parquet whose row groups have statistics. Each task reads with pyarrow the row groups that overlap its
   stretch, and merges those of several writers that overlap each other. No shuffle, no JVM in the data's way.
@@ -43,6 +43,13 @@ _BATCH = 1_000_000  # messages that are handed on together, about a row group
 _STRETCH = 64_000_000  # messages of a stretch at most: what is lost with an executor
 _SMALL = 2_000_000  # messages of which one task is done before a second has started
 _HELD = 32_000_000  # messages of overlapping row groups that a task may hold: 12 to 30 bytes each
+_KINDS = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "array<string>": pa.list_(pa.string()),
+}
 _BEGINNING, _END = -(2**63), 2**63  # around every time that a file can hold, sensible or not
 _REREAD = 8  # how often a message may be read on average: still cheaper than a shuffle
 
@@ -84,6 +91,7 @@ class Files:
 
     spark: SparkSession
     key: str
+    grain_ns: int
     stretches: tuple[Stretch, ...]
     faults: dict[str, str]  # topics whose rows are incomplete; not here, where the footers have promised it
 
@@ -109,7 +117,8 @@ class Files:
         Batches hold the columns and the key. They start `before_ns` ahead of the stretch, for work that looks back;
         `at` restricts the run to the stretches that hold these times.
         """
-        key, wanted, stretches = self.key, [*{*columns, self.key}], list(self.stretches)
+        key, grain_ns, wanted = self.key, self.grain_ns, [*{*columns, self.key}]
+        stretches = list(self.stretches)
         if at is not None:
             stretches = [stretches[number] for number in sorted({self._number(time_ns) for time_ns in at})]
         if before_ns:
@@ -119,7 +128,7 @@ class Files:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     stretch = stretches[number]
-                    yield from work(stretch.begin_ns, _merged(stretch, key, wanted, before_ns))
+                    yield from work(stretch.begin_ns, _merged(stretch, key, wanted, before_ns, grain_ns))
 
         return self.spark.range(0, len(stretches), 1, len(stretches)).mapInArrow(task, fields)
 
@@ -138,6 +147,7 @@ class Frame:
     """A trace that Spark has sorted into ranges of (topic, key)."""
 
     key: str
+    grain_ns: int
     ordered: DataFrame
     faults: dict[str, str]
     _spans: dict[str, Span]
@@ -156,10 +166,10 @@ class Frame:
     def map(self, work: Work, fields: str, columns: Sequence[str] = ()) -> DataFrame:
         """What the work yields over each range, left in the cluster."""
         del columns
-        key, faults = self.key, set(self.faults)
+        key, grain_ns, faults = self.key, self.grain_ns, set(self.faults)
 
         def task(batches: Batches) -> Batches:
-            yield from work(_BEGINNING, _gathered(batches, key, faults))
+            yield from work(_BEGINNING, _gathered(batches, key, grain_ns, faults))
 
         return self.ordered.mapInArrow(task, fields)
 
@@ -169,7 +179,7 @@ class Frame:
         key, faults = self.key, set(self.faults)
 
         def pick(batches: Batches) -> Batches:
-            for batch in _gathered(batches, key, faults):
+            for batch in _gathered(batches, key, 1, faults):
                 for topic, rows in by_topic(batch):
                     times = rows.column(key).to_numpy()
                     for number, (begin, end) in enumerate(zones.get(topic, ())):
@@ -188,26 +198,29 @@ class Frame:
 
 @contextmanager
 def opened(
-    trace: Trace, spark: SparkSession | None, columns: Sequence[str], key: str = "arrival_ns"
+    trace: Trace, spark: SparkSession | None, columns: Sequence[str], key: str = "arrival_ns", grain_ns: int = 1
 ) -> Iterator[Files | Frame]:
-    """The trace by the best road that it allows: a DataFrame, a path, or an address that Spark reads."""
+    """The trace by the best road that it allows: a DataFrame, a path, or an address that Spark reads.
+
+    A work that needs all rows of, say, a minute together asks for that grain, and gets batches no smaller.
+    """
     wanted = [name for name in RECORDED_SCHEMA.names if name in {"topic", key, *columns}]
     if not isinstance(trace, str | Path):
-        with _sorted_frame(trace, wanted, key) as frame:
+        with _sorted_frame(trace, wanted, key, grain_ns) as frame:
             yield frame
         return
     if spark is None:
         raise TraceError(f"{trace} needs a session to be read with: give one, or a DataFrame")
     if "://" in str(trace):
-        with _sorted_frame(spark.read.parquet(str(trace)), wanted, key) as frame:
+        with _sorted_frame(spark.read.parquet(str(trace)), wanted, key, grain_ns) as frame:
             yield frame
         return
     row_groups = row_groups_of(Path(trace), wanted, key)
-    stretches = row_groups and _cut(row_groups, parallelism(spark))
+    stretches = row_groups and _cut(row_groups, parallelism(spark), grain_ns)
     if stretches:
-        yield Files(spark, key, stretches, {})
+        yield Files(spark, key, grain_ns, stretches, {})
         return
-    with _sorted_frame(spark.read.parquet(*map(str, files_of(Path(trace)))), wanted, key) as frame:
+    with _sorted_frame(spark.read.parquet(*map(str, files_of(Path(trace)))), wanted, key, grain_ns) as frame:
         yield frame
 
 
@@ -225,6 +238,14 @@ def by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     begins = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
     for begin, end in pairwise(begins):
         yield topics.dictionary[int(ordered[begin])].as_py(), grouped.slice(begin, end - begin)
+
+
+def batch_of(fields: str, rows: Sequence[Sequence[object]]) -> pa.RecordBatch:
+    """Rows as a task hands them to Spark; the fields are those of its schema."""
+    named = [entry.split() for entry in fields.split(",")]
+    columns: Sequence[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(named)
+    arrays = [pa.array(column, _KINDS[kind]) for column, (_, kind) in zip(columns, named, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, [name for name, _ in named])
 
 
 def row_groups_of(path: Path, columns: Sequence[str], key: str) -> list[RowGroup] | None:
@@ -262,7 +283,7 @@ def _described(path: str, number: int, group: Any, columns: Sequence[str], key: 
     return RowGroup(path, number, topic, Span(group.num_rows, times.min, times.max))
 
 
-def _cut(row_groups: list[RowGroup], at_once: int) -> tuple[Stretch, ...] | None:
+def _cut(row_groups: list[RowGroup], at_once: int, grain_ns: int) -> tuple[Stretch, ...] | None:
     """Stretches of about as many messages each, cut where row groups begin; None if too much would be read twice."""
     total = sum(row_group.span.messages for row_group in row_groups)
     if _overlap(row_groups) > _HELD:
@@ -270,8 +291,9 @@ def _cut(row_groups: list[RowGroup], at_once: int) -> tuple[Stretch, ...] | None
     wanted = at_once * -(-total // (at_once * _STRETCH)) if total > _SMALL else 1
     before, cuts = 0, [_BEGINNING]
     for row_group in row_groups:
-        if before * wanted >= len(cuts) * total and row_group.span.first_ns > cuts[-1]:
-            cuts.append(row_group.span.first_ns)
+        at_ns = _floor(row_group.span.first_ns, grain_ns)
+        if before * wanted >= len(cuts) * total and at_ns > cuts[-1]:
+            cuts.append(at_ns)
         before += row_group.span.messages
     inside: list[list[RowGroup]] = [[] for _ in cuts]
     for row_group in row_groups:
@@ -304,7 +326,7 @@ def _in_order(row_groups: Iterable[RowGroup]) -> tuple[RowGroup, ...]:
     )
 
 
-def _merged(stretch: Stretch, key: str, columns: list[str], before_ns: int) -> Batches:
+def _merged(stretch: Stretch, key: str, columns: list[str], before_ns: int, grain_ns: int) -> Batches:
     """The rows of a stretch in order of the key, from row groups that may overlap."""
     begin, end = stretch.begin_ns - before_ns, stretch.end_ns
     held: list[pa.Table] = []
@@ -313,7 +335,7 @@ def _merged(stretch: Stretch, key: str, columns: list[str], before_ns: int) -> B
         opened_files: dict[str, Any] = {}
         for row_group in stretch.row_groups:
             if fresh >= max(_BATCH, kept):  # so that what is held is sorted again only when it has doubled
-                ready, rest = _parted(_sorted(held, key), key, row_group.span.first_ns)
+                ready, rest = _parted(_sorted(held, key), key, _floor(row_group.span.first_ns, grain_ns))
                 if ready.num_rows:
                     yield ready.combine_chunks().to_batches()[0]
                 held, kept, fresh = [rest], rest.num_rows, 0
@@ -355,13 +377,15 @@ def _parted(table: pa.Table, key: str, at_ns: int) -> tuple[pa.Table, pa.Table]:
 
 
 @contextmanager
-def _sorted_frame(frame: DataFrame, columns: list[str], key: str) -> Iterator[Frame]:
+def _sorted_frame(frame: DataFrame, columns: list[str], key: str, grain_ns: int) -> Iterator[Frame]:
     from pyspark.sql import functions as f
 
     _check_frame(frame, columns)
     ordered = (
         frame.select(columns)
-        .repartitionByRange(2 * parallelism(frame.sparkSession), "topic", key)
+        .repartitionByRange(
+            2 * parallelism(frame.sparkSession), "topic", f.col(key) - f.pmod(f.col(key), f.lit(grain_ns))
+        )
         .sortWithinPartitions("topic", key)
         .persist()  # the ranges come from a sample: computed again, they could be others
     )
@@ -387,12 +411,14 @@ def _sorted_frame(frame: DataFrame, columns: list[str], key: str) -> Iterator[Fr
                 spans[topic] = Span(messages, row["first_ns"], row["last_ns"])
         if not spans and not faults:
             raise TraceError("the trace holds no messages")
-        yield Frame(key, ordered, faults, {topic: span for topic, span in spans.items() if topic not in faults})
+        yield Frame(
+            key, grain_ns, ordered, faults, {topic: span for topic, span in spans.items() if topic not in faults}
+        )
     finally:
         ordered.unpersist()
 
 
-def _gathered(batches: Batches, key: str, faults: set[str]) -> Batches:
+def _gathered(batches: Batches, key: str, grain_ns: int, faults: set[str]) -> Batches:
     """Sorted batches joined to larger ones that end where an instant of a topic ends; incomplete topics left out."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
@@ -400,7 +426,7 @@ def _gathered(batches: Batches, key: str, faults: set[str]) -> Batches:
         if sum(part.num_rows for part in held) < _BATCH:
             continue
         rows = _with_dictionaries(pa.Table.from_batches(held).combine_chunks().to_batches()[0])
-        end = _last_instant(rows, key)
+        end = _last_grain(rows, key, grain_ns)
         if end:
             yield rows.slice(0, end)
         held = [pa.Table.from_batches(held).slice(end).combine_chunks().to_batches()[0]]
@@ -415,9 +441,13 @@ def _complete(batch: pa.RecordBatch, faults: set[str]) -> pa.RecordBatch:
     return batch.filter(pc.invert(bad))
 
 
-def _last_instant(rows: pa.RecordBatch, key: str) -> int:
-    """Where the last rows of the same topic and time begin."""
-    codes, times = rows.column("topic").indices.to_numpy(), rows.column(key).to_numpy()
+def _floor(time_ns: int, grain_ns: int) -> int:
+    return time_ns - time_ns % grain_ns
+
+
+def _last_grain(rows: pa.RecordBatch, key: str, grain_ns: int) -> int:
+    """Where the last rows of the same topic and grain of time begin."""
+    codes, times = rows.column("topic").indices.to_numpy(), rows.column(key).to_numpy() // grain_ns
     others = np.flatnonzero((codes != codes[-1]) | (times != times[-1]))
     return int(others[-1]) + 1 if len(others) else 0
 
@@ -454,7 +484,7 @@ def _counting(key: str) -> Work:
             for topic, rows in by_topic(batch)
             for times in [rows.column(key)]
         )
-        yield pa.RecordBatch.from_pylist([{"topic": topic, **span._asdict()} for topic, span in spans.items()])
+        yield batch_of(_SPAN_FIELDS, [(topic, *span) for topic, span in spans.items()])
 
     return work
 

@@ -1,5 +1,5 @@
 """The model run over a workload in virtual time."""
 
-from srtm.sim.simulate import SimulatedBroker, Simulation, Topic, simulate
+from srtm.sim.simulate import SimulatedBroker, Simulation, Topic, assess, simulate
 
-__all__ = ["SimulatedBroker", "Simulation", "Topic", "simulate"]
+__all__ = ["SimulatedBroker", "Simulation", "Topic", "assess", "simulate"]

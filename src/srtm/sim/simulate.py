@@ -15,7 +15,7 @@ import numpy as np
 from srtm.errors import InputError, PlacementError
 from srtm.model import fitting, scan
 from srtm.model.latency import SLO, Latency
-from srtm.model.placement import Broker, Roster, shares
+from srtm.model.placement import Broker, Roster, place, shares
 from srtm.model.profile import profile
 from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel, processing_latencies
 from srtm.units import NS_PER_S, percentile
@@ -106,12 +106,19 @@ class SimulatedCluster:
             for number, broker in enumerate(brokers)
         ]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The brokers' names, in the order of their numbers."""
+        return tuple(broker.name for broker in self._brokers)
+
     def measure(self, order: fitting.Measure) -> dict[int, int]:
         """End-to-end latency at the SLO's quantile, of each broker that the order names."""
-        return {
-            broker: percentile(access + processing, self._slo.quantile) if len(access) else 0
-            for broker, (access, processing) in self.observe(order.broker_of, order.brokers).items()
-        }
+        seen = self.observe(order.broker_of, order.brokers)
+        return {broker: self.latency_ns(*latencies) for broker, latencies in seen.items()}
+
+    def latency_ns(self, access: Ints, processing: Ints) -> int:
+        """End-to-end latency at the SLO's quantile; zero where nobody sent."""
+        return percentile(access + processing, self._slo.quantile) if len(access) else 0
 
     def observe(self, broker_of: Lanes, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
         """Access and processing latencies of every message, broker by broker."""
@@ -178,18 +185,57 @@ def simulate(
     placed = outcome if isinstance(outcome, fitting.Placed) else outcome.best
     if placed is None:
         raise PlacementError("no assignment could be tried: all brokers together, or b, are too small for this topic")
-    used = sorted(placed.latency_ns)
-    seen = cluster.observe(placed.broker_of, used)
-    names = tuple(broker.name for broker in brokers)
-    return Simulation(
-        policy=policy,
+    return _summed_up(
+        cluster,
+        placed.broker_of,
+        cluster.observe(placed.broker_of, sorted(placed.latency_ns)),
+        policy,
         meets_slo=isinstance(outcome, fitting.Placed),
-        brokers=names,
-        broker_of=placed.broker_of,
-        shares={names[broker]: share for broker, share in cluster.shares(placed.broker_of).items()},
-        latency=Latency.of(*(np.concatenate(column) for column in zip(*seen.values(), strict=True))),
-        by_broker={names[broker]: Latency.of(*seen[broker]) for broker in used if len(seen[broker][0])},
         rounds=search.rounds,
         elapsed_s=search.elapsed_s,
         iterations=tuple(search.iterations),
+    )
+
+
+def assess(
+    topic: Topic,
+    brokers: Sequence[SimulatedBroker],
+    policy: str,
+    k: int,
+    slo: SLO | None = None,
+    *,
+    seed: int = 0,
+) -> Simulation:
+    """What messages would see with the topic on k brokers as the policy splits it by rates, without a search."""
+    goal = slo or SLO()
+    cluster = SimulatedCluster(topic, brokers, goal, seed)
+    placed = place(topic.publishers, [broker.broker for broker in brokers], policy, seed, k=k)
+    seen = cluster.observe(placed.broker_of, sorted(set(placed.broker_of.tolist())))
+    meets_slo = all(cluster.latency_ns(*latencies) <= goal.limit_ns for latencies in seen.values())
+    return _summed_up(cluster, placed.broker_of, seen, policy, meets_slo=meets_slo)
+
+
+def _summed_up(
+    cluster: SimulatedCluster,
+    broker_of: Lanes,
+    seen: Mapping[int, tuple[Ints, Ints]],
+    policy: str,
+    *,
+    meets_slo: bool,
+    rounds: int = 0,
+    elapsed_s: float = 0.0,
+    iterations: tuple[fitting.Iteration, ...] = (),
+) -> Simulation:
+    names = cluster.names
+    return Simulation(
+        policy=policy,
+        meets_slo=meets_slo,
+        brokers=names,
+        broker_of=broker_of,
+        shares={names[broker]: share for broker, share in cluster.shares(broker_of).items()},
+        latency=Latency.of(*(np.concatenate(column) for column in zip(*seen.values(), strict=True))),
+        by_broker={names[broker]: Latency.of(*latencies) for broker, latencies in seen.items() if len(latencies[0])},
+        rounds=rounds,
+        elapsed_s=elapsed_s,
+        iterations=iterations,
     )

@@ -35,6 +35,8 @@ from srtm.workload.publishers import Arrivals
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
 
 ARRIVAL_SCHEMA = pa.schema(
     [
@@ -126,6 +128,38 @@ class ArrivalWriter:
             pa.array(times),
         ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema), row_group_size=count)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Messages of one topic at one broker, in order of arrival."""
+
+    topic: str
+    broker: str
+    publishers: Sequence[Publisher]
+    arrivals: Arrivals
+    release_ns: NDArray[np.int64]
+    sent_ns: NDArray[np.int64]
+
+    def write(self, path: Path, about: dict[str, str]) -> None:
+        """As a trace file of its own."""
+        names = pa.array([publisher.id for publisher in self.publishers])
+        groups = pa.array([publisher.group for publisher in self.publishers], pa.string())
+        senders = pa.array(self.arrivals.publisher_of)
+        everyone = pa.array(np.zeros(len(senders), np.int32))
+        columns = [
+            pa.DictionaryArray.from_arrays(everyone, pa.array([self.topic])),
+            pa.DictionaryArray.from_arrays(senders, names),
+            groups.take(senders).dictionary_encode(),
+            pa.array(self.arrivals.times_ns),
+            pa.DictionaryArray.from_arrays(everyone, pa.array([self.broker])),
+            pa.array(self.release_ns),
+            pa.array(self.sent_ns),
+        ]
+        with writing(path, RECORDED_SCHEMA, about) as writer:
+            rows = pa.record_batch(columns, schema=encoded(RECORDED_SCHEMA))
+            for begin in range(0, len(senders), _ROW_GROUP):
+                writer.write_batch(rows.slice(begin, _ROW_GROUP), row_group_size=_ROW_GROUP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,385 @@
+"""Penalty: what splitting the bucket cost a recorded run; per topic, broker and window of time.
+
+Each message waited `release_ns − arrival_ns` for its token. What it would have waited with one bucket follows from the
+arrivals of the whole topic and (r, b), by the law. Messages of the same instant go through that bucket in the order in
+which they were released, then by broker. All numbers are those of `model.penalty.recorded`.
+
+Three runs at most: summaries of the stretches, which give the state that each starts from; the delays, summed up window
+by window; and, where the summaries leave a quantile of the whole open, the values that it lies between.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from srtm.errors import InputError, SRTMError
+from srtm.model import scan, timeline
+from srtm.model.timeline import Piece, Timeline
+from srtm.pipeline.quantiles import Bounds, Samples, narrowed, selected
+from srtm.pipeline.reading import batch_of, by_topic, opened
+from srtm.units import NS_PER_S, percentiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from pyspark.sql import DataFrame, SparkSession
+
+    from srtm.pipeline.reading import Batches, Files, Frame, Trace, Work
+
+    Ints = NDArray[np.int64]
+
+COLUMNS = ("topic", "arrival_ns", "broker", "release_ns")
+WINDOW_NS = 60 * NS_PER_S
+QUANTILES = ("0.50", "0.95", "0.99")
+_PIECE_FIELDS = "topic string, messages long, first_ns long, last_ns long, backlog long, error string"
+_SUM_FIELDS = (
+    "topic string, broker string, begin_ns long, one boolean, messages long, waiting long, total_ns long, p50 long,"
+    " p95 long, p99 long, longest_ns long, values binary, places binary, complete boolean, error string"
+)
+_BETWEEN_FIELDS = "topic string, broker string, one boolean, quantile string, below long, values binary"
+_RESULT = (
+    "topic string, broker string, begin_ns long, messages long, waited_ns long, one_bucket_ns long, p50_ns long,"
+    " p95_ns long, p99_ns long, longest_ns long, error string"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long some messages waited for tokens."""
+
+    messages: int
+    waiting: int  # those that waited at all
+    total_ns: int
+    p50: int
+    p95: int
+    p99: int
+    longest_ns: int
+
+    @classmethod
+    def of(cls, delays_ns: Ints) -> Waits:
+        """The summary of these delays."""
+        total = _exact_sum(delays_ns)
+        p50, p95, p99 = percentiles(delays_ns, QUANTILES)
+        return cls(len(delays_ns), int((delays_ns > 0).sum()), total, p50, p95, p99, int(delays_ns.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The waits as they were, and as they would have been with one bucket."""
+
+    split: Waits
+    one: Waits
+
+    @property
+    def penalty_ns(self) -> int:
+        """What the split cost all messages together."""
+        return self.split.total_ns - self.one.total_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of time of a topic: what the split cost there, in all and at each broker."""
+
+    begin_ns: int
+    whole: Cost
+    brokers: dict[str, Cost]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPenalty:
+    """One topic's account, or why there is none."""
+
+    topic: str
+    messages: int
+    whole: Cost | None = None
+    brokers: dict[str, Cost] = field(default_factory=dict)
+    windows: list[Window] = field(default_factory=list)
+    error: str | None = None
+
+    def worst(self, count: int = 5) -> list[Window]:
+        """The windows that cost most, the worst first."""
+        return sorted(self.windows, key=lambda window: (-window.whole.penalty_ns, window.begin_ns))[:count]
+
+
+class _Key(NamedTuple):
+    """Whose delays: a topic's, or those of its messages at one broker; as they were, or with one bucket."""
+
+    topic: str
+    broker: str | None
+    one: bool
+
+
+class _Delays(NamedTuple):
+    """A batch of one topic's messages, in order of arrival."""
+
+    topic: str
+    times: Ints
+    waits: dict[bool, Ints]
+    brokers: dict[str, NDArray[np.bool_]]
+
+
+def penalty(
+    trace: Trace,
+    contracts: Mapping[str, Timeline],
+    spark: SparkSession | None = None,
+    *,
+    window_ns: int = WINDOW_NS,
+) -> list[TopicPenalty]:
+    """The account of every topic of a recorded trace: a DataFrame, or a path to be read with the session."""
+    if window_ns < 1:
+        raise InputError(f"a window of {window_ns} ns: it must be a positive time")
+    with opened(trace, spark, COLUMNS, grain_ns=window_ns) as source:
+        return penalty_source(source, contracts, window_ns)
+
+
+def penalty_source(
+    source: Files | Frame, contracts: Mapping[str, Timeline], window_ns: int = WINDOW_NS
+) -> list[TopicPenalty]:
+    """`penalty` of a trace that is open."""
+    spans = source.spans()
+    pieces = source.run(_summarising(contracts), _PIECE_FIELDS, COLUMNS).to_pylist()
+    errors = {row["topic"]: row["error"] for row in pieces if row["error"]}
+    good = {topic: contracts[topic] for topic in spans if topic not in errors}
+    entering = _entering((row for row in pieces if row["topic"] in good), good)
+    rows = source.run(_summing(good, entering, window_ns), _SUM_FIELDS, COLUMNS).to_pylist()
+    errors |= {row["topic"]: row["error"] for row in rows if row["error"]}
+    by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["topic"] not in errors and row["begin_ns"] is not None:
+            by_name[row["topic"]].append(row)
+    wholes = _wholes(source, good, entering, [r for r in rows if r["begin_ns"] is None and r["topic"] not in errors])
+    lines = [_account(topic, spans[topic].messages, its, wholes) for topic, its in by_name.items()]
+    lines += [TopicPenalty(topic, spans[topic].messages, error=error) for topic, error in errors.items()]
+    lines += [TopicPenalty(topic, 0, error=error) for topic, error in source.faults.items()]
+    return sorted(lines, key=lambda line: line.topic)
+
+
+def penalty_frame(trace: DataFrame, contracts: Mapping[str, Timeline], *, window_ns: int = WINDOW_NS) -> DataFrame:
+    """`penalty` from DataFrame to DataFrame, for notebooks: a row a topic, window and broker; null stands for all."""
+    rows: list[tuple[object, ...]] = []
+    for line in penalty(trace, contracts, window_ns=window_ns):
+        if line.whole is None:
+            rows.append((line.topic, None, None, line.messages, *[None] * 6, line.error))
+            continue
+        accounts: list[tuple[str | None, int | None, Cost]] = [
+            (None, None, line.whole),
+            *((broker, None, cost) for broker, cost in line.brokers.items()),
+        ]
+        for window in line.windows:
+            accounts.append((None, window.begin_ns, window.whole))
+            accounts += [(broker, window.begin_ns, cost) for broker, cost in window.brokers.items()]
+        for broker, begin_ns, cost in accounts:
+            was, total_ns = cost.split, cost.one.total_ns
+            tail = (was.p50, was.p95, was.p99, was.longest_ns, None)
+            rows.append((line.topic, broker, begin_ns, was.messages, was.total_ns, total_ns, *tail))
+    return trace.sparkSession.createDataFrame(rows, _RESULT)
+
+
+def _summarising(contracts: Mapping[str, Timeline]) -> Work:
+    def work(_: int, batches: Batches) -> Batches:
+        pieces: dict[str, Piece] = {}
+        errors: dict[str, str] = {}
+        for batch in batches:
+            for topic, rows in by_topic(batch):
+                if topic not in contracts:
+                    errors[topic] = "there is no contract (r, b) for this topic"
+                if topic in errors:
+                    continue
+                try:
+                    times = rows.column("arrival_ns").to_numpy()
+                    pieces[topic] = timeline.summarise(times, contracts[topic], pieces.get(topic))
+                except SRTMError as error:
+                    errors[topic] = str(error)
+        yield batch_of(
+            _PIECE_FIELDS,
+            [(topic, *piece, None) for topic, piece in pieces.items() if topic not in errors]
+            + [(topic, 0, 0, 0, 0, error) for topic, error in errors.items()],
+        )
+
+    return work
+
+
+def _entering(
+    rows: Iterable[Mapping[str, Any]], contracts: Mapping[str, Timeline]
+) -> dict[tuple[str, int], scan.State]:
+    """The state that each stretch of a topic starts from, by topic and first time."""
+    by_name: dict[str, list[Piece]] = defaultdict(list)
+    for row in rows:
+        by_name[str(row["topic"])].append(Piece(*(row[name] for name in Piece._fields)))
+    states = {}
+    for topic, pieces in by_name.items():
+        state = timeline.BEGINNING
+        for piece in sorted(pieces, key=lambda piece: piece.first_ns):
+            states[topic, piece.first_ns] = state
+            state = timeline.left_by(piece, state, contracts[topic])
+    return states
+
+
+def _delays(
+    contracts: Mapping[str, Timeline], entering: Mapping[tuple[str, int], scan.State], batches: Batches
+) -> Iterator[_Delays]:
+    """What every message waited, and would have waited in one bucket."""
+    states: dict[str, scan.State] = {}
+    for batch in batches:
+        for topic, rows in by_topic(batch):
+            if topic not in contracts:
+                continue
+            times = rows.column("arrival_ns").to_numpy()
+            names = rows.column("broker").dictionary.to_pylist()
+            order = _released_order(rows, times, names)
+            brokers = rows.column("broker").indices.to_numpy()[order]
+            state = states.get(topic) or entering[topic, int(times[0])]
+            one, states[topic] = timeline.waits(times, contracts[topic], state)
+            split = rows.column("release_ns").to_numpy()[order] - times
+            masks = {names[code]: brokers == code for code in np.unique(brokers).tolist()}
+            yield _Delays(topic, times, {False: split, True: one}, masks)
+
+
+def _released_order(rows: pa.RecordBatch, times: Ints, names: list[str]) -> NDArray[np.intp]:
+    """Rows by arrival, those of the same instant by release and broker."""
+    place = np.argsort(np.argsort(np.array(names)))
+    brokers = place[rows.column("broker").indices.to_numpy()]
+    return np.lexsort((brokers, rows.column("release_ns").to_numpy(), times))
+
+
+def _summing(contracts: Mapping[str, Timeline], entering: Mapping[tuple[str, int], scan.State], window_ns: int) -> Work:
+    """Work over whole windows: a row a window and broker, and the samples of all."""
+
+    def work(_: int, batches: Batches) -> Batches:
+        for found in _delays(contracts, entering, batches):
+            try:
+                yield batch_of(_SUM_FIELDS, [*_window_rows(found, window_ns), *_sample_rows(found)])
+            except SRTMError as error:
+                yield batch_of(_SUM_FIELDS, [(found.topic, *[None] * 13, str(error))])
+
+    return work
+
+
+def _window_rows(found: _Delays, window_ns: int) -> Iterator[tuple[object, ...]]:
+    if early := int((found.waits[False] < 0).sum()):
+        count = len(found.times)
+        raise InputError(f"{early} of {count} messages were released before they arrived: check clocks and units")
+    numbers = found.times // window_ns
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    for low, high in pairwise(cuts):
+        begin_ns = int(numbers[low]) * window_ns
+        for one, delays in found.waits.items():
+            yield _row(_Key(found.topic, None, one), begin_ns, delays[low:high])
+            for broker, mask in found.brokers.items():
+                here = delays[low:high][mask[low:high]]
+                if len(here):
+                    yield _row(_Key(found.topic, broker, one), begin_ns, here)
+
+
+def _row(key: _Key, begin_ns: int, delays: Ints) -> tuple[object, ...]:
+    waits = Waits.of(delays)
+    numbers = (waits.messages, waits.waiting, waits.total_ns, waits.p50, waits.p95, waits.p99, waits.longest_ns)
+    return (key.topic, key.broker, begin_ns, key.one, *numbers, None, None, None, None)
+
+
+def _sample_rows(found: _Delays) -> Iterator[tuple[object, ...]]:
+    for key, delays in _by_key(found):
+        samples = Samples.of(delays)
+        data = (samples.values.tobytes(), samples.places.tobytes(), samples.complete)
+        yield (key.topic, key.broker, None, key.one, len(delays), *[None] * 6, *data, None)
+
+
+def _by_key(found: _Delays) -> Iterator[tuple[_Key, Ints]]:
+    for one, delays in found.waits.items():
+        yield _Key(found.topic, None, one), delays
+        for broker, mask in found.brokers.items():
+            yield _Key(found.topic, broker, one), delays[mask]
+
+
+def _wholes(
+    source: Files | Frame,
+    contracts: Mapping[str, Timeline],
+    entering: Mapping[tuple[str, int], scan.State],
+    rows: list[dict[str, Any]],
+) -> dict[_Key, list[int]]:
+    """The quantiles over the whole run."""
+    samples: dict[_Key, list[Samples]] = defaultdict(list)
+    for row in rows:
+        values, places = (np.frombuffer(row[name], np.int64) for name in ("values", "places"))
+        key = _Key(row["topic"], row["broker"], row["one"])
+        samples[key].append(Samples(values, places, row["messages"], row["complete"]))
+    bounds = {(key, q): narrowed(parts, q) for key, parts in samples.items() for q in QUANTILES}
+    found = {place: bound.upto for place, bound in bounds.items()}
+    still_open = {place: bound for place, bound in bounds.items() if not bound.settled}
+    if still_open:
+        between: dict[tuple[_Key, str], list[Ints]] = defaultdict(list)
+        below: dict[tuple[_Key, str], int] = defaultdict(int)
+        for row in source.run(_collecting(contracts, entering, still_open), _BETWEEN_FIELDS, COLUMNS).to_pylist():
+            place = _Key(row["topic"], row["broker"], row["one"]), row["quantile"]
+            between[place].append(np.frombuffer(row["values"], np.int64))
+            below[place] += row["below"]
+        for key, q in still_open:
+            total = sum(part.total for part in samples[key])
+            found[key, q] = selected(between[key, q], below[key, q], total, q)
+    return {key: [found[key, q] for q in QUANTILES] for key in samples}
+
+
+def _collecting(
+    contracts: Mapping[str, Timeline],
+    entering: Mapping[tuple[str, int], scan.State],
+    wanted: Mapping[tuple[_Key, str], Bounds],
+) -> Work:
+    def work(_: int, batches: Batches) -> Batches:
+        for found in _delays(contracts, entering, batches):
+            rows = []
+            for key, delays in _by_key(found):
+                for q in QUANTILES:
+                    bounds = wanted.get((key, q))
+                    if bounds:
+                        inside = delays[(delays > bounds.above) & (delays <= bounds.upto)]
+                        rows.append((*key, q, int((delays <= bounds.above).sum()), inside.tobytes()))
+            yield batch_of(_BETWEEN_FIELDS, rows)
+
+    return work
+
+
+def _account(topic: str, messages: int, rows: list[dict[str, Any]], wholes: Mapping[_Key, list[int]]) -> TopicPenalty:
+    windows: dict[int, dict[_Key, Waits]] = defaultdict(dict)
+    in_all: dict[_Key, list[Waits]] = defaultdict(list)
+    for row in rows:
+        key = _Key(topic, row["broker"], row["one"])
+        numbers = ("messages", "waiting", "total_ns", "p50", "p95", "p99", "longest_ns")
+        windows[row["begin_ns"]][key] = waits = Waits(*(row[name] for name in numbers))
+        in_all[key].append(waits)
+    whole, brokers = _costs(topic, {key: _total(parts, wholes[key]) for key, parts in in_all.items()})
+    listed = [Window(begin_ns, *_costs(topic, waits)) for begin_ns, waits in sorted(windows.items())]
+    return TopicPenalty(topic, messages, whole, brokers, listed)
+
+
+def _costs(topic: str, waits: Mapping[_Key, Waits]) -> tuple[Cost, dict[str, Cost]]:
+    names: list[str | None] = [None, *sorted({key.broker for key in waits if key.broker is not None})]
+    costs = {name: Cost(waits[_Key(topic, name, False)], waits[_Key(topic, name, True)]) for name in names}
+    return costs[None], {name: cost for name, cost in costs.items() if name is not None}
+
+
+def _total(parts: list[Waits], quantiles: list[int]) -> Waits:
+    p50, p95, p99 = quantiles
+    return Waits(
+        sum(part.messages for part in parts),
+        sum(part.waiting for part in parts),
+        sum(part.total_ns for part in parts),
+        p50,
+        p95,
+        p99,
+        max(part.longest_ns for part in parts),
+    )
+
+
+def _exact_sum(values: Ints) -> int:
+    """The sum of non-negative values, also where it leaves 64 bits."""
+    total = (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
+    if total > 2**62:
+        raise InputError(f"the delays of a window add up to {total} ns: check the units, or choose a shorter window")
+    return total

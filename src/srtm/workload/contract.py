@@ -1,0 +1,62 @@
+"""Contract files: (r, b) of each topic, and how it changed.
+
+    {"topics": [{"topic": "traffic", "r": 11000, "b": 6001, "changes": [{"at_ns": 5000000000, "r": …, "b": …}]}]}
+
+`srtm profile --json` writes such a file, without changes; other keys are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from srtm.errors import InputError
+from srtm.model.bucket import TokenBucket
+from srtm.model.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_contracts(path: Path) -> dict[str, Timeline]:
+    """(r, b) over time of every topic in the file."""
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read the contract file {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"the contract file {path} is not JSON: {error}") from None
+    topics = document.get("topics") if isinstance(document, dict) else None
+    if not isinstance(topics, list) or not topics:
+        raise InputError(f'{path} is no contract file: it must hold {{"topics": [{{"topic", "r", "b"}}, …]}}')
+    contracts: dict[str, Timeline] = {}
+    for number, entry in enumerate(topics):
+        where = f"{path}, topic {number}"
+        name = entry.get("topic") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise InputError(f"{where}: it has no name under 'topic'")
+        if name in contracts:
+            raise InputError(f"{where}: {name!r} stands there twice")
+        if entry.get("r") is None and entry.get("error"):
+            continue  # a topic that `srtm profile` could not profile
+        contracts[name] = _timeline(entry, f"{path}, topic {name!r}")
+    return contracts
+
+
+def _timeline(entry: dict[str, Any], where: str) -> Timeline:
+    changes = entry.get("changes", [])
+    if not isinstance(changes, list) or not all(
+        isinstance(change, dict) and isinstance(change.get("at_ns"), int) for change in changes
+    ):
+        raise InputError(f"{where}: 'changes' must be a list of {{'at_ns', 'r', 'b'}}, at_ns in whole nanoseconds")
+    try:
+        return Timeline(_bucket(entry), tuple((change["at_ns"], _bucket(change)) for change in changes))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _bucket(entry: dict[str, Any]) -> TokenBucket:
+    missing = [name for name in ("r", "b") if not isinstance(entry.get(name), int | float)]
+    if missing:
+        raise InputError(f"{' and '.join(missing)} must be given as numbers")
+    return TokenBucket.of(entry["r"], entry["b"])
