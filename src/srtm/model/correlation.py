@@ -81,8 +81,8 @@ class Options:
             wrong.append(f"min confidence = {self.min_confidence}: it must lie in (0, 1]")
         if not 0 < self.significance < 1:
             wrong.append(f"significance = {self.significance}: it must lie between 0 and 1")
-        if self.seed < 0:
-            wrong.append(f"seed = {self.seed}: it must not be negative")
+        if not 0 <= self.seed < 2**64:
+            wrong.append(f"seed = {self.seed}: it must lie between 0 and 2**64")
         if wrong:
             raise InputError("; ".join(wrong))
 
