@@ -24,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Caches of the product go where they are removed again."""
     folder = tempfile.TemporaryDirectory(prefix="srtm-tests-")
     os.environ["XDG_CACHE_HOME"] = folder.name
+    os.environ["SRTM_CLASS_ARCHIVE"] = "off"  # to make one takes longer than it would save here
     config.add_cleanup(folder.cleanup)
 
 

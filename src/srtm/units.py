@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import TYPE_CHECKING, SupportsFloat
@@ -32,6 +33,7 @@ PICO_PER_TOKEN = 1_000_000_000_000
 
 Number = int | float | Fraction | Decimal | str
 
+_FIRST_DATE_NS = 10**17  # in 1973, before anybody recorded a trace
 _HUGE = re.compile(r"[eE][+-]?[0-9]{4}")  # 1e9999 is a number that takes hours to write out
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*(ns|us|µs|ms|s|m|min|h)?\s*")
 _UNIT_NS = {
@@ -78,6 +80,13 @@ def format_ns(duration_ns: SupportsFloat) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} ns"
+
+
+def format_instant(time_ns: int) -> str:
+    """A time for people: a date where it can be one, or seconds of a clock that started with the run."""
+    if abs(time_ns) < _FIRST_DATE_NS:
+        return f"{time_ns / NS_PER_S:g} s"
+    return str(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_ns // NS_PER_US))[:19]
 
 
 def rank(count: int, quantile: Number) -> int:

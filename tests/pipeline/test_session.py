@@ -42,12 +42,12 @@ def test_without_java_the_packaged_one_is_used(tmp_path: Path) -> None:
                 (empty / tool).symlink_to(Path(folder, tool))
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PATH": str(empty), "HOME": str(tmp_path)},
+        env={"PATH": str(empty), "HOME": str(tmp_path), "SRTM_CLASS_ARCHIVE": "off"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout == "5\n", done.stderr
+    assert (done.stdout, done.stderr) == ("5\n", "")
     assert (tmp_path / ".cache" / "srtm").is_dir()
 
 
@@ -74,3 +74,25 @@ def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_master_or_a_server_but_not_both() -> None:
     with pytest.raises(PipelineError, match="not both"), spark_session(master="local[1]", remote="sc://localhost"):
         pass
+
+
+def test_a_cache_that_is_not_ours_to_write_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    instead = java.cache_folder()
+    assert instead.parent == tmp_path
+    assert instead.stat().st_mode & 0o077 == 0
+    instead.rmdir()
+    instead.symlink_to(tmp_path)  # somebody was there before
+    assert java.cache_folder() not in (instead, tmp_path)
+
+
+def test_options_for_java_are_added_to_ours() -> None:
+    code = """if True:
+        from srtm.pipeline.session import spark_session
+        with spark_session(master="local[1]", options={"spark.driver.extraJavaOptions": "-Dcolour=red"}) as spark:
+            print(spark._jvm.System.getProperty("colour"), spark._jvm.System.getProperty("log4j2.configurationFile"))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("red file:///"), done.stderr

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
+
+from srtm.errors import InputError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from rich.status import Status
+
+    from srtm.model.timeline import Timeline
+    from srtm.pipeline.session import SparkSession
 
 
 class Format(StrEnum):
@@ -27,23 +34,82 @@ class Format(StrEnum):
 Trace = Annotated[Path, typer.Argument(help="A trace: a Parquet file, or a folder of them.", show_default=False)]
 Master = Annotated[str | None, typer.Option(help="A Spark cluster, as in spark://host:7077 (this machine).")]
 Remote = Annotated[str | None, typer.Option(help="A Spark Connect server, as in sc://host.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--spark-conf", metavar="KEY=VALUE", help="An option of Spark's, such as spark.driver.memory=4g."),
+]
 Form = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+R = Annotated[str | None, typer.Option("--r", help="Tokens a second of every topic's contract.")]
+B = Annotated[str | None, typer.Option("--b", help="Tokens of its full bucket.")]
+Contract = Annotated[
+    Path | None, typer.Option(help="Instead: a JSON file with (r, b) of each topic, as srtm profile --json writes it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 
 
 @contextmanager
-def spark_for(trace: Path, doing: str, master: str | None, remote: str | None) -> Iterator[tuple[SparkSession, Status]]:
-    """A session, and the line that says what it is doing."""
+def spark_for(
+    trace: Path | None, doing: str, master: str | None, remote: str | None, options: list[str] | None = None
+) -> Iterator[tuple[SparkSession, Status]]:
+    """A session, and the line that says what it is doing; that of `srtm spark up` if nothing else is asked for."""
     from srtm.pipeline.session import spark_session
     from srtm.workload.trace import files_of
 
-    files_of(trace)  # what is not there need not wait for Spark
+    given = spark_options(options)
+    if trace is not None:
+        files_of(trace)  # what is not there need not wait for Spark
     with (
         Console(stderr=True).status("starting Spark") as status,
-        spark_session(master=master, remote=remote) as spark,
+        spark_session(master=master, remote=remote, options=given, standing=True) as spark,
     ):
-        status.update(f"{doing} {trace}")
+        status.update(f"{doing} {trace or ''}")
         yield spark, status
+
+
+def contracts_from(r: str | None, b: str | None, contract: Path | None) -> dict[str, Timeline] | Timeline:
+    """(r, b) of all topics, or of each."""
+    from srtm.model.bucket import TokenBucket
+    from srtm.model.timeline import Timeline
+    from srtm.workload.contract import read_contracts
+
+    if contract is not None and r is None and b is None:
+        return read_contracts(contract)
+    if r is None or b is None or contract is not None:
+        raise InputError("say which contract the run had: --r and --b, or --contract with a file")
+    return Timeline(TokenBucket.of(r, b))
+
+
+def report_errors(found: Sequence[tuple[str, str | None]]) -> None:
+    """Say what was wrong with topics, and end with 1 if anything was."""
+    for topic, error in found:
+        if error:
+            print(f"srtm: topic {topic!r}: {error}", file=sys.stderr)
+    if any(error for _, error in found):
+        raise typer.Exit(1)
+
+
+def new_table(*columns: str, title: str | None = None, caption: str | None = None) -> Table:
+    """A table whose first column is names and whose others are numbers."""
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def print_table(table: Table) -> None:
+    """A table on stdout: as wide as the terminal, or as it wants to be where there is none."""
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def spark_options(given: list[str] | None) -> dict[str, str]:
+    """The options of `--spark-conf`, by name."""
+    options = {}
+    for option in given or []:
+        name, equals, value = option.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise InputError(f"--spark-conf {option}: write it as spark.name=value, as in spark.driver.memory=4g")
+        options[name] = value
+    return options
 
 
 def print_json(document: object) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from srtm.cli.common import AsJson, Form, Format, Master, Remote, Trace, print_json, spark_for
+from srtm.cli.common import (
+    AsJson,
+    Form,
+    Format,
+    Master,
+    Options,
+    Remote,
+    Trace,
+    new_table,
+    print_json,
+    print_table,
+    report_errors,
+    spark_for,
+)
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -38,6 +48,7 @@ def groups(
     seed: Annotated[int, typer.Option(help="Of the random time shifts; the same seed gives the same groups.")] = 1,
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -49,12 +60,12 @@ def groups(
 
         srtm groups trace.parquet --window 20ms --out groups.json
     """
-    from srtm.model.correlation import Options
+    from srtm.model import correlation
     from srtm.pipeline.groups import document
     from srtm.pipeline.groups import groups as run
     from srtm.workload.groups import write_groups
 
-    options = Options(
+    options = correlation.Options(
         silence_ns=parse_duration_ns(silence, bare="ms"),
         tolerance_ns=parse_duration_ns(window, bare="ms"),
         min_confidence=min_confidence,
@@ -65,43 +76,33 @@ def groups(
         raise InputError(f"--out {out}: give the name of a file in a folder that exists")
     if out and out.exists() and not force:
         raise InputError(f"--out {out} exists already: choose another name, or overwrite it with --force")
-    with spark_for(trace, "finding groups in", master, remote) as (spark, _):
+    with spark_for(trace, "finding groups in", master, remote, spark_conf) as (spark, _):
         lines = run(trace, spark, options=options)
     if out:
         write_groups(out, document(lines))
     if as_json or form is Format.JSON:
         print_json(document(lines))
     else:
-        console = Console()
         for line in lines:
-            _show(line, console)
-    for line in lines:
-        if line.error:
-            print(f"srtm: topic {line.topic!r}: {line.error}", file=sys.stderr)
-    if any(line.error for line in lines):
-        raise typer.Exit(1)
+            _show(line)
+    report_errors([(line.topic, line.error) for line in lines])
 
 
-def _show(line: TopicGroups, console: Console) -> None:
+def _show(line: TopicGroups) -> None:
     if line.error:
         return
     grouped = sum(len(group.publishers) for group in line.groups)
-    console.print(
-        f"{line.topic}: {len(line.groups):,} groups hold {grouped:,} of {line.publishers:,} publishers", highlight=False
-    )
+    print(f"{line.topic}: {len(line.groups):,} groups hold {grouped:,} of {line.publishers:,} publishers")
     if line.groups:
-        table = Table()
-        for name, justify in (("group", "left"), ("publishers", "right"), ("confidence", "right"), ("sends", "left")):
-            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table = new_table("group", "publishers", "confidence", "sends")
         for group in line.groups[:_SHOWN]:
             sends = "by chance" if group.period_ns is None else f"every {group.period_ns / NS_PER_S:.6g} s"
             table.add_row(group.name, f"{len(group.publishers):,}", f"{group.confidence:.2f}", sends)
         if len(line.groups) > _SHOWN:
             table.add_row(f"… and {len(line.groups) - _SHOWN:,} more", "", "", "")
-        console.print(table)
-    if line.drift:
-        for text in _drift(line.drift):
-            console.print(text, highlight=False, markup=False)
+        print_table(table)
+    for text in _drift(line.drift) if line.drift else ():
+        print(text)
 
 
 def _drift(found: Drift) -> list[str]:

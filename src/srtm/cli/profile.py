@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from srtm.cli.common import AsJson, Form, Format, Master, Remote, Trace, print_json, spark_for
+from srtm.cli.common import (
+    AsJson,
+    Form,
+    Format,
+    Master,
+    Options,
+    Remote,
+    Trace,
+    new_table,
+    print_json,
+    print_table,
+    report_errors,
+    spark_for,
+)
+from srtm.errors import TraceError
+from srtm.units import NS_PER_MS, NS_PER_S, format_ns
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from srtm.pipeline.profile import TopicProfile
+
+_SCALES_NS = (NS_PER_MS, 10 * NS_PER_MS, 100 * NS_PER_MS, NS_PER_S, 10 * NS_PER_S)
+_DRAWN = 20  # figures on a page
 
 
 def profile(
     trace: Trace,
     headroom: Annotated[str, typer.Option(help="r is this times the mean rate.")] = "1.1",
     quantile: Annotated[str, typer.Option(help="Share of the messages that must not wait for tokens.")] = "0.99",
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw each topic's envelope with its (r, b) into this HTML file.")
+    ] = None,
     master: Master = None,
     remote: Remote = None,
+    spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -33,21 +55,30 @@ def profile(
     """
     from srtm.pipeline.profile import profile as run
 
-    with spark_for(trace, "profiling", master, remote) as (spark, _):
+    with spark_for(trace, "profiling", master, remote, spark_conf) as (spark, _):
         lines = run(trace, spark, headroom=headroom, quantile=quantile)
+    if figure:
+        _draw(figure, lines)
     if as_json or form is Format.JSON:
-        print_json({"topics": [_facts(line) for line in lines]})
+        print_json({"topics": [facts(line) for line in lines]})
     else:
-        Console().print(_table(lines))
-    for line in lines:
-        if line.error:
-            print(f"srtm: topic {line.topic!r}: {line.error}", file=sys.stderr)
-    if any(line.error for line in lines):
-        raise typer.Exit(1)
+        print_table(_table(lines))
+    report_errors([(line.topic, line.error) for line in lines])
 
 
-def _facts(line: TopicProfile) -> dict[str, object]:
-    return {
+def _draw(path: Path, lines: list[TopicProfile]) -> None:
+    from srtm.pipeline import figures
+
+    known = sorted((line for line in lines if line.bucket), key=lambda line: -line.messages)
+    if not known:
+        raise TraceError(f"--figure {path}: there is no topic to draw")
+    title = "Envelopes" if len(known) <= _DRAWN else f"Envelopes of the {_DRAWN} largest of {len(known)} topics"
+    figures.write_page(path, title, [figures.envelope(line) for line in known[:_DRAWN]])
+
+
+def facts(line: TopicProfile) -> dict[str, object]:
+    """A topic's part of the JSON document."""
+    found = {
         "topic": line.topic,
         "messages": line.messages,
         "publishers": line.publishers,
@@ -56,14 +87,30 @@ def _facts(line: TopicProfile) -> dict[str, object]:
         "b": line.bucket.b if line.bucket else None,
         "error": line.error,
     }
+    if line.error:
+        return found
+    batches = {name: line.batch_size(quantile) for name, quantile in (("p50", "0.5"), ("p99", "0.99"), ("max", "1"))}
+    count = sum(line.batches.values())
+    return found | {
+        "first_ns": line.first_ns,
+        "last_ns": line.last_ns,
+        "batch": {"mean": line.messages / count, **batches},
+        "peak_rates": {format_ns(ns).replace(" ", ""): line.peak_mps(ns) for ns in _SCALES_NS},
+        "envelope": [{"window_ns": ns, "messages": messages} for ns, messages in line.envelope.items()],
+    }
 
 
 def _table(lines: list[TopicProfile]) -> Table:
-    table = Table()
-    table.add_column("topic")
-    for name in ("messages", "publishers", "rate (msg/s)", "r (tokens/s)", "b (tokens)"):
-        table.add_column(name, justify="right")
+    peaks = [f"peak {format_ns(ns)}" for ns in _SCALES_NS[::2]]
+    caption = "rate, peaks: msg/s on average and in the fullest window; batch: of a publisher at once, p99; r: tokens/s"
+    table = new_table("topic", "messages", "publishers", "rate", *peaks, "batch", "r", "b", caption=caption)
     for line in lines:
-        sizes = (f"{line.bucket.r:,g}", f"{line.bucket.b:,g}") if line.bucket else ("—", "—")
-        table.add_row(line.topic, f"{line.messages:,}", f"{line.publishers:,}", f"{line.rate_mps:,.6g}", *sizes)
+        if line.bucket is None:
+            table.add_row(line.topic, f"{line.messages:,}", *["—"] * 7)
+            continue
+        peak_rates = [f"{line.peak_mps(ns):,.0f}" for ns in _SCALES_NS[::2]]
+        batch = f"{line.batch_size('0.99'):,}"
+        sizes = (f"{line.bucket.r:,g}", f"{line.bucket.b:,g}")
+        sent = (f"{line.messages:,}", f"{line.publishers:,}", f"{line.rate_mps:,.6g}")
+        table.add_row(line.topic, *sent, *peak_rates, batch, *sizes)
     return table

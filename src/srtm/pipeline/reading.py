@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     Trace = DataFrame | str | Path
 
 _BATCH = 1_000_000  # messages that are handed on together, about a row group
+_MIXED = 8  # times as many, where they are of several topics: fewer pieces of each
 _STRETCH = 64_000_000  # messages of a stretch at most: what is lost with an executor
 _SMALL = 2_000_000  # messages of which one task is done before a second has started
 _HELD = 32_000_000  # messages of overlapping row groups that a task may hold: 12 to 30 bytes each
@@ -334,7 +335,8 @@ def _merged(stretch: Stretch, key: str, columns: list[str], before_ns: int, grai
     with ExitStack() as files:
         opened_files: dict[str, Any] = {}
         for row_group in stretch.row_groups:
-            if fresh >= max(_BATCH, kept):  # so that what is held is sorted again only when it has doubled
+            enough = _BATCH if row_group.topic is not None else _MIXED * _BATCH
+            if fresh >= max(enough, kept):  # so that what is held is sorted again only when it has doubled
                 ready, rest = _parted(_sorted(held, key), key, _floor(row_group.span.first_ns, grain_ns))
                 if ready.num_rows:
                     yield ready.combine_chunks().to_batches()[0]

@@ -1,7 +1,8 @@
 """The one place that makes a Spark session, or takes the caller's.
 
-`local[*]` unless told otherwise; `master` is a cluster (`spark://…`), `remote` a Spark Connect server (`sc://…`). Spark
-is quiet: what goes wrong is raised, not logged. Workers run the driver's Python and get this package along.
+`local[*]` unless told otherwise; `master` is a cluster (`spark://…`), `remote` a Spark Connect server (`sc://…`), and
+`standing` says that the server of `srtm spark up` will do where there is one. Spark is quiet: what goes wrong is
+raised, not logged, as one of SRTM's errors (`failures.py`). Workers run the driver's Python and get this package along.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import srtm
 from srtm.errors import PipelineError
+from srtm.pipeline.archive import JVM_OPTIONS, archive_options, make_archive_later
+from srtm.pipeline.failures import Place, check_reachable, explained
 from srtm.pipeline.java import java_home
+from srtm.pipeline.server import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession  # also for those who may not import pyspark
 
 _QUIET = """\
 status = off
@@ -33,65 +38,148 @@ appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{0}
-# A task that fails is raised in Python; its stack trace on the way there helps nobody.
+# What fails is raised in Python; its stack trace on the way there helps nobody.
+logger.context.name = org.apache.spark.SparkContext
+logger.context.level = off
+logger.disk.name = org.apache.spark.storage.DiskBlockObjectWriter
+logger.disk.level = off
 logger.executor.name = org.apache.spark.executor.Executor
 logger.executor.level = off
 logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
 logger.tasks.level = off
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+# A cluster that has no room for the job is waited for, and this says so.
+logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.scheduler.level = WAITING
 """
+_ADDED = "spark.driver.extraJavaOptions"
 
 
 @contextmanager
 def spark_session(
-    *, master: str | None = None, remote: str | None = None, options: dict[str, str] | None = None
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    options: dict[str, str] | None = None,
+    standing: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session for the time of a `with` block; everything that it started ends with it."""
+    """A session for the time of a `with` block; everything that it started ends with it.
+
+    `standing` allows the server that `srtm spark up` keeps, where it runs the same versions as this and nothing else is
+    asked for.
+    """
     if master and remote:
         raise PipelineError(f"give a master ({master}) or a Connect server ({remote}), not both")
     try:
-        from pyspark.sql import SparkSession
+        import pyspark  # noqa: F401
     except ImportError:
         raise PipelineError("the pipeline runs on Spark: install it with pip install 'srtm[spark]'") from None
-    logging.getLogger("py4j").setLevel(logging.CRITICAL + 10)  # it logs a stack trace for every Ctrl-C
-    folder = Path(tempfile.mkdtemp(prefix="srtm-spark-"))
-    try:
-        builder = SparkSession.builder.appName("srtm")
-        if remote:
-            builder = builder.remote(remote)
+    _hush()
+    options = options or {}
+    server = running_server() if standing and not (master or remote or options) else None
+    with tempfile.TemporaryDirectory(prefix="srtm-spark-", ignore_cleanup_errors=True) as folder:
+        if server:
+            made = _on_server(server.url, {}, None)
+        elif remote:
+            made = _on_server(remote, options, Path(folder))
         else:
-            _prepare_driver()
-            for name, value in _driver_options(master or "local[*]", folder).items():
-                builder = builder.config(name, value)
-        for name, value in (options or {}).items():
+            made = _with_driver(master or "local[*]", options, Path(folder))
+        with made as session:
+            yield session
+
+
+@contextmanager
+def _on_server(url: str, options: dict[str, str], folder: Path | None) -> Iterator[SparkSession]:
+    """A session on a Connect server, and this package on its workers if there is a folder to pack it in."""
+    from pyspark.sql import SparkSession
+
+    place = Place(url.partition("/;")[0])
+    with explained(place):
+        check_reachable(place)
+        builder = SparkSession.builder.appName("srtm").remote(url)
+        for name, value in options.items():
             builder = builder.config(name, value)
         session = builder.getOrCreate()
         try:
-            if remote or not (master or "local").startswith("local"):
+            if folder:
                 session.addArtifacts(str(_package(folder)), pyfile=True)
             yield session
         finally:
             session.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _prepare_driver() -> None:
+@contextmanager
+def _with_driver(master: str, options: dict[str, str], folder: Path) -> Iterator[SparkSession]:
+    """A session of a driver in this process, on a cluster or on this machine's cores."""
+    from pyspark.sql import SparkSession
+
+    local = master.startswith("local")
+    place = Place(master, options.get("spark.local.dir", tempfile.gettempdir()))
+    with explained(place):
+        check_reachable(place)
+        _prepare_driver(options)
+        java = [
+            *JVM_OPTIONS,
+            *(archive_options() if local else []),
+            _logging(folder, local=local),
+            options.get(_ADDED, ""),
+        ]
+        builder = SparkSession.builder.appName("srtm")
+        for name, value in {**_driver_options(master, folder), **options, _ADDED: " ".join(java)}.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        try:
+            if not local:
+                session.addArtifacts(str(_package(folder)), pyfile=True)
+            yield session
+        finally:
+            _stop(session)
+    if local:
+        make_archive_later()
+
+
+def _hush() -> None:
+    """Have PySpark and py4j log no stack traces beside what they raise, at a Ctrl-C for one."""
+    from pyspark.logger import PySparkLogger
+
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 10)
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "pyspark.sql.connect.logging"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 10)
+    root = logging.getLogger()
+    if _not_from_py4j not in root.filters:
+        root.addFilter(_not_from_py4j)
+
+
+def _not_from_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
+
+
+def _stop(session: SparkSession) -> None:
+    # PySpark waits a second for a thread that counts accumulators, and there are none: it may end by itself.
+    context = session.sparkContext
+    counting = getattr(context, "_accumulatorServer", None)
+    if counting:
+        context._accumulatorServer = None  # type: ignore[assignment]
+        threading.Thread(target=counting.shutdown, daemon=True).start()
+    session.stop()
+
+
+def _prepare_driver(options: dict[str, str]) -> None:
     os.environ["JAVA_HOME"] = str(java_home())
     # Without these, workers run whatever `python3` is first on the path.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = options.get("spark.pyspark.python", sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault(
+        "SPARK_LAUNCHER_OPTS", " ".join(JVM_OPTIONS)
+    )  # of the JVM that finds out how to start the JVM
 
 
 def _driver_options(master: str, folder: Path) -> dict[str, str]:
-    logs = folder / "log4j2.properties"
-    logs.write_text(_QUIET)
-    java = f"-Dlog4j2.configurationFile={logs.as_uri()} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     return {
         "spark.master": master,
         "spark.driver.host": os.environ["SPARK_LOCAL_IP"],
-        "spark.driver.extraJavaOptions": java,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -99,6 +187,12 @@ def _driver_options(master: str, folder: Path) -> dict[str, str]:
         "spark.local.dir": str(folder),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
+
+
+def _logging(folder: Path, *, local: bool) -> str:
+    file = folder / "log4j2.properties"
+    file.write_text(_QUIET.replace("WAITING", "off" if local else "warn"))
+    return f"-Dlog4j2.configurationFile={file.as_uri()}"
 
 
 def _package(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from srtm.errors import TraceError
@@ -54,6 +55,7 @@ RECORDED_SCHEMA = pa.schema(
         pa.field("sent_ns", pa.int64()),
     ]
 )
+_READ = pa.schema([field.with_nullable(True) for field in ARRIVAL_SCHEMA])  # foreign files may hold nulls
 _ROW_GROUP = 1_000_000
 _STRINGS = [field.name for field in RECORDED_SCHEMA if field.type == pa.string()]
 _TIMES = [field.name for field in RECORDED_SCHEMA if field.type == pa.int64()]
@@ -196,15 +198,22 @@ def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
             raise TraceError(f"{file} is not a readable Parquet file: {error}", path=str(file)) from None
 
 
-def load(path: Path) -> list[TopicArrivals]:
-    """A whole trace in memory, sorted, one entry a topic."""
-    parts = list(batches(path, ARRIVAL_SCHEMA.names))
-    if not any(part.num_rows for part in parts):
+def load(path: Path, topic: str | None = None) -> list[TopicArrivals]:
+    """A whole trace in memory, sorted, one entry a topic; or just the one that is named, if it is there."""
+    parts: Iterator[pa.RecordBatch] = batches(path, ARRIVAL_SCHEMA.names)
+    if topic is not None:
+        parts = (part.filter(pc.equal(part.column("topic"), topic)) for part in parts)
+    table = pa.Table.from_batches(parts, _READ)
+    if not table.num_rows and (topic is None or not any(part.num_rows for part in batches(path, ["topic"]))):
         raise TraceError(f"{path} holds no messages", path=str(path))
-    table = pa.Table.from_batches(parts)
+    return in_topics(table, str(path))
+
+
+def in_topics(table: pa.Table, source: str) -> list[TopicArrivals]:
+    """The topics of a table of arrivals, in any order."""
     for name in ("topic", "publisher", "arrival_ns"):
         if nulls := table[name].null_count:
-            raise TraceError(f"{path}: {nulls} of {table.num_rows} rows have no {name}", path=str(path), column=name)
+            raise TraceError(f"{source}: {nulls} of {table.num_rows} rows have no {name}", path=source, column=name)
     topics = table["topic"].combine_chunks().dictionary_encode()
     codes = topics.indices.to_numpy()
     return [

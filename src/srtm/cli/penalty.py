@@ -1,0 +1,131 @@
+"""`srtm penalty`: what splitting the bucket cost a recorded run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from srtm.cli.common import (
+    AsJson,
+    B,
+    Contract,
+    Form,
+    Format,
+    Master,
+    Options,
+    R,
+    Remote,
+    Trace,
+    contracts_from,
+    new_table,
+    print_json,
+    print_table,
+    report_errors,
+    spark_for,
+)
+from srtm.units import format_instant, format_ns, parse_duration_ns
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from srtm.pipeline.penalty import Cost, TopicPenalty, Waits
+
+
+def penalty(
+    trace: Trace,
+    r: R = None,
+    b: B = None,
+    contract: Contract = None,
+    window: Annotated[str, typer.Option(help="Length of the windows that time is told in.")] = "1m",
+    worst: Annotated[int, typer.Option(min=0, help="How many of the costliest windows to list.")] = 5,
+    master: Master = None,
+    remote: Remote = None,
+    spark_conf: Options = None,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
+) -> None:
+    """Say what messages of a recorded run waited for tokens, and what they would have waited with one bucket.
+
+    The difference is the DRL penalty: the price of the split. The trace must hold broker and release_ns. Example:
+
+        srtm penalty run/ --r 11000 --b 6001 --window 10s
+    """
+    from srtm.pipeline.penalty import penalty as run
+
+    contracts = contracts_from(r, b, contract)
+    with spark_for(trace, "adding up", master, remote, spark_conf) as (spark, _):
+        lines = run(trace, contracts, spark, window_ns=parse_duration_ns(window))
+    if as_json or form is Format.JSON:
+        print_json({"topics": [facts(line) for line in lines]})
+    else:
+        for line in lines:
+            if line.whole:
+                print_table(_table(line, worst))
+    report_errors([(line.topic, line.error) for line in lines])
+
+
+def facts(line: TopicPenalty) -> dict[str, object]:
+    """A topic's part of the JSON document."""
+    if line.whole is None:
+        return {"topic": line.topic, "messages": line.messages, "error": line.error}
+    return {
+        "topic": line.topic,
+        "messages": line.messages,
+        **_cost(line.whole),
+        "brokers": [{"broker": name, **_cost(cost)} for name, cost in line.brokers.items()],
+        "windows": [
+            {
+                "begin_ns": window.begin_ns,
+                **_cost(window.whole),
+                "brokers": [{"broker": name, **_cost(cost)} for name, cost in window.brokers.items()],
+            }
+            for window in line.windows
+        ],
+        "error": None,
+    }
+
+
+def _cost(cost: Cost) -> dict[str, object]:
+    return {"waited": _waits(cost.split), "one_bucket": _waits(cost.one), "penalty_ns": cost.penalty_ns}
+
+
+def _waits(waits: Waits) -> dict[str, int]:
+    return {
+        "messages": waits.messages,
+        "waiting": waits.waiting,
+        "total_ns": waits.total_ns,
+        "p50_ns": waits.p50,
+        "p95_ns": waits.p95,
+        "p99_ns": waits.p99,
+        "max_ns": waits.longest_ns,
+    }
+
+
+def _table(line: TopicPenalty, worst: int) -> Table:
+    assert line.whole is not None
+    heads = ("", "messages", "waited", "mean", "p99", "longest", "one: mean", "one: p99", "penalty")
+    table = new_table(*heads, title=f"{line.topic}: what messages waited for tokens; one: had there been one bucket")
+    table.add_row("all", *_cells(line.whole), end_section=True)
+    for number, (broker, cost) in enumerate(line.brokers.items()):
+        table.add_row(broker, *_cells(cost), end_section=number == len(line.brokers) - 1)
+    for window in line.worst(worst):
+        table.add_row(format_instant(window.begin_ns), *_cells(window.whole))
+    table.caption = "penalty: what the split cost a message on average"
+    if worst:
+        table.caption += f"; last rows: the costliest {min(worst, len(line.windows))} of {len(line.windows)} windows"
+    return table
+
+
+def _cells(cost: Cost) -> list[str]:
+    was, one = cost.split, cost.one
+    return [
+        f"{was.messages:,}",
+        f"{was.waiting / was.messages:.2%}",
+        format_ns(was.total_ns / was.messages),
+        format_ns(was.p99),
+        format_ns(was.longest_ns),
+        format_ns(one.total_ns / one.messages),
+        format_ns(one.p99),
+        format_ns(cost.penalty_ns / was.messages),
+    ]

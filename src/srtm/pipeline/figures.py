@@ -1,0 +1,155 @@
+"""Figures of what the jobs found, as plotly draws them: interactive, in one HTML file that needs no network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from srtm.errors import PipelineError
+from srtm.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from srtm.pipeline.penalty import TopicPenalty
+    from srtm.pipeline.plan import Plans
+    from srtm.pipeline.profile import TopicProfile
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # apart for the colour-blind, too
+_LAYOUT: dict[str, Any] = {
+    "template": "plotly_white",
+    "font": {"family": "system-ui, sans-serif", "size": 14},
+    "margin": {"l": 70, "r": 20, "t": 60, "b": 60},
+    "height": 420,
+    "legend": {"orientation": "h", "y": -0.25},
+}
+
+
+def envelope(line: TopicProfile) -> Any:
+    """The fullest windows of a topic, and its token bucket beside them."""
+    assert line.bucket is not None
+    seconds = [window_ns / NS_PER_S for window_ns in line.envelope]
+    figure = _figure(
+        f"{line.topic}: how many messages come within Δ",
+        "length of the window Δ (s)",
+        "messages",
+        log_x=True,
+        log_y=True,
+    )
+    _add(figure, "fullest window of the trace", seconds, list(line.envelope.values()), 0, mode="lines+markers")
+    allowed = [line.bucket.b + line.bucket.r * second for second in seconds]
+    name = f"b + r·Δ with r = {line.bucket.r:,g}/s, b = {line.bucket.b:,g}"
+    _add(figure, name, seconds, allowed, 1, mode="lines")
+    _add(figure, "mean rate·Δ", seconds, [line.rate_mps * second for second in seconds], 2, mode="lines", dash="dot")
+    figure.update_yaxes(range=[-0.3, None])
+    return figure
+
+
+def comparison(plans: Plans) -> Any:
+    """Tail latency of every policy on every number of brokers, against the SLO."""
+    figure = _figure(
+        f"{plans.topic}: what each split would cost", "brokers k", "p99 end to end (ms)", log_x=False, log_y=True
+    )
+    for number, policy in enumerate(dict.fromkeys(plan.policy for plan in plans.plans)):
+        known = [plan for plan in plans.plans if plan.policy == policy and plan.latency]
+        even = sorted((plan for plan in known if not plan.fitted), key=lambda plan: plan.k)
+        ks = [plan.k for plan in even]
+        tails = [plan.latency.total.p99 / NS_PER_MS for plan in even if plan.latency]
+        _add(figure, policy, ks, tails, number, mode="lines+markers")
+        for plan in known:
+            if plan.fitted and plan.latency:
+                tail = plan.latency.total.p99 / NS_PER_MS
+                _add(figure, f"{policy}, fitted", [plan.k], [tail], number, mode="markers", symbol="star")
+    limit_ms = plans.slo.limit_ns / NS_PER_MS
+    figure.add_hline(limit_ms, line_dash="dash", annotation_text=f"SLO {limit_ms:g} ms")
+    figure.update_xaxes(dtick=1)
+    return figure
+
+
+def waits(line: TopicPenalty) -> Any:
+    """What messages waited over time, and would have waited with one bucket."""
+    figure = _figure(
+        f"{line.topic}: waiting for tokens",
+        "time since the first window (s)",
+        "mean wait (ms)",
+        log_x=False,
+        log_y=False,
+    )
+    begin_ns = line.windows[0].begin_ns
+    seconds = [(window.begin_ns - begin_ns) / NS_PER_S for window in line.windows]
+    means = {
+        "as it was, over several buckets": [window.whole.split for window in line.windows],
+        "with one bucket": [window.whole.one for window in line.windows],
+    }
+    for number, (name, found) in enumerate(means.items()):
+        values = [each.total_ns / each.messages / NS_PER_MS for each in found]
+        _add(figure, name, seconds, values, number, mode="lines+markers")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def write_page(path: Path, title: str, figures: Sequence[Any]) -> None:
+    """Figures one below the other on a page of their own."""
+    body = "\n".join(f"<section>{part}</section>" for part in as_html(figures))
+    path.write_text(page(title, body))
+
+
+def as_html(figures: Sequence[Any]) -> list[str]:
+    """Each figure as a piece of HTML; the first brings plotly's code along."""
+    return [
+        figure.to_html(full_html=False, include_plotlyjs=number == 0, config={"displaylogo": False, "responsive": True})
+        for number, figure in enumerate(figures)
+    ]
+
+
+def page(title: str, body: str) -> str:
+    """A whole page around a body."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.25rem; margin-top: 2.5rem; }} h3 {{ font-size: 1.05rem; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; }}
+th, td {{ padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; }} thead th {{ border-bottom: 2px solid #888; }}
+.good {{ color: #00663f; font-weight: 600; }} .bad {{ color: #b00020; font-weight: 600; }} .note {{ color: #555; }}
+</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _figure(title: str, x: str, y: str, *, log_x: bool, log_y: bool) -> Any:
+    try:
+        import plotly.graph_objects as go
+    except ImportError:
+        raise PipelineError("figures are drawn by plotly: install it with pip install 'srtm[spark]'") from None
+    figure = go.Figure(layout={**_LAYOUT, "title": title})
+    figure.update_xaxes(title=x, type="log" if log_x else "linear")
+    figure.update_yaxes(title=y, type="log" if log_y else "linear")
+    return figure
+
+
+def _add(
+    figure: Any,
+    name: str,
+    x: Sequence[float],
+    y: Sequence[float],
+    number: int,
+    *,
+    mode: str,
+    dash: str = "solid",
+    symbol: str = "circle",
+) -> None:
+    colour = _COLOURS[number % len(_COLOURS)]
+    line, marker = {"color": colour, "dash": dash}, {"color": colour, "symbol": symbol, "size": 8}
+    figure.add_scatter(name=name, x=list(x), y=list(y), mode=mode, line=line, marker=marker)

@@ -1,0 +1,255 @@
+"""Plan: what every split of a topic would cost before it is made; policy × k, and each policy's own fit.
+
+One Spark task a cell. Each runs `sim` over the topic's whole traffic, so a plan says what the simulator says. The
+traffic is a trace or a workload, which workers read or make themselves and keep for their next cell.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from srtm.errors import InputError, PlacementError, SRTMError
+from srtm.model.bucket import TokenBucket
+from srtm.model.latency import SLO, Distribution, Latency
+from srtm.model.placement import POLICIES, policy_named
+from srtm.model.profile import profile
+from srtm.pipeline.reading import batch_of
+from srtm.sim.simulate import SimulatedCluster, Simulation, Topic, assess, simulate
+from srtm.workload.publishers import Arrivals, Workload
+from srtm.workload.trace import ARRIVAL_SCHEMA, Recorded, TopicArrivals, in_topics, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from pyspark.sql import DataFrame, SparkSession
+
+    from srtm.sim.simulate import SimulatedBroker
+
+    Traffic = DataFrame | str | Path | Workload
+
+_FIELDS = "number long, found string, broker_of binary"
+_kept: dict[str, Topic] = {}  # a worker's traffic, for its next cell
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPlan:
+    """What one broker would carry, with which sub-token bucket, and what its messages would see."""
+
+    broker: str
+    publishers: int
+    bucket: TokenBucket
+    total: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One cell: a policy on k brokers, or as it fits itself; what messages would see, or why it cannot be."""
+
+    policy: str
+    k: int
+    fitted: bool
+    meets_slo: bool = False
+    brokers: tuple[BrokerPlan, ...] = ()
+    latency: Latency | None = None
+    error: str | None = None
+    broker_of: NDArray[np.int32] | None = None  # by the order of the publishers
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """All cells, and the one to take: the fewest brokers that meet the SLO, then the shortest tail."""
+
+    topic: str
+    bucket: TokenBucket
+    slo: SLO
+    plans: tuple[Plan, ...]
+
+    @property
+    def chosen(self) -> Plan | None:
+        """The plan to take; if none meets the SLO, the one that comes closest."""
+        possible = [plan for plan in self.plans if plan.latency]
+        return min(possible, key=_preference, default=None)
+
+
+class _Cell(NamedTuple):
+    policy: str
+    k: int | None  # None: as many as the fit takes
+
+
+def plan(
+    traffic: Traffic,
+    spark: SparkSession,
+    brokers: Sequence[SimulatedBroker],
+    *,
+    bucket: TokenBucket | None = None,
+    slo: SLO | None = None,
+    policies: Sequence[str] = tuple(POLICIES),
+    ks: Sequence[int] | None = None,
+    fit: bool = True,
+    groups: Mapping[str, str] | None = None,
+    topic: str | None = None,
+    seed: int = 0,
+) -> Plans:
+    """Every policy on every number of brokers, and fitted by itself.
+
+    (r, b) is the traffic's own profile unless given; `groups` says who bursts with whom instead of the trace.
+    """
+    for name in policies:
+        policy_named(name)
+    wrong = [k for k in ks or () if not 1 <= k <= len(brokers)]
+    if wrong or not brokers:
+        raise PlacementError(f"k = {wrong}: there are {len(brokers)} brokers to choose from")
+    goal = slo or SLO()
+    source = _shipped(traffic)
+    first = _topic_of(source, topic, groups, bucket)
+    cells = [_Cell(name, None) for name in policies if fit]
+    cells += [_Cell(name, k) for name in policies for k in ks or range(1, len(brokers) + 1)]
+    key, contract, named = uuid4().hex, first.contract.bucket, first.name
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                if key not in _kept:
+                    _kept.clear()
+                    _kept[key] = _topic_of(source, named, groups, contract).contract
+                found = _assessed(_kept[key], brokers, cells[number], goal, seed)
+                lanes = b"" if found.broker_of is None else found.broker_of.tobytes()
+                yield batch_of(_FIELDS, [(number, json.dumps(_plain(found)), lanes)])
+
+    rows = spark.range(0, len(cells), 1, len(cells)).mapInArrow(task, _FIELDS).toArrow().sort_by("number").to_pylist()
+    return Plans(named, contract, goal, tuple(_from_plain(row) for row in rows))
+
+
+def record(
+    plans: Plans, traffic: Traffic, brokers: Sequence[SimulatedBroker], folder: Path, *, seed: int = 0
+) -> list[Path]:
+    """The trace that the chosen plan's run would record, one file a broker, into a folder that does not exist yet."""
+    chosen = plans.chosen
+    if chosen is None or chosen.broker_of is None:
+        raise InputError("there is no plan to record: none could be made")
+    topic = _topic_of(_shipped(traffic), plans.topic, None, plans.bucket).contract
+    cluster = SimulatedCluster(topic, brokers, plans.slo, seed)
+    seen = cluster.observe(chosen.broker_of, sorted(set(chosen.broker_of.tolist())))
+    folder.mkdir(parents=True)
+    written = []
+    for broker, (access, processing) in seen.items():
+        here = np.flatnonzero(chosen.broker_of[topic.arrivals.publisher_of] == broker)
+        arrivals = Arrivals(topic.arrivals.times_ns[here], topic.arrivals.publisher_of[here])
+        release_ns = arrivals.times_ns + access
+        name = brokers[broker].name
+        rows = Recorded(plans.topic, name, topic.publishers, arrivals, release_ns, release_ns + processing)
+        written.append(folder / f"{name}.parquet")
+        rows.write(written[-1], {"srtm.plan": f"{chosen.policy}, k = {chosen.k}"})
+    return written
+
+
+class _Named(NamedTuple):
+    name: str
+    contract: Topic
+
+
+def _shipped(traffic: Traffic) -> str | Workload | pa.Table:
+    """The traffic as something that reaches workers: a path, a workload, or the rows themselves."""
+    if isinstance(traffic, Workload):
+        return traffic
+    if isinstance(traffic, str | Path):
+        return str(traffic)
+    if "group" not in traffic.columns:
+        from pyspark.sql import functions as f
+
+        traffic = traffic.withColumn("group", f.lit(None).cast("string"))
+    return traffic.select(*ARRIVAL_SCHEMA.names).toArrow()
+
+
+def _topic_of(
+    source: str | Workload | pa.Table, name: str | None, groups: Mapping[str, str] | None, bucket: TokenBucket | None
+) -> _Named:
+    """The topic to plan, with its groups and its bucket."""
+    if isinstance(source, Workload):
+        return _Named(name or "topic", Topic.of(source, bucket))
+    topics = in_topics(source, "the DataFrame") if isinstance(source, pa.Table) else load(Path(source), name)
+    found = _only(topics or load(Path(source)), name)
+    publishers = found.publishers
+    if groups is not None:
+        publishers = tuple(replace(publisher, group=groups.get(publisher.id)) for publisher in publishers)
+    return _Named(found.topic, Topic(publishers, found.arrivals, bucket or profile(found.arrivals.times_ns).bucket))
+
+
+def _only(topics: list[TopicArrivals], name: str | None) -> TopicArrivals:
+    names = [topic.topic for topic in topics]
+    if name is not None and name not in names:
+        raise InputError(f"the trace has no topic {name!r}: it has {', '.join(names[:10])}")
+    if name is None and len(topics) > 1:
+        listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        raise InputError(f"the trace has {len(names)} topics: say which one to plan ({listed})")
+    return topics[0] if name is None else topics[names.index(name)]
+
+
+def _assessed(topic: Topic, brokers: Sequence[SimulatedBroker], cell: _Cell, slo: SLO, seed: int) -> Plan:
+    try:
+        if cell.k is None:
+            seen = simulate(topic, brokers, cell.policy, slo, seed=seed)
+        else:
+            seen = assess(topic, brokers, cell.policy, cell.k, slo, seed=seed)
+    except SRTMError as error:
+        return Plan(cell.policy, cell.k or 0, cell.k is None, error=str(error))
+    return _made(seen, cell)
+
+
+def _made(seen: Simulation, cell: _Cell) -> Plan:
+    sizes = np.bincount(seen.broker_of[seen.broker_of >= 0], minlength=len(seen.brokers)).tolist()
+    numbers = {name: number for number, name in enumerate(seen.brokers)}
+    silent = Distribution(0, 0, 0)
+    brokers = tuple(
+        BrokerPlan(name, sizes[numbers[name]], share, seen.by_broker[name].total if name in seen.by_broker else silent)
+        for name, share in seen.shares.items()
+    )
+    return Plan(seen.policy, seen.k, cell.k is None, seen.meets_slo, brokers, seen.latency, broker_of=seen.broker_of)
+
+
+def _preference(plan: Plan) -> tuple[Any, ...]:
+    assert plan.latency is not None
+    tail_ns = plan.latency.total.p99
+    by_name = -list(POLICIES).index(plan.policy)  # the later ones of the table know more
+    if plan.meets_slo:
+        return (0, plan.k, tail_ns, by_name)
+    return (1, tail_ns, plan.k, by_name)
+
+
+def _plain(found: Plan) -> dict[str, Any]:
+    """A plan as JSON can carry it from a worker."""
+    latency = found.latency
+    return {
+        "cell": [found.policy, found.k, found.fitted, found.meets_slo, found.error],
+        "brokers": [
+            [b.broker, b.publishers, b.bucket.r_mtps, b.bucket.b_ntok, *_points(b.total)] for b in found.brokers
+        ],
+        "latency": latency
+        and [latency.messages, *(_points(part) for part in (latency.access, latency.processing, latency.total))],
+    }
+
+
+def _from_plain(row: dict[str, Any]) -> Plan:
+    found = json.loads(row["found"])
+    policy, k, fitted, meets_slo, error = found["cell"]
+    brokers = tuple(
+        BrokerPlan(name, publishers, TokenBucket(r_mtps, b_ntok), Distribution(*points))
+        for name, publishers, r_mtps, b_ntok, *points in found["brokers"]
+    )
+    latency = found["latency"] and Latency(
+        found["latency"][0], *(Distribution(*points) for points in found["latency"][1:])
+    )
+    lanes = np.frombuffer(row["broker_of"], np.int32) if row["broker_of"] else None
+    return Plan(policy, k, fitted, meets_slo, brokers, latency, error, lanes)
+
+
+def _points(part: Distribution) -> list[int]:
+    return [part.p50, part.p95, part.p99]
