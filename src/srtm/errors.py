@@ -8,6 +8,7 @@ SRTMError
 │   ├── PlacementError    brokers or publishers that cannot be placed at all
 │   └── WorkloadError     a workload that cannot be generated
 ├── TraceError            a trace file or folder that cannot be read or written
+├── GroupsError           a file of correlation groups that cannot be read or written, or contradicts itself
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
@@ -53,6 +54,10 @@ class WorkloadError(InputError):
 
 class TraceError(SRTMError):
     """A trace cannot be read or written."""
+
+
+class GroupsError(SRTMError):
+    """A file of correlation groups cannot be read or written, or contradicts itself."""
 
 
 class PipelineError(SRTMError):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline
 from srtm.pipeline.conformance import conformance
+from srtm.pipeline.groups import groups
 from srtm.pipeline.penalty import penalty
 from srtm.pipeline.plan import plan
 from srtm.pipeline.profile import profile
@@ -30,12 +31,14 @@ CONTRACT = Timeline(TokenBucket.of(2_000, 100))
 BROKERS = [SimulatedBroker("one"), SimulatedBroker("two")]
 OF_PATHS: dict[str, Callable[[Path, SparkSession], object]] = {
     "profile of files": profile,
+    "groups of files": groups,
     "penalty of files": lambda path, spark: penalty(path, CONTRACT, spark),
     "conformance of files": lambda path, spark: conformance(path, CONTRACT, spark),
     "plan of files": lambda path, spark: plan(path, spark, BROKERS, policies=["srtm"]),
 }
 OF_FRAMES: dict[str, Callable[[DataFrame], object]] = {
     "profile of rows": profile,
+    "groups of rows": groups,
     "penalty of rows": lambda frame: penalty(frame, CONTRACT),
     "conformance of rows": lambda frame: conformance(frame, CONTRACT),
 }

@@ -107,7 +107,13 @@ class Files:
     def run(
         self, work: Work, fields: str, columns: Sequence[str], *, before_ns: int = 0, at: Iterable[int] | None = None
     ) -> pa.Table:
-        """What the work yields over each stretch.
+        """What the work yields over each stretch, brought to the driver."""
+        return self.map(work, fields, columns, before_ns=before_ns, at=at).toArrow()
+
+    def map(
+        self, work: Work, fields: str, columns: Sequence[str], *, before_ns: int = 0, at: Iterable[int] | None = None
+    ) -> DataFrame:
+        """What the work yields over each stretch, left in the cluster.
 
         Batches hold the columns and the key. They start `before_ns` ahead of the stretch, for work that looks back;
         `at` restricts the run to the stretches that hold these times.
@@ -125,7 +131,7 @@ class Files:
                     stretch = stretches[number]
                     yield from work(stretch.begin_ns, _merged(stretch, key, wanted, before_ns, grain_ns))
 
-        return self.spark.range(0, len(stretches), 1, len(stretches)).mapInArrow(task, fields).toArrow()
+        return self.spark.range(0, len(stretches), 1, len(stretches)).mapInArrow(task, fields)
 
     def _number(self, time_ns: int) -> int:
         return bisect_right(self.stretches, time_ns, key=lambda stretch: stretch.begin_ns) - 1
@@ -154,14 +160,19 @@ class Frame:
     def run(
         self, work: Work, fields: str, columns: Sequence[str], *, before_ns: int = 0, at: Iterable[int] | None = None
     ) -> pa.Table:
-        """What the work yields over each range; here, batches never start ahead of it."""
+        """What the work yields over each range, brought to the driver; here, batches never start ahead of it."""
         del columns, before_ns, at
+        return self.map(work, fields).toArrow()
+
+    def map(self, work: Work, fields: str, columns: Sequence[str] = ()) -> DataFrame:
+        """What the work yields over each range, left in the cluster."""
+        del columns
         key, grain_ns, faults = self.key, self.grain_ns, set(self.faults)
 
         def task(batches: Batches) -> Batches:
             yield from work(_BEGINNING, _gathered(batches, key, grain_ns, faults))
 
-        return self.ordered.mapInArrow(task, fields).toArrow()
+        return self.ordered.mapInArrow(task, fields)
 
     def run_around(self, cuts: dict[str, list[int]], reach_ns: int, work: Work, fields: str) -> pa.Table:
         """What the work yields over the rows of a topic, topic and key alone, that lie within `reach_ns` of a cut."""

@@ -1,0 +1,383 @@
+"""Correlation groups from arrival times: who bursts together more than by chance, without comparing all pairs.
+
+In: the onsets of a topic's bursts, publisher by publisher. Out: groups, each with a confidence; a publisher that
+bursts on its own is in none. Two roads, by how a publisher sends:
+
+- *by the clock*: groups by phase (`model.phases`), for there publishers that are neighbours by chance stay neighbours;
+- *by chance*: MinHash signatures over time bins, where each hash has a grid of its own, so that no edge of a bin parts
+  the same publishers twice. Publishers that agree on a band of hashes are candidates; those who do are joined in a line
+  and in a star, so there are never more than linearly many pairs. Each pair is then compared onset by onset.
+
+A pair counts if it agrees beyond chance by a good part (`min_confidence`) and beyond what surrogates reach: the same
+publishers with their onsets shifted around in time, which keeps their rates and rhythms and takes away that they are
+simultaneous. Shifts are short against what changes slowly, so a busy minute or a day without messages is no agreement.
+A group is what agrees with one publisher in its middle, so a chain of neighbours is no group.
+
+Everything follows from the onsets, the names and the seed; the order of publishers does not matter, and a publisher's
+own shift and signature do not depend on who else is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from srtm.errors import ArrivalsError, InputError
+from srtm.model import coincidence as plain
+from srtm.model import phases
+from srtm.model._compiled import callable_from_compiled, compiled
+from srtm.units import NS_PER_MS, NS_PER_S, format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+    Indices = NDArray[np.int32]
+    Floats = NDArray[np.float64]
+    Words = NDArray[np.uint32]
+
+callable_from_compiled(plain.count_together)
+_mark_onsets = compiled(plain.mark_onsets)
+_note_groups = compiled(plain.note_groups)
+_sign_publishers = compiled(plain.sign_publishers)
+_compare_pairs = compiled(plain.compare_pairs)
+_join_pairs = compiled(plain.join_pairs)
+_find_periods = compiled(plain.find_periods)
+
+FEWEST_ONSETS = 4  # three bursts that coincide may be anything
+NEVER = -(2**63)
+_FEWEST_REGULAR, _SHARE_REGULAR = 8, 0.8
+_BANDS, _ROWS = 64, 3
+_SHIFTS = 32
+_SAMPLE = 8  # links, or members of a group, that stand for all
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What counts as a burst, as together and as more than chance.
+
+    `significance` is the share of publishers that may be grouped where all are independent.
+    """
+
+    silence_ns: int = 20 * NS_PER_MS
+    tolerance_ns: int = 20 * NS_PER_MS
+    min_confidence: float = 0.25
+    significance: float = 0.001
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        """List everything that is wrong at once."""
+        wrong = []
+        if not 0 < self.silence_ns <= 3_600 * NS_PER_S:
+            wrong.append(f"silence = {format_ns(self.silence_ns)}: it must lie between 1 ns and an hour")
+        if not 0 < self.tolerance_ns <= NS_PER_S:
+            wrong.append(f"tolerance = {format_ns(self.tolerance_ns)}: it must lie between 1 ns and 1 s")
+        if not 0 < self.min_confidence <= 1:
+            wrong.append(f"min confidence = {self.min_confidence}: it must lie in (0, 1]")
+        if not 0 < self.significance < 1:
+            wrong.append(f"significance = {self.significance}: it must lie between 0 and 1")
+        if not 0 <= self.seed < 2**64:
+            wrong.append(f"seed = {self.seed}: it must lie between 0 and 2**64")
+        if wrong:
+            raise InputError("; ".join(wrong))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Publishers that burst together, in order of name.
+
+    `confidence` is the part of their agreement that surrogates do not explain: 0, it may all be chance; 1, none of it.
+    `period_ns` is there where they send by the clock.
+    """
+
+    publishers: tuple[str, ...]
+    confidence: float
+    period_ns: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What a group that nobody named is called: after its first publisher."""
+        return f"g-{self.publishers[0]}"
+
+
+class Onsets(NamedTuple):
+    """Onsets of every publisher of a topic, publishers in order of name; p's are `times[starts[p]:starts[p + 1]]`."""
+
+    names: tuple[str, ...]
+    times: Ints
+    starts: Ints
+
+    @classmethod
+    def of(cls, by_name: Mapping[str, ArrayLike]) -> Onsets:
+        """Onsets from sorted times by publisher."""
+        names = tuple(sorted(by_name))
+        parts = [np.asarray(by_name[name], np.int64) for name in names]
+        starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        return cls(names, np.concatenate([np.empty(0, np.int64), *parts]), starts)
+
+    def only(self, chosen: Ints) -> Onsets:
+        """The onsets of some publishers, by number in increasing order."""
+        counts = np.diff(self.starts)[chosen]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        rows = np.arange(starts[-1]) + np.repeat(self.starts[chosen] - starts[:-1], counts)
+        return Onsets(tuple(self.names[p] for p in chosen.tolist()), self.times[rows], starts)
+
+
+class Scanner:
+    """Finds the onsets in a stretch of a topic, told in order of time; senders are numbered from 0 by the caller.
+
+    `last_ns` is when each sender was last heard. `note` keeps the group that it named then.
+    """
+
+    def __init__(self, silence_ns: int) -> None:
+        self._silence_ns = silence_ns
+        self.last_ns: Ints = np.empty(0, np.int64)
+        self.group_of: Indices = np.empty(0, np.int32)
+        self._named_ns: Ints = np.empty(0, np.int64)
+        self._found: list[tuple[Ints, Indices]] = []
+        self._until = NEVER
+
+    def feed(self, times: Ints, senders: Indices, count: int) -> None:
+        """Take messages that are not earlier than those before; `count` is how many senders are numbered by now."""
+        if not len(times):
+            return
+        if count > len(self.last_ns):
+            self.last_ns = _longer(self.last_ns, count, NEVER)
+            self.group_of, self._named_ns = _longer(self.group_of, count, 0), _longer(self._named_ns, count, NEVER)
+        out = np.empty(len(times), np.int64)
+        found, sign = _mark_onsets(times, senders, self._silence_ns, self.last_ns, out)
+        if sign < 0 or times[0] < self._until:
+            raise ArrivalsError("arrivals are not sorted by time")
+        self._until = int(times[-1])
+        self._found.append((times[out[:found]], senders[out[:found]]))
+
+    def note(self, times: Ints, senders: Indices, groups: Indices, ranks: Indices) -> None:
+        """Take the groups that messages name, by number (0: none); `ranks` puts the numbers in order of name."""
+        _note_groups(times, senders, groups, ranks, self.group_of, self._named_ns)
+
+    def onsets(self) -> Iterator[Ints]:
+        """The onsets of each sender, the first of which is its first message of the stretch."""
+        if not self._found:
+            return
+        senders = np.concatenate([found for _, found in self._found])
+        order = np.argsort(senders, kind="stable")
+        times = np.concatenate([found for found, _ in self._found])[order]
+        ends = np.cumsum(np.bincount(senders, minlength=len(self.last_ns)))
+        yield from np.split(times, ends[:-1])
+
+
+def _longer(array: NDArray[Any], length: int, fill: int) -> NDArray[Any]:
+    return np.concatenate([array, np.full(length - len(array), fill, array.dtype)])
+
+
+class Piece(NamedTuple):
+    """One publisher's onsets in a stretch of time, as if nothing came before it, and its last message there."""
+
+    onsets: Ints
+    last_ns: int
+
+
+def join(pieces: Iterable[Piece], silence_ns: int) -> Ints:
+    """A publisher's onsets from stretches of time that do not overlap, in any order."""
+    parts = []
+    last = NEVER
+    for piece in sorted((piece for piece in pieces if len(piece.onsets)), key=lambda piece: int(piece.onsets[0])):
+        begun = int(piece.onsets[0]) - silence_ns > last
+        parts.append(piece.onsets if begun else piece.onsets[1:])
+        last = piece.last_ns
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def onsets_of(arrivals: Ints, publisher_of: Indices, names: Iterable[str], silence_ns: int) -> Onsets:
+    """The onsets of a topic's sorted arrivals."""
+    listed = tuple(names)
+    scanner = Scanner(silence_ns)
+    scanner.feed(arrivals, publisher_of, len(listed))
+    return Onsets.of({name: found for name, found in zip(listed, scanner.onsets(), strict=True) if len(found)})
+
+
+def find_groups(onsets: Onsets, options: Options | None = None) -> list[Group]:
+    """The correlation groups of a topic, in order of their first publisher."""
+    chosen = options or Options()
+    enough = onsets.only(np.flatnonzero(np.diff(onsets.starts) >= FEWEST_ONSETS))
+    if len(enough.names) < 2:
+        return []
+    periods = np.empty(len(enough.names))
+    _find_periods(enough.times, enough.starts, _FEWEST_REGULAR, _SHARE_REGULAR, periods)
+    turns = _own_numbers(enough.names, chosen.seed)
+    groups = [
+        Group(_named(enough, run.members), run.confidence, run.period_ns)
+        for members in phases.classes(periods)
+        for run in phases.group_by_phase(enough.times, enough.starts, members, periods, turns, chosen.significance)
+        if run.confidence >= chosen.min_confidence
+    ]
+    irregular = np.flatnonzero(periods == 0)
+    if len(irregular) > 1:
+        groups += _by_coincidence(enough.only(irregular), turns[irregular], chosen)
+    return sorted(groups, key=lambda group: group.publishers)
+
+
+def _named(onsets: Onsets, members: Ints) -> tuple[str, ...]:
+    return tuple(onsets.names[p] for p in np.sort(members).tolist())
+
+
+def _own_numbers(names: tuple[str, ...], seed: int) -> Floats:
+    """Numbers in [0, 1) that are each publisher's own, whoever else is there."""
+    key = seed.to_bytes(16, "little")
+    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in names)
+    state = np.frombuffer(digests, np.uint64)[:, None] + np.arange(phases.SURROGATES, dtype=np.uint64)[None, :]
+    return (_mixed(state) >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each number's bits stirred (the finaliser of splitmix64)."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _by_coincidence(onsets: Onsets, turns: Floats, options: Options) -> list[Group]:
+    """Groups among publishers that send by chance."""
+    threshold = max(
+        float(np.log(len(onsets.names) / options.significance)), _reached_by_surrogates(onsets, turns, options)
+    )
+    ones, others = _candidates(onsets, options)
+    agreement, evidence = _compared(onsets, ones, others, options)
+    linked = (agreement >= options.min_confidence) & (evidence >= threshold)
+    return _gathered(onsets, ones[linked], others[linked], agreement[linked], threshold, options)
+
+
+def _reached_by_surrogates(onsets: Onsets, turns: Floats, options: Options) -> float:
+    """The evidence that all but a share `significance` of publishers stay below when their onsets are shifted."""
+    firsts, lasts = onsets.times[onsets.starts[:-1]], onsets.times[onsets.starts[1:] - 1]
+    spans = lasts - firsts + 1
+    reach = np.minimum(spans // 2, 1_000 * options.tolerance_ns)
+    shifts = ((2 * turns[:, 0] - 1) * reach).astype(np.int64)
+    counts = np.diff(onsets.starts)
+    moved = np.mod(onsets.times - np.repeat(firsts - shifts, counts), np.repeat(spans, counts))
+    moved += np.repeat(firsts, counts)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    surrogates = onsets._replace(times=moved[np.lexsort((moved, owner))])
+    ones, others = _candidates(surrogates, options)
+    apart = np.abs(shifts[ones] - shifts[others]) >= 10 * options.tolerance_ns
+    ones, others = ones[apart], others[apart]
+    agreement, evidence = _compared(surrogates, ones, others, options)
+    best = np.zeros(len(counts))
+    alike = agreement >= options.min_confidence
+    for side in (ones, others):
+        np.maximum.at(best, side[alike], evidence[alike])
+    return float(np.sort(best)[::-1][int(options.significance * len(best))])
+
+
+def _candidates(onsets: Onsets, options: Options) -> tuple[Ints, Ints]:
+    """Pairs of publishers that agree on some band of their signatures, linear in publishers times bands."""
+    signatures = _signatures(onsets, options)
+    count = len(signatures)
+    pairs = []
+    for band in range(_BANDS):
+        hashes = [
+            signatures[:, (band * _ROWS + row) % signatures.shape[1]].astype(np.int64) for row in range(2 * _ROWS)
+        ]
+        # Sorted by the hashes of the next band as well: within a run, those who agree on more stand side by side.
+        order = np.lexsort(hashes[::-1])
+        same = np.ones(count - 1, bool)
+        for column in hashes[:_ROWS]:
+            same &= column[order[1:]] == column[order[:-1]]
+        begins = np.maximum.accumulate(np.where(np.concatenate([[True], ~same]), np.arange(count), 0))
+        later = np.flatnonzero(same) + 1
+        for partner in (order[later - 1], order[begins[later]]):
+            low, high = np.minimum(order[later], partner), np.maximum(order[later], partner)
+            pairs.append(low * count + high)
+    ones, others = np.divmod(np.unique(np.concatenate(pairs)), count)
+    return ones, others
+
+
+def _signatures(onsets: Onsets, options: Options) -> Words:
+    rng = np.random.default_rng([options.seed, 1])
+    hashes = _BANDS * _ROWS
+    width = 3 * options.tolerance_ns
+    bins, rest = np.divmod(onsets.times, width)
+    below, above = ((_mixed((bins + step).astype(np.uint64)) >> np.uint64(32)).astype(np.uint32) for step in (0, 1))
+    cuts = rng.integers(0, width, hashes).astype(np.uint32)
+    masks = rng.integers(0, 2**32, hashes, np.uint64).astype(np.uint32)
+    factors = rng.integers(0, 2**32, hashes, np.uint64).astype(np.uint32) | np.uint32(1)
+    signatures = np.empty((len(onsets.names), hashes), np.uint32)
+    _sign_publishers(below, above, rest.astype(np.uint32), onsets.starts, cuts, masks, factors, signatures)
+    return signatures
+
+
+def _compared(onsets: Onsets, ones: Ints, others: Ints, options: Options) -> tuple[Floats, Floats]:
+    """Agreement and evidence of pairs."""
+    shares = np.random.default_rng([options.seed, 2]).random(_SHIFTS)
+    out = np.empty((len(ones), 2))
+    _compare_pairs(onsets.times, onsets.starts, ones, others, shares, options.tolerance_ns, options.min_confidence, out)
+    return out[:, 0], out[:, 1]
+
+
+def _gathered(
+    onsets: Onsets, ones: Ints, others: Ints, agreement: Floats, threshold: float, options: Options
+) -> list[Group]:
+    """Groups around the publishers with the strongest links, until no two linked publishers are left over."""
+    groups = []
+    count = len(onsets.names)
+    while len(ones):
+        root = np.arange(count)
+        _join_pairs(ones, others, root)
+        weight = _strongest_links(ones, others, agreement, count)
+        members = np.flatnonzero(weight > 0)
+        members = members[np.lexsort((members, -weight[members], root[members]))]
+        is_core = np.concatenate([[True], root[members[1:]] != root[members[:-1]]])
+        cores = members[np.maximum.accumulate(np.where(is_core, np.arange(len(members)), 0))]
+        belongs = _agreeing(onsets, members, cores, is_core, threshold, options)
+        left = np.zeros(count, bool)
+        left[members[belongs < options.min_confidence]] = True
+        for part in np.split(np.arange(len(members)), np.flatnonzero(is_core)[1:]):
+            joined = part[belongs[part] >= options.min_confidence]
+            if len(joined) > 1:
+                confidence = float(belongs[joined[1:]].mean())
+                groups.append(Group(_named(onsets, members[joined]), min(1.0, confidence)))
+        still = left[ones] & left[others]
+        ones, others, agreement = ones[still], others[still], agreement[still]
+    return groups
+
+
+def _strongest_links(ones: Ints, others: Ints, agreement: Floats, count: int) -> Floats:
+    """Sum of each publisher's few strongest links: who bursts with two groups has many, but weaker ones."""
+    ends, strength = np.concatenate([ones, others]), np.concatenate([agreement, agreement])
+    order = np.lexsort((-strength, ends))
+    ends, strength = ends[order], strength[order]
+    first = np.searchsorted(ends, ends)
+    few = np.arange(len(ends)) - first < _SAMPLE
+    weight = np.zeros(count)
+    np.add.at(weight, ends[few], strength[few])
+    return weight
+
+
+def _agreeing(
+    onsets: Onsets, members: Ints, cores: Ints, is_core: NDArray[np.bool_], threshold: float, options: Options
+) -> Floats:
+    """Agreement of each member with its component's core; of those who fall short, with the first few who do not."""
+    agreement, evidence = _compared(onsets, members, cores, options)
+    agreement = np.where(is_core, 1.0, np.where(evidence >= threshold, agreement, 0.0))
+    short = np.flatnonzero(agreement < options.min_confidence)
+    if not len(short):
+        return agreement
+    component = np.cumsum(is_core) - 1
+    joined = np.flatnonzero(agreement >= options.min_confidence)
+    first = np.searchsorted(component[joined], component[short])
+    after = np.minimum(first + _SAMPLE, np.searchsorted(component[joined], component[short], side="right"))
+    sizes = after - first
+    rows = np.repeat(first, sizes) + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    agree, evidence = _compared(onsets, np.repeat(members[short], sizes), members[joined[rows]], options)
+    owner = np.repeat(np.arange(len(short)), sizes)
+    mean = np.bincount(owner, agree, len(short)) / np.maximum(1, sizes)
+    surest = np.zeros(len(short))
+    np.maximum.at(surest, owner, evidence)
+    agreement[short] = np.where(surest >= threshold, mean, 0.0)
+    return agreement
