@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import srtm
-from srtm.cli import conformance, groups, penalty, plan, profile, spark, trace
+from srtm.cli import conformance, groups, penalty, plan, profile, report, spark, trace
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(groups.groups)
 app.command()(plan.plan)
 app.command()(penalty.penalty)
 app.command()(conformance.conformance)
+app.command()(report.report)
 
 
 def _version(wanted: bool) -> None:

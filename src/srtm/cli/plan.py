@@ -48,6 +48,9 @@ def plan(
     fit: Annotated[bool, typer.Option(help="Also let each policy search for its own fit.")] = True,
     r: Annotated[str | None, typer.Option(help="Tokens a second (as srtm profile says).")] = None,
     b: Annotated[str | None, typer.Option(help="Tokens of a full bucket (as srtm profile says).")] = None,
+    groups: Annotated[
+        Path | None, typer.Option(help="Who bursts together, as srtm groups --out wrote it (as the trace declares).")
+    ] = None,
     topic: Annotated[str | None, typer.Option(help="Which topic of the trace, if it has several.")] = None,
     publishers: Annotated[int, typer.Option(help="How many send.", rich_help_panel=_WORKLOAD)] = 1_000,
     rate: Annotated[float, typer.Option(help="msg/s of each.", rich_help_panel=_WORKLOAD)] = 10.0,
@@ -79,6 +82,7 @@ def plan(
     from srtm.model.bucket import TokenBucket
     from srtm.model.latency import SLO
     from srtm.pipeline import plan as job
+    from srtm.workload.groups import read_groups
     from srtm.workload.publishers import Population, Workload
 
     if (r is None) != (b is None):
@@ -104,6 +108,7 @@ def plan(
             policies=[name.strip() for name in policies.split(",")],
             ks=_numbers(ks) if ks else None,
             fit=fit,
+            groups=read_groups(groups, topic) if groups else None,
             topic=topic,
             seed=seed,
         )
