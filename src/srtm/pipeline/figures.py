@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from srtm.pipeline.profile import TopicProfile
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # apart for the colour-blind, too
+_STROKES = ("solid", "dash", "dot", "dashdot")
 _LAYOUT: dict[str, Any] = {
     "template": "plotly_white",
     "font": {"family": "system-ui, sans-serif", "size": 14},
@@ -40,8 +41,8 @@ def envelope(line: TopicProfile) -> Any:
     allowed = [line.bucket.b + line.bucket.r * second for second in seconds]
     name = f"b + r·Δ with r = {line.bucket.r:,g}/s, b = {line.bucket.b:,g}"
     _add(figure, name, seconds, allowed, 1, mode="lines")
-    _add(figure, "mean rate·Δ", seconds, [line.rate_mps * second for second in seconds], 2, mode="lines", dash="dot")
-    figure.update_yaxes(range=[-0.3, None])
+    long = [second for second in seconds if line.rate_mps * second >= 1]
+    _add(figure, "mean rate·Δ", long, [line.rate_mps * second for second in long], 2, mode="lines", dash="dot")
     return figure
 
 
@@ -55,13 +56,15 @@ def comparison(plans: Plans) -> Any:
         even = sorted((plan for plan in known if not plan.fitted), key=lambda plan: plan.k)
         ks = [plan.k for plan in even]
         tails = [plan.latency.total.p99 / NS_PER_MS for plan in even if plan.latency]
-        _add(figure, policy, ks, tails, number, mode="lines+markers")
+        # Policies often agree: lines of different strokes show through each other.
+        _add(figure, policy, ks, tails, number, mode="lines+markers", dash=_STROKES[number % len(_STROKES)])
         for plan in known:
             if plan.fitted and plan.latency:
                 tail = plan.latency.total.p99 / NS_PER_MS
                 _add(figure, f"{policy}, fitted", [plan.k], [tail], number, mode="markers", symbol="star")
     limit_ms = plans.slo.limit_ns / NS_PER_MS
-    figure.add_hline(limit_ms, line_dash="dash", annotation_text=f"SLO {limit_ms:g} ms")
+    ends = [min(plan.k for plan in plans.plans), max(plan.k for plan in plans.plans)]
+    figure.add_scatter(name=f"SLO, {limit_ms:g} ms", x=ends, y=[limit_ms] * 2, mode="lines", line={"color": "#888"})
     figure.update_xaxes(dtick=1)
     return figure
 

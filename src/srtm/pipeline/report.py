@@ -118,7 +118,7 @@ def _profile_section(lines: list[TopicProfile], pieces: Iterator[str]) -> list[s
         if line.bucket is None:
             rows.append([line.topic, f"{line.messages:,}", _bad(line.error or ""), *[""] * 7])
             continue
-        peaks = [f"{line.peak_mps(ns):,.4g}" for ns in (NS_PER_MS, 100 * NS_PER_MS, NS_PER_S)]
+        peaks = [f"{line.peak_mps(ns):,.0f}" for ns in (NS_PER_MS, 100 * NS_PER_MS, NS_PER_S)]
         sent = [f"{line.messages:,}", f"{line.publishers:,}", f"{line.rate_mps:,.6g}"]
         sizes = [f"{line.bucket.r:,g}", f"{line.bucket.b:,g}"]
         rows.append([line.topic, format_instant(line.first_ns), *sent, *peaks, f"{line.batch_size('0.99'):,}", *sizes])
