@@ -59,10 +59,10 @@ def _widen(times: Ints, begin: int, windows: Ints, most: Ints) -> None:
         most[d] = reached
 
 
-def _count_batches(times: Ints, senders: Indices, seen: Ints, sizes: Ints) -> int:
+def _count_batches(times: Ints, senders: Indices, seen: Ints, sizes: Ints, present: NDArray[np.bool_]) -> int:
     """Count messages of a sender at an instant; `seen`, one place a sender, is zero before and after.
 
-    Returns the largest size.
+    Marks senders as present, and returns the largest size.
     """
     begin = largest = 0
     while begin < len(times):
@@ -71,6 +71,7 @@ def _count_batches(times: Ints, senders: Indices, seen: Ints, sizes: Ints) -> in
             alone &= senders[end] == senders[begin]
             end += 1
         if alone:
+            present[senders[begin]] = True
             sizes[end - begin] += 1
             largest = max(largest, end - begin)
         else:
@@ -79,8 +80,10 @@ def _count_batches(times: Ints, senders: Indices, seen: Ints, sizes: Ints) -> in
             for i in range(begin, end):
                 size = seen[senders[i]]
                 seen[senders[i]] = 0
-                sizes[size] += size > 0
-                largest = max(largest, size)
+                if size > 0:
+                    present[senders[i]] = True
+                    sizes[size] += 1
+                    largest = max(largest, size)
         begin = end
     return largest
 
@@ -133,8 +136,13 @@ def envelope(arrivals: ArrayLike, windows_ns: Sequence[int] = WINDOWS_NS) -> Int
 
 def batch_sizes(times: Ints, senders: Indices) -> Ints:
     """How many batches there are of each size; entry 0 is zero."""
+    return batches(times, senders, int(senders.max(initial=-1)) + 1)[0]
+
+
+def batches(times: Ints, senders: Indices, known: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """`batch_sizes`, and which of the known senders sent anything; senders count from 0."""
     if len(times) != len(senders):
         raise InputError(f"{len(times)} arrivals but {len(senders)} senders: there must be one each")
-    sizes = np.zeros(len(times) + 1, np.int64)
-    largest = count_batches(times, senders, np.zeros(int(senders.max(initial=-1)) + 1, np.int64), sizes)
-    return sizes[: largest + 1].copy()
+    sizes, present = np.zeros(len(times) + 1, np.int64), np.zeros(known, np.bool_)
+    largest = count_batches(times, senders, np.zeros(known, np.int64), sizes, present)
+    return sizes[: largest + 1].copy(), present

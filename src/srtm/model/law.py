@@ -39,6 +39,14 @@ def delay_ns(backlog: int, burst: int, rate: int) -> int:
     return -(-excess // rate) if excess > 0 else 0
 
 
+def rising(times: Ints) -> bool:
+    """Whether times never go back."""
+    sign = 0
+    for i in range(1, len(times)):
+        sign |= times[i] - times[i - 1]
+    return sign >= 0
+
+
 def scan_backlogs(
     arrivals: Ints, rate: int, token: int, horizon: int, backlog: int, last: int, out: Ints
 ) -> tuple[int, int, int]:

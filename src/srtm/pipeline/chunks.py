@@ -178,9 +178,10 @@ class _Scan:
             self._first_ns = int(times[0])
         self.messages += len(times)
         self._counts = add_counts(self._counts, counts)
-        self._batches = add_counts(self._batches, burst.batch_sizes(times, senders))
+        sizes, present = burst.batches(times, senders, len(numbers))
+        self._batches = add_counts(self._batches, sizes)
         self._envelope.add(times)
-        used = numbers[np.flatnonzero(np.bincount(senders)) if len(senders) > len(numbers) else np.unique(senders)]
+        used = numbers[present]
         self.publishers = np.union1d(self.publishers, used) if len(self.publishers) else used
 
     def part(self, topic: str) -> Part:

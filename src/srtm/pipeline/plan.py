@@ -161,7 +161,7 @@ def _shipped(traffic: Traffic) -> str | Workload | pa.Table:
     if isinstance(traffic, Workload):
         return traffic
     if isinstance(traffic, str | Path):
-        return str(traffic)
+        return str(Path(traffic).absolute())  # workers may stand elsewhere
     if "group" not in traffic.columns:
         from pyspark.sql import functions as f
 

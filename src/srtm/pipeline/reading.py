@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from srtm.errors import TraceError
+from srtm.model.scan import is_sorted
 from srtm.workload.trace import RECORDED_SCHEMA, check_schema, files_of
 
 if TYPE_CHECKING:
@@ -216,12 +217,13 @@ def opened(
         with _sorted_frame(spark.read.parquet(str(trace)), wanted, key, grain_ns) as frame:
             yield frame
         return
-    row_groups = row_groups_of(Path(trace), wanted, key)
+    path = Path(trace).absolute()  # workers may stand elsewhere
+    row_groups = row_groups_of(path, wanted, key)
     stretches = row_groups and _cut(row_groups, parallelism(spark), grain_ns)
     if stretches:
         yield Files(spark, key, grain_ns, stretches, {})
         return
-    with _sorted_frame(spark.read.parquet(*map(str, files_of(Path(trace)))), wanted, key, grain_ns) as frame:
+    with _sorted_frame(spark.read.parquet(*map(str, files_of(path))), wanted, key, grain_ns) as frame:
         yield frame
 
 
@@ -340,14 +342,14 @@ def _merged(stretch: Stretch, key: str, columns: list[str], before_ns: int, grai
                 ready, rest = _parted(_sorted(held, key), key, _floor(row_group.span.first_ns, grain_ns))
                 if ready.num_rows:
                     yield ready.combine_chunks().to_batches()[0]
-                held, kept, fresh = [rest], rest.num_rows, 0
+                held, kept, fresh = [rest] if rest.num_rows else [], rest.num_rows, 0
             rows = _read(row_group, columns, files, opened_files)
             if row_group.span.first_ns < begin or row_group.span.last_ns >= end:
                 rows = _parted(_parted(_sorted([rows], key), key, begin)[1], key, end)[0]
             held.append(rows)
             fresh += rows.num_rows
-    rows = _sorted(held, key)
-    if rows.num_rows:
+    rows = _sorted(held, key) if held else None
+    if rows is not None and rows.num_rows:
         yield rows.combine_chunks().to_batches()[0]
 
 
@@ -357,16 +359,26 @@ def _read(row_group: RowGroup, columns: list[str], files: ExitStack, opened_file
         if row_group.path not in opened_files:
             file = pq.ParquetFile(row_group.path, read_dictionary=strings, pre_buffer=False)
             opened_files[row_group.path] = files.enter_context(file)
-        return opened_files[row_group.path].read_row_group(row_group.number, columns=columns, use_threads=False)
+        # A topic that the footer names need not be read.
+        wanted = columns if row_group.topic is None else [name for name in columns if name != "topic"]
+        rows = opened_files[row_group.path].read_row_group(row_group.number, columns=wanted, use_threads=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise TraceError(f"{row_group.path}, row group {row_group.number}: {error}", path=row_group.path) from None
+    if row_group.topic is None:
+        return rows
+    everywhere = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), pa.array([row_group.topic]))
+    return rows.append_column("topic", everywhere)
 
 
 def _sorted(tables: list[pa.Table], key: str) -> pa.Table:
-    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
+    if len(tables) == 1:
+        table = tables[0]
+    else:
+        columns = sorted(tables[0].column_names)
+        table = pa.concat_tables([each.select(columns) for each in tables]).unify_dictionaries()
     table = table.combine_chunks()
     times = table[key].to_numpy()
-    if (times[1:] >= times[:-1]).all():
+    if is_sorted(times):
         return table
     return table.take(pa.array(np.argsort(times, kind="stable")))
 
