@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from srtm.model import burst
 from srtm.model import profile as model
+from srtm.pipeline import profile as job
 from srtm.pipeline import reading
 from srtm.pipeline.profile import TopicProfile, profile, profile_source
 from srtm.pipeline.reading import Frame, Span
@@ -88,7 +89,10 @@ def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.D
             size = data.draw(st.integers(1, 20))
             pq.write_table(table_of(its_rows), Path(folder, f"{number}.parquet"), row_group_size=size)
         spark = cast("SparkSession", LocalSpark(data.draw(st.integers(1, 5))))
-        with patch.multiple(reading, _SMALL=0, _BATCH=data.draw(st.integers(1, 50)), _REREAD=1000):
+        with (
+            patch.multiple(reading, _SMALL=0, _BATCH=data.draw(st.integers(1, 50)), _REREAD=1000),
+            patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
+        ):
             assert profile(folder, spark) == expected(rows)
 
 
@@ -108,6 +112,9 @@ def test_any_ranges_give_the_profile_of_the_whole(rows: list[Message], data: st.
     spans: dict[str, Span] = {}
     for topic, _, at in rows:
         spans[topic] = spans[topic].joined(Span(1, at, at)) if topic in spans else Span(1, at, at)
-    with patch.multiple(reading, _BATCH=data.draw(st.integers(1, 50))):
-        source = Frame("arrival_ns", 1, cast("Any", Rows(partitions)), {}, spans)
+    with (
+        patch.multiple(reading, _BATCH=data.draw(st.integers(1, 50))),
+        patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
+    ):
+        source = Frame("arrival_ns", 1, cast("Any", Rows(partitions)), len(partitions), {}, spans)
         assert profile_source(source, model.HEADROOM, model.QUANTILE) == expected(rows)

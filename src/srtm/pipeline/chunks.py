@@ -1,8 +1,9 @@
 """A topic's stretch of time as a task sees it, and how the driver joins stretches. No Spark in here.
 
 A task scans a stretch as if nothing came before it and sums it up in a `Part`. The driver joins the parts of a topic in
-order of time, which gives the state that each of them really starts from. Where that is not empty, `correcting` says
-what it changes: only until the queue has been empty once both with it and without it.
+order of time, which gives the state that each of them really starts from. Where that is not empty, it changes the
+histogram, but only until the queue has been empty once both with it and without it. Parts bring their first arrivals
+along, so that the driver can mostly correct them itself (`corrected`); otherwise tasks read again (`correcting`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PART_FIELDS = (
     "topic string, messages long, first_ns long, last_ns long, backlog long,"
-    " counts binary, envelope binary, batches binary, error string"
+    " counts binary, envelope binary, batches binary, beginning binary, error string"
 )
 SCAN_FIELDS = f"{PART_FIELDS}, publishers array<string>"
 _NOTHING = np.zeros(1, np.int64)
@@ -47,6 +48,7 @@ class Part(NamedTuple):
     counts: bytes = b""
     envelope: bytes = b""
     batches: bytes = b""
+    beginning: bytes = b""
     error: str | None = None
 
     @property
@@ -108,19 +110,26 @@ def add_counts(one: Ints, other: Ints) -> Ints:
     return total
 
 
-def scanning(rates: Mapping[str, int]) -> Work:
-    """Work over batches of (topic, publisher, arrival_ns): one part a topic, as if nothing came before it."""
+def scanning(rates: Mapping[str, int], kept: int) -> Work:
+    """Work over batches of (topic, publisher, arrival_ns): one part a topic, as if nothing came before it.
+
+    The first `kept` messages of the stretch travel along.
+    """
 
     def work(begin_ns: int, batches: Batches) -> Batches:
         topics: dict[str, _Scan] = {}
         names = _Names()
+        left = kept
         for batch in batches:
             numbers = names.numbers(batch.column("publisher"))
+            until_ns = _nth(batch, left)
+            left = max(0, left - batch.num_rows)
             for topic, rows in by_topic(batch):
                 if topic not in topics:
                     topics[topic] = _Scan(scanned_at(rates[topic]))
                 times, senders = rows.column("arrival_ns").to_numpy(), rows.column("publisher").indices.to_numpy()
-                topics[topic].add(times, senders, numbers, int(np.searchsorted(times, begin_ns)))
+                begin, end = np.searchsorted(times, [max(begin_ns, -(2**63)), until_ns]).tolist()
+                topics[topic].add(times, senders, numbers, begin, end)
         found = {topic: scan for topic, scan in topics.items() if scan.messages or scan.error}
         parts = as_batch(scan.part(topic) for topic, scan in found.items())
         publishers = names.lists([scan.publishers for scan in found.values()])
@@ -156,14 +165,20 @@ class _Scan:
         self._state: scan.State | None = None
         self._envelope = burst.Envelope()
         self.publishers = np.empty(0, np.int64)
+        self._beginning: list[Ints] = []
         self._first_ns = 0
         self.messages = 0
         self.error: str | None = None
 
-    def add(self, times: Ints, senders: NDArray[np.int32], numbers: Ints, begin: int) -> None:
-        """Take arrivals in order; those before `begin` belong to the stretch before and only fill its last windows."""
+    def add(self, times: Ints, senders: NDArray[np.int32], numbers: Ints, begin: int, kept: int) -> None:
+        """Take arrivals in order; those before `begin` belong to the stretch before and only fill its last windows.
+
+        Those from there up to `kept` are the beginning that travels along.
+        """
         if self.error:
             return
+        if kept > begin:
+            self._beginning.append(times[begin:kept])
         if begin:
             self._envelope.add(times[:begin])
             times, senders = times[begin:], senders[begin:]
@@ -197,7 +212,27 @@ class _Scan:
             self._counts.tobytes(),
             self._envelope.most.tobytes(),
             self._batches.tobytes(),
+            b"".join(some.tobytes() for some in self._beginning),
         )
+
+
+def _nth(batch: pa.RecordBatch, number: int) -> int:
+    """The time of the message after so many, which a beginning ends before; never, where there are fewer."""
+    if number >= batch.num_rows:
+        return 2**63 - 1
+    return int(np.partition(batch.column("arrival_ns").to_numpy(), number)[number]) if number else -(2**63)
+
+
+def corrected(part: Part, bucket: TokenBucket, entering: scan.State) -> Part | None:
+    """What the state before a part changes in its histogram; None if its beginning is too short to tell."""
+    times = np.frombuffer(part.beginning, np.int64)
+    if not len(times):
+        return None
+    more, filled = scan.backlog_histogram(times, bucket, entering)
+    less, empty = scan.backlog_histogram(times, bucket)
+    if filled != empty and len(times) < part.messages:
+        return None
+    return Part(part.topic, counts=add_counts(more, -less).tobytes())
 
 
 def correcting(rates: Mapping[str, int], entering: Mapping[tuple[str, int], scan.State]) -> Work:

@@ -21,10 +21,12 @@ from srtm.pipeline.chunks import (
     Part,
     add_counts,
     as_parts,
+    corrected,
     correcting,
     entering_states,
     parts_by_topic,
     publishers_by_topic,
+    scanned_at,
     scanning,
     widening,
 )
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from srtm.pipeline.reading import Files, Trace
 
 COLUMNS = ("topic", "publisher", "arrival_ns")
+_KEPT = 2**19  # messages at the beginning of a stretch that travel to the driver: some megabytes,
+_KEPT_IN_ALL = 2**23  # of all stretches together
 _REACH_NS = burst.WINDOWS_NS[-1]
 _RESULT = (
     "topic string, messages long, publishers long, rate double, r double, b double, first_ns long, last_ns long,"
@@ -89,12 +93,11 @@ def profile_source(source: Files | Frame, headroom: Number, quantile: Number) ->
     """`profile` of a trace that is open."""
     spans = source.spans()
     rates = {topic: model.token_rate(model.mean_rate(*span), headroom) for topic, span in spans.items()}
-    scanned = source.run(scanning(rates), SCAN_FIELDS, COLUMNS, before_ns=_REACH_NS)
+    scanned = source.run(
+        scanning(rates, min(_KEPT, _KEPT_IN_ALL // source.tasks)), SCAN_FIELDS, COLUMNS, before_ns=_REACH_NS
+    )
     parts, publishers = as_parts(scanned), publishers_by_topic(scanned)
-    entering = entering_states(parts, rates)
-    if entering:
-        at = [first_ns for _, first_ns in entering]
-        parts += as_parts(source.run(correcting(rates, entering), PART_FIELDS, ("topic", "arrival_ns"), at=at))
+    parts += _corrections(source, parts, rates)
     parts += _across_ranges(source, parts)
     lines = [
         _joined(topic, spans[topic], publishers.get(topic, 0), rates[topic], its_parts, quantile)
@@ -125,6 +128,25 @@ def profile_frame(
         for line in profile(trace, headroom=headroom, quantile=quantile)
     ]
     return trace.sparkSession.createDataFrame(rows, _RESULT)
+
+
+def _corrections(source: Files | Frame, parts: list[Part], rates: dict[str, int]) -> list[Part]:
+    """What the states before parts change, from the parts' beginnings or, where these are too short, from the trace."""
+    entering = entering_states(parts, rates)
+    found, open_ = [], {}
+    for part in parts:
+        state = entering.get((part.topic, part.first_ns))
+        if state is None:
+            continue
+        correction = corrected(part, scanned_at(rates[part.topic]), state)
+        if correction is None:
+            open_[part.topic, part.first_ns] = state
+        else:
+            found.append(correction)
+    if open_:
+        at = [first_ns for _, first_ns in open_]
+        found += as_parts(source.run(correcting(rates, open_), PART_FIELDS, ("topic", "arrival_ns"), at=at))
+    return found
 
 
 def _across_ranges(source: Files | Frame, parts: list[Part]) -> list[Part]:

@@ -97,6 +97,11 @@ class Files:
     stretches: tuple[Stretch, ...]
     faults: dict[str, str]  # topics whose rows are incomplete; not here, where the footers have promised it
 
+    @property
+    def tasks(self) -> int:
+        """How many tasks a run has."""
+        return len(self.stretches)
+
     def spans(self) -> dict[str, Span]:
         """Messages, first and last time of every topic; from the footers if these tell topics apart."""
         row_groups = {row_group for stretch in self.stretches for row_group in stretch.row_groups}
@@ -151,8 +156,14 @@ class Frame:
     key: str
     grain_ns: int
     ordered: DataFrame
+    ranges: int
     faults: dict[str, str]
     _spans: dict[str, Span]
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks a run has."""
+        return self.ranges
 
     def spans(self) -> dict[str, Span]:
         """Messages, first and last time of every topic that has no fault."""
@@ -395,11 +406,10 @@ def _sorted_frame(frame: DataFrame, columns: list[str], key: str, grain_ns: int)
     from pyspark.sql import functions as f
 
     _check_frame(frame, columns)
+    ranges = 2 * parallelism(frame.sparkSession)
     ordered = (
         frame.select(columns)
-        .repartitionByRange(
-            2 * parallelism(frame.sparkSession), "topic", f.col(key) - f.pmod(f.col(key), f.lit(grain_ns))
-        )
+        .repartitionByRange(ranges, "topic", f.col(key) - f.pmod(f.col(key), f.lit(grain_ns)))
         .sortWithinPartitions("topic", key)
         .persist()  # the ranges come from a sample: computed again, they could be others
     )
@@ -425,9 +435,8 @@ def _sorted_frame(frame: DataFrame, columns: list[str], key: str, grain_ns: int)
                 spans[topic] = Span(messages, row["first_ns"], row["last_ns"])
         if not spans and not faults:
             raise TraceError("the trace holds no messages")
-        yield Frame(
-            key, grain_ns, ordered, faults, {topic: span for topic, span in spans.items() if topic not in faults}
-        )
+        good = {topic: span for topic, span in spans.items() if topic not in faults}
+        yield Frame(key, grain_ns, ordered, ranges, faults, good)
     finally:
         ordered.unpersist()
 
