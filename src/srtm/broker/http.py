@@ -1,0 +1,430 @@
+"""HTTP of a broker: nsqd's endpoints and JSON shapes, Prometheus' metrics, and what the control plane asks and orders.
+
+Publishing goes the way of TCP: through the topic's bucket, at the time of the request. Errors are nsqd's:
+`{"message": "INVALID_TOPIC"}` with its status.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+import srtm
+from srtm.broker.message import Message
+from srtm.errors import InputError
+from srtm.model.bucket import TokenBucket
+from srtm.protocol.names import valid_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from srtm.broker.channel import Channel
+    from srtm.broker.ioloop import Broker, Connection
+    from srtm.broker.statistics import Second
+    from srtm.broker.topic import Topic
+    from srtm.model.latency import Distribution
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+_VERSION = "1.3.0"  # of nsqd, whose shapes these are; tools look at it
+
+
+class Refused(Exception):
+    """A request that gets nsqd's error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def app(broker: Broker) -> Starlette:
+    """The HTTP application of a broker."""
+    pages = Pages(broker)
+    posts = {
+        "/pub": pages.pub,
+        "/mpub": pages.mpub,
+        "/topic/create": pages.topic_create,
+        "/topic/delete": pages.topic_delete,
+        "/topic/empty": pages.topic_empty,
+        "/topic/pause": pages.topic_pause,
+        "/topic/unpause": pages.topic_unpause,
+        "/topic/limit": pages.topic_limit,
+        "/channel/create": pages.channel_create,
+        "/channel/delete": pages.channel_delete,
+        "/channel/empty": pages.channel_empty,
+        "/channel/pause": pages.channel_pause,
+        "/channel/unpause": pages.channel_unpause,
+    }
+    gets = {"/ping": pages.ping, "/info": pages.info, "/stats": pages.stats, "/metrics": pages.metrics}
+    routes = [Route(path, _answered(page), methods=["POST"]) for path, page in posts.items()]
+    routes += [Route(path, _answered(page), methods=["GET"]) for path, page in gets.items()]
+    return Starlette(routes=routes)
+
+
+def _answered(page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            return await page(request)
+        except Refused as problem:
+            return JSONResponse({"message": str(problem)}, status_code=problem.status)
+
+    return answer
+
+
+class Pages:
+    """One method an endpoint."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    async def ping(self, _: Request) -> Response:
+        """Whether it is healthy."""
+        return PlainTextResponse("OK")
+
+    async def info(self, _: Request) -> Response:
+        """Who this is."""
+        options = self.broker.options
+        return JSONResponse(
+            {
+                "version": _VERSION,
+                "broadcast_address": options.broadcast_address or options.name,
+                "hostname": options.name,
+                "http_port": self.broker.http_port,
+                "tcp_port": self.broker.tcp_port,
+                "start_time": self.broker.started_ns // NS_PER_S,
+                "max_heartbeat_interval": options.settings.max_heartbeat_ms * NS_PER_MS,
+                "max_output_buffer_size": options.settings.max_output_buffer_size,
+                "max_output_buffer_timeout": options.settings.max_output_buffer_timeout_ms * NS_PER_MS,
+                "max_deflate_level": options.settings.max_deflate_level,
+                "topology_zone": "",
+                "topology_region": "",
+                "srtm": srtm.__version__,
+            }
+        )
+
+    async def pub(self, request: Request) -> Response:
+        """Publish the body as one message."""
+        topic = self._named_topic(request, make=True)
+        delay_ns = self._delay_ns(request)
+        body = await request.body()
+        self._check_size(len(body), self.broker.options.settings.max_msg_size, "MSG")
+        self._publish(topic, [body], delay_ns, request)
+        return PlainTextResponse("OK")
+
+    async def mpub(self, request: Request) -> Response:
+        """Publish the body's lines, or, with ?binary=true, its sized messages."""
+        topic = self._named_topic(request, make=True)
+        body = await request.body()
+        settings = self.broker.options.settings
+        self._check_size(len(body), settings.max_body_size, "BODY")
+        if request.query_params.get("binary", "false").lower() in ("1", "true", ""):
+            bodies = _sized(body)
+        else:
+            bodies = [line for line in body.split(b"\n") if line]
+        for each in bodies:
+            self._check_size(len(each), settings.max_msg_size, "MSG")
+        self._publish(topic, bodies, 0, request)
+        return PlainTextResponse("OK")
+
+    async def topic_create(self, request: Request) -> Response:
+        """Make a topic."""
+        self._named_topic(request, make=True)
+        return Response()
+
+    async def topic_delete(self, request: Request) -> Response:
+        """Forget a topic and all that it holds; its consumers are disconnected."""
+        topic = self._named_topic(request)
+        self.broker.delete_topic(topic)
+        return Response()
+
+    async def topic_empty(self, request: Request) -> Response:
+        """Forget the messages that no channel has yet."""
+        self._named_topic(request).empty()
+        return Response()
+
+    async def topic_pause(self, request: Request) -> Response:
+        """Give no messages to channels for a while."""
+        self._named_topic(request).paused = True
+        return Response()
+
+    async def topic_unpause(self, request: Request) -> Response:
+        """Go on."""
+        topic = self._named_topic(request)
+        topic.paused = False
+        self.broker.touch(topic.name)
+        self.broker.wake()
+        return Response()
+
+    async def topic_limit(self, request: Request) -> Response:
+        """Set the sub-token bucket: ?topic=…&r=…&b=…, or none without r and b."""
+        topic = self._named_topic(request, make=True)
+        r, b = request.query_params.get("r"), request.query_params.get("b")
+        try:
+            bucket = TokenBucket.of(r, b) if r is not None and b is not None else None
+        except InputError as problem:
+            raise Refused(400, f"INVALID_BUCKET: {problem}") from None
+        if (r is None) != (b is None):
+            raise Refused(400, "INVALID_BUCKET: give r and b, or neither")
+        topic.limit(bucket, time.time_ns())
+        self.broker.touch(topic.name)
+        self.broker.wake()
+        return Response()
+
+    async def channel_create(self, request: Request) -> Response:
+        """Make a channel."""
+        topic = self._named_topic(request)
+        topic.channel(self._channel_name(request))
+        self.broker.touch(topic.name)
+        self.broker.wake()
+        return Response()
+
+    async def channel_delete(self, request: Request) -> Response:
+        """Forget a channel and all that it holds; its consumers are disconnected."""
+        topic, channel = self._named_channel(request)
+        self.broker.delete_channel(topic, channel)
+        return Response()
+
+    async def channel_empty(self, request: Request) -> Response:
+        """Forget a channel's messages."""
+        self._named_channel(request)[1].empty()
+        return Response()
+
+    async def channel_pause(self, request: Request) -> Response:
+        """Give no messages to consumers for a while."""
+        self._named_channel(request)[1].paused = True
+        return Response()
+
+    async def channel_unpause(self, request: Request) -> Response:
+        """Go on."""
+        _, channel = self._named_channel(request)
+        channel.paused = False
+        self.broker.to_pump[channel] = None
+        self.broker.wake()
+        return Response()
+
+    async def stats(self, request: Request) -> Response:
+        """What it does: nsqd's shape with ?format=json, or text; ours under `srtm`."""
+        wanted, channel = request.query_params.get("topic"), request.query_params.get("channel")
+        topics = [topic for topic in self.broker.topics.values() if wanted in (None, "", topic.name)]
+        with_clients = request.query_params.get("include_clients", "true").lower() not in ("false", "0")
+        document = {
+            "version": _VERSION,
+            "health": "OK",
+            "start_time": self.broker.started_ns // NS_PER_S,
+            "topics": [_topic(topic, channel, with_clients=with_clients) for topic in topics],
+            "memory": None,
+            "producers": [],
+            "srtm": {"unstamped_reads": self.broker.unstamped, "connections": len(self.broker.connections)},
+        }
+        if request.query_params.get("format") == "json":
+            return JSONResponse(document)
+        return PlainTextResponse(_as_text(document))
+
+    async def metrics(self, _: Request) -> Response:
+        """The same for Prometheus."""
+        return PlainTextResponse("\n".join(_metrics(self.broker)) + "\n", media_type="text/plain; version=0.0.4")
+
+    def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
+        if topic.full:
+            raise Refused(503, "TOPIC_FULL")
+        now_ns = time.time_ns()
+        client = f"{request.client.host}:{request.client.port}" if request.client else "http"
+        self.broker.touch(topic.name)
+        topic.arrived += [Message(self.broker.next_id(), now_ns, body, client, delay_ns) for body in bodies]
+        topic.bytes += sum(map(len, bodies))
+        self.broker.wake()
+
+    def _named_topic(self, request: Request, *, make: bool = False) -> Topic:
+        name = request.query_params.get("topic")
+        if not name:
+            raise Refused(400, "MISSING_ARG_TOPIC")
+        if not valid_name(name):
+            raise Refused(400, "INVALID_TOPIC" if make else "INVALID_ARG_TOPIC")
+        topic = self.broker.topics.get(name)
+        if topic is None and not make:
+            raise Refused(404, "TOPIC_NOT_FOUND")
+        return topic or self.broker.touch(name)
+
+    def _channel_name(self, request: Request) -> str:
+        name = request.query_params.get("channel")
+        if not name:
+            raise Refused(400, "MISSING_ARG_CHANNEL")
+        if not valid_name(name):
+            raise Refused(400, "INVALID_ARG_CHANNEL")
+        return name
+
+    def _named_channel(self, request: Request) -> tuple[Topic, Channel]:
+        name, topic = self._channel_name(request), self._named_topic(request)
+        if name not in topic.channels:
+            raise Refused(404, "CHANNEL_NOT_FOUND")
+        return topic, topic.channels[name]
+
+    def _delay_ns(self, request: Request) -> int:
+        text = request.query_params.get("defer", "0")
+        limit_ms = self.broker.options.settings.max_req_timeout_ms
+        if not text.isdigit() or int(text) > limit_ms:
+            raise Refused(400, "INVALID_DEFER")
+        return int(text) * NS_PER_MS
+
+    def _check_size(self, size: int, limit: int, what: str) -> None:
+        if size > limit:
+            raise Refused(413, f"{what}_TOO_BIG")
+        if not size:
+            raise Refused(400, f"{what}_EMPTY")
+
+
+def _sized(body: bytes) -> list[bytes]:
+    """The messages of a binary MPUB: [count 4]{[size 4][body]}…"""
+    bodies, at = [], 4
+    for _ in range(int.from_bytes(body[:4], "big")):
+        size = int.from_bytes(body[at : at + 4], "big")
+        if not 0 < size <= len(body) - at - 4:
+            raise Refused(400, "BAD_MESSAGE")
+        bodies.append(body[at + 4 : at + 4 + size])
+        at += 4 + size
+    if at != len(body) or not bodies:
+        raise Refused(400, "BAD_BODY")
+    return bodies
+
+
+def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
+    channels = [each for each in topic.channels.values() if channel in (None, "", each.name)]
+    limiter = topic.limiter
+    return {
+        "topic_name": topic.name,
+        "channels": [_channel(each, with_clients=with_clients) for each in channels],
+        "depth": topic.depth,
+        "backend_depth": 0,
+        "message_count": topic.messages,
+        "message_bytes": topic.bytes,
+        "paused": topic.paused,
+        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "srtm": {
+            "r": limiter.bucket.r if limiter else None,
+            "b": limiter.bucket.b if limiter else None,
+            "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,
+            "waiting": len(topic.waiting),
+            "late": limiter.late if limiter else 0,
+            "seconds": [_second(second) for second in topic.recent.history],
+        },
+    }
+
+
+def _second(second: Second) -> dict[str, Any]:
+    parts = {"access": second.access, "processing": second.processing, "total": second.total}
+    return {
+        "at_ns": second.at_ns,
+        "messages": second.messages,
+        "released": second.released,
+        "sent": second.sent,
+        "dropped": second.dropped,
+        "waiting": second.waiting,
+        "max_backlog": second.max_backlog,
+        **{f"{name}_ns": _points(part) for name, part in parts.items()},
+    }
+
+
+def _points(part: Distribution | None) -> dict[str, int] | None:
+    return {"p50": part.p50, "p95": part.p95, "p99": part.p99} if part else None
+
+
+def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
+    clients = [_client(each) for each in channel.consumers] if with_clients else []  # type: ignore[arg-type]
+    return {
+        "channel_name": channel.name,
+        "depth": channel.depth,
+        "backend_depth": 0,
+        "in_flight_count": channel.flying,
+        "deferred_count": len(channel.deferred),
+        "message_count": channel.messages,
+        "requeue_count": channel.requeued,
+        "timeout_count": channel.timed_out,
+        "client_count": len(channel.consumers),
+        "clients": clients,
+        "paused": channel.paused,
+        "e2e_processing_latency": {"count": 0, "percentiles": None},
+    }
+
+
+def _client(connection: Connection) -> dict[str, Any]:
+    identity = connection.protocol.identity
+    return {
+        "client_id": identity.client_id or connection.address,
+        "hostname": identity.hostname or connection.address,
+        "version": "V2",
+        "remote_address": connection.address,
+        "state": 3,
+        "ready_count": connection.ready,
+        "in_flight_count": connection.in_flight,
+        "message_count": connection.messages,
+        "finish_count": 0,
+        "requeue_count": 0,
+        "connect_ts": connection.connected_ns // NS_PER_S,
+        "sample_rate": identity.sample_rate,
+        "deflate": identity.deflate,
+        "snappy": identity.snappy,
+        "user_agent": identity.user_agent,
+        "tls": identity.tls_v1,
+        "msg_timeout": identity.msg_timeout_ms,
+    }
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    lines = [f"srtm broker, as nsqd v{document['version']}", "", "Topics:" if document["topics"] else "no topics"]
+    for topic in document["topics"]:
+        lines.append(f"   [{topic['topic_name']:<15}] depth: {topic['depth']:<5} msgs: {topic['message_count']:<8}")
+        for channel in topic["channels"]:
+            numbers = f"depth: {channel['depth']:<5} inflt: {channel['in_flight_count']:<4}"
+            numbers += f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
+            lines.append(f"      [{channel['channel_name']:<15}] {numbers} timeout: {channel['timeout_count']:<5}")
+    return "\n".join(lines) + "\n"
+
+
+def _metrics(broker: Broker) -> list[str]:
+    lines = []
+
+    def family(name: str, kind: str, what: str, values: list[tuple[dict[str, str], float]]) -> None:
+        lines.extend([f"# HELP srtm_{name} {what}", f"# TYPE srtm_{name} {kind}"])
+        for labels, value in values:
+            inner = ",".join(f"{key}={json.dumps(text)}" for key, text in labels.items())
+            lines.append(f"srtm_{name}{{{inner}}} {value:g}" if inner else f"srtm_{name} {value:g}")
+
+    topics = list(broker.topics.values())
+    family("connections", "gauge", "Clients that are connected.", [({}, len(broker.connections))])
+    family("unstamped_reads_total", "counter", "Reads without a kernel time.", [({}, broker.unstamped)])
+    family("topic_messages_total", "counter", "Messages received.", [({"topic": t.name}, t.messages) for t in topics])
+    family("topic_bytes_total", "counter", "Bytes of their bodies.", [({"topic": t.name}, t.bytes) for t in topics])
+    waiting = [({"topic": t.name}, float(len(t.waiting))) for t in topics]
+    family("topic_waiting", "gauge", "Messages that wait for tokens.", waiting)
+    limits = [(t.name, t.limiter.bucket) for t in topics if t.limiter]
+    family("topic_rate_limit", "gauge", "r, in tokens per second.", [({"topic": name}, b.r) for name, b in limits])
+    family("topic_burst_limit", "gauge", "b, in tokens.", [({"topic": name}, b.b) for name, b in limits])
+    latencies = []
+    for topic in topics:
+        for second in list(topic.recent.history)[-1:]:
+            parts = {"access": second.access, "processing": second.processing, "total": second.total}
+            latencies += [
+                ({"topic": topic.name, "part": part, "quantile": quantile}, value / NS_PER_S)
+                for part, found in parts.items()
+                if found
+                for quantile, value in (("0.5", found.p50), ("0.95", found.p95), ("0.99", found.p99))
+            ]
+    family("topic_latency_seconds", "gauge", "Latency over the last second.", latencies)
+    channels = [(t.name, c) for t in topics for c in t.channels.values()]
+    for name, kind, what, of in (
+        ("depth", "gauge", "Messages that wait for a consumer.", lambda c: c.depth),
+        ("in_flight", "gauge", "Messages that consumers have.", lambda c: c.flying),
+        ("requeued_total", "counter", "Messages that came back.", lambda c: c.requeued),
+        ("timed_out_total", "counter", "Messages whose consumer took too long.", lambda c: c.timed_out),
+        ("dropped_total", "counter", "Messages that an ephemeral channel could not hold.", lambda c: c.dropped),
+    ):
+        values = [({"topic": topic, "channel": c.name}, float(of(c))) for topic, c in channels]
+        family(f"channel_{name}", kind, what, values)
+    return lines

@@ -1,0 +1,472 @@
+"""The loop of a broker: sockets in, sockets out, and between them one drain of every topic that was touched.
+
+A turn begins with the reads that the loop found ready. Each read is stamped by the kernel (SO_TIMESTAMPNS) and parsed
+whole; its messages are put before their topics with that stamp. When all reads are done, the turn ends: every touched
+topic lets through what has tokens, channels hand messages to consumers, and each connection gets one write. One alarm
+wakes the loop for the next token.
+
+Linux keeps a stamp for TCP segments as it does for datagrams, without any patch; docs/adr/0011-arrival-times.md says
+which one a read gets. Where there is none, the time of the read stands in, and `statistics` says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import socket
+import time
+from contextlib import suppress
+from itertools import count
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from srtm.broker.message import Message, ids
+from srtm.broker.timer import Alarm
+from srtm.broker.topic import Topic
+from srtm.errors import ProtocolError
+from srtm.protocol import frames
+from srtm.protocol.identify import response as identify_response
+from srtm.protocol.server import (
+    Cls,
+    Dpub,
+    Fin,
+    Identify,
+    Mpub,
+    Nop,
+    Pub,
+    Rdy,
+    Req,
+    ServerProtocol,
+    Sub,
+    Touch,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from srtm.broker.channel import Channel
+    from srtm.broker.options import BrokerOptions
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
+_TIMESPEC = Struct("@ll")
+_ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
+_TICK_S = 0.1  # how often time-outs are looked for, as in nsqd
+_timespec = _TIMESPEC.unpack
+_now_ns = time.time_ns  # the clock that the kernel stamps with
+
+
+class Connection:
+    """One client: a publisher, a consumer, or both."""
+
+    __slots__ = (
+        "address",
+        "broker",
+        "channel",
+        "closing",
+        "connected_ns",
+        "delivered",
+        "heard_ns",
+        "in_flight",
+        "messages",
+        "out",
+        "protocol",
+        "publisher",
+        "ready",
+        "sample_rate",
+        "sock",
+        "timeout_ns",
+        "topic",
+        "writing",
+    )
+
+    def __init__(self, broker: Broker, sock: socket.socket, address: str) -> None:
+        settings = broker.options.settings
+        self.broker = broker
+        self.sock = sock
+        self.address = address
+        self.protocol = ServerProtocol(settings)
+        self.out = bytearray()
+        self.writing = False  # the kernel took less than there was; it says when it takes more
+        self.closing = False
+        self.publisher = address
+        self.topic: Topic | None = None
+        self.channel: Channel | None = None
+        self.ready = 0
+        self.in_flight = 0
+        self.sample_rate = 0
+        self.timeout_ns = settings.msg_timeout_ms * NS_PER_MS
+        self.delivered: list[Message] = []
+        self.messages = 0
+        self.connected_ns = self.heard_ns = _now_ns()
+
+    def can_take(self) -> bool:
+        """Whether it may be sent a message now."""
+        return self.in_flight < self.ready and len(self.out) < self.broker.options.max_unsent_bytes
+
+    def deliver(self, message: Message) -> None:
+        """Send it a message, at the end of this turn."""
+        if not self.out:
+            self.broker.to_flush.append(self)
+        frames.append_message(self.out, message.arrival_ns, message.attempts, message.id, message.body)
+        self.delivered.append(message)
+        self.messages += 1
+
+    def send(self, data: bytes) -> None:
+        """Send it bytes, at the end of this turn."""
+        if not self.out:
+            self.broker.to_flush.append(self)
+        self.out += data
+
+    def readable(self) -> None:
+        """Read what is there, and carry out what it says."""
+        broker = self.broker
+        try:
+            size, ancillary, _, _ = self.sock.recvmsg_into(broker.read_into, _ANCILLARY)
+        except BlockingIOError:
+            return
+        except OSError:
+            broker.close(self)
+            return
+        if not size:
+            broker.close(self)
+            return
+        if ancillary:
+            seconds, nanoseconds = _timespec(ancillary[0][2])
+            arrival_ns = seconds * NS_PER_S + nanoseconds
+        else:
+            arrival_ns = _now_ns()
+            broker.unstamped += 1
+        self.heard_ns = arrival_ns
+        broker.wake()
+        events: list[Any] = self.protocol.feed(broker.read_view[:size])
+        next_id, publisher = broker.next_id, self.publisher
+        for event in events:
+            kind = type(event)
+            if kind is Pub:
+                name, body = event
+                topic = broker.touch(name)
+                topic.arrived.append(Message(next_id(), arrival_ns, body, publisher))
+                topic.bytes += len(body)
+                topic.senders[self] = None
+                self.send(frames.OK)
+            elif kind is Fin:
+                try:
+                    self.channel.finish(self, event[0])  # type: ignore[union-attr]
+                except ProtocolError as problem:
+                    self.send(frames.error(problem))
+                broker.to_pump[self.channel] = None  # type: ignore[index]
+            else:
+                self._carry_out(event, arrival_ns)
+            if self.closing:
+                break
+
+    def _carry_out(self, event: Any, arrival_ns: int) -> None:
+        broker = self.broker
+        kind = type(event)
+        if kind is Mpub:
+            topic = broker.touch(event.topic)
+            topic.arrived += [Message(broker.next_id(), arrival_ns, body, self.publisher) for body in event.bodies]
+            topic.bytes += sum(map(len, event.bodies))
+            topic.senders[self] = None
+            self.send(frames.OK)
+        elif kind is Rdy:
+            self.ready = event.ready
+            broker.to_pump[self.channel] = None  # type: ignore[index]
+        elif kind is Dpub:
+            topic = broker.touch(event.topic)
+            delay_ns = event.delay_ms * NS_PER_MS
+            topic.arrived.append(Message(broker.next_id(), arrival_ns, event.body, self.publisher, delay_ns))
+            topic.bytes += len(event.body)
+            topic.senders[self] = None
+            self.send(frames.OK)
+        elif kind is Req or kind is Touch:
+            self._give_back(event)
+        elif kind is Identify:
+            identity = event.identity
+            self.timeout_ns = identity.msg_timeout_ms * NS_PER_MS
+            self.sample_rate = identity.sample_rate
+            if identity.srtm:
+                self.publisher = identity.srtm.publisher
+            self.send(frames.response(identify_response(identity, broker.options.settings)))
+            broker.expect_heartbeat(self)
+        elif kind is Sub:
+            self.topic = broker.touch(event.topic)
+            self.channel = self.topic.channel(event.channel)
+            self.channel.consumers.append(self)
+            broker.to_pump[self.channel] = None
+            self.send(frames.OK)
+        elif kind is Cls:
+            self.ready = 0
+            self.send(frames.CLOSE_WAIT)
+        elif isinstance(event, ProtocolError):
+            self.send(frames.error(event))
+            self.closing = True
+        else:
+            assert kind is Nop, event
+
+    def _give_back(self, event: Any) -> None:
+        channel, now_ns = self.channel, _now_ns()
+        assert channel is not None
+        try:
+            if type(event) is Req:
+                channel.requeue(self, event.id, event.delay_ms, now_ns)
+            else:
+                longest_ns = self.broker.options.settings.max_msg_timeout_ms * NS_PER_MS
+                channel.touch(self, event.id, now_ns, longest_ns)
+        except ProtocolError as problem:
+            self.send(frames.error(problem))
+        self.broker.to_pump[channel] = None
+
+    def flush(self) -> None:
+        """One write of all that there is."""
+        out = self.out
+        if not self.writing and out:
+            try:
+                sent = self.sock.send(out)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.broker.close(self)
+                return
+            if sent < len(out):
+                del out[:sent]
+                self.writing = True
+                self.broker.loop.add_writer(self.sock, self._writable)
+                return
+            out.clear()
+        if self.delivered and not self.writing:
+            self._account()
+        if self.closing:
+            self.broker.close(self)
+
+    def _writable(self) -> None:
+        try:
+            sent = self.sock.send(self.out)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.broker.close(self)
+            return
+        del self.out[:sent]
+        if not self.out:
+            self.writing = False
+            self.broker.loop.remove_writer(self.sock)
+            self.flush()
+            if self.channel:
+                self.broker.to_pump[self.channel] = None
+                self.broker.wake()
+
+    def _account(self) -> None:
+        """The messages of this write are with the kernel: their latency ends here."""
+        sent_ns, topic = _now_ns(), self.topic
+        assert topic is not None
+        recent = topic.recent
+        recent.sent += len(self.delivered)
+        if not recent.full:
+            total, processing = recent.total.append, recent.processing.append
+            for message in self.delivered:
+                if not message.sent_ns:
+                    message.sent_ns = sent_ns
+                    total(sent_ns - message.arrival_ns)
+                    processing(sent_ns - message.release_ns)
+        self.delivered.clear()
+
+
+class Broker:
+    """A broker at work: listens, serves, and stops."""
+
+    def __init__(self, options: BrokerOptions, loop: asyncio.AbstractEventLoop) -> None:
+        self.options = options
+        self.loop = loop
+        self.topics: dict[str, Topic] = {}
+        self.connections: dict[int, Connection] = {}
+        self.started_ns = _now_ns()
+        self.tcp_port = self.http_port = 0
+        self.unstamped = 0
+        self.read_into = [bytearray(options.read_size)]
+        self.read_view = memoryview(self.read_into[0])
+        self.next_id: Callable[[], bytes] = ids(self.started_ns).__next__
+        self.to_drain: dict[Topic, None] = {}
+        self.to_pump: dict[Channel, None] = {}
+        self.to_flush: list[Connection] = []
+        self._limited: dict[Topic, None] = {}  # topics in which messages wait for tokens
+        self._blocked: dict[Topic, dict[Connection, None]] = {}  # full topics, and the publishers that wait for them
+        self._awake = False
+        self._alarm = Alarm(loop, self.wake)
+        self._heartbeats: list[tuple[int, int, Connection]] = []
+        self._order = count()
+        self._listener: socket.socket | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._second_ns = 0
+
+    def listen(self) -> int:
+        """Accept clients from now on; returns the port."""
+        listener = socket.create_server(
+            (self.options.host, self.options.tcp_port), backlog=self.options.backlog, reuse_port=False
+        )
+        listener.setblocking(False)
+        with suppress(OSError):  # inherited, so that the first bytes of a client are stamped, too
+            listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self._listener = listener
+        self.tcp_port = int(listener.getsockname()[1])
+        self.loop.add_reader(listener, self._accept)
+        self._on_tick()
+        return self.tcp_port
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(64):
+            try:
+                sock, address = self._listener.accept()
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
+                    self.loop.remove_reader(self._listener)  # too many files: try again with the next tick
+                    self.loop.call_later(_TICK_S, self.loop.add_reader, self._listener, self._accept)
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(self, sock, f"{address[0]}:{address[1]}")
+            self.connections[sock.fileno()] = connection
+            self.loop.add_reader(sock, connection.readable)
+            self.expect_heartbeat(connection)
+
+    def touch(self, name: str) -> Topic:
+        """The topic of that name, made if need be, to be drained at the end of this turn."""
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self.topics[name] = Topic(name, self.options.max_held_messages, self.options.max_held_bytes)
+        self.to_drain[topic] = None
+        return topic
+
+    def wake(self) -> None:
+        """End this turn when all that is ready has been read."""
+        if not self._awake:
+            self._awake = True
+            self.loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._awake = False
+        now_ns = _now_ns()
+        to_drain, self.to_drain = self.to_drain, {}
+        if self._limited:
+            to_drain |= self._limited
+        for topic in to_drain:
+            released = topic.drain(now_ns)
+            if released or topic.unclaimed:
+                topic.distribute(released, now_ns)
+                for channel in topic.channels.values():
+                    self.to_pump[channel] = None
+            if topic.waiting:
+                self._limited[topic] = None
+            else:
+                self._limited.pop(topic, None)
+            if topic.senders:
+                if topic.full:
+                    self._block(topic)
+                topic.senders.clear()
+        to_pump, self.to_pump = self.to_pump, {}
+        for channel in to_pump:
+            channel.pump(now_ns)
+        to_flush, self.to_flush = self.to_flush, []
+        for connection in to_flush:
+            connection.flush()
+        if self._blocked:
+            self._unblock()
+        if self._limited:
+            self._alarm.set(min(topic.next_release_ns() for topic in self._limited), _now_ns())
+
+    def _block(self, topic: Topic) -> None:
+        """Read no more from those who publish to a full topic; TCP tells them."""
+        waiting = self._blocked.setdefault(topic, {})
+        for connection in topic.senders:
+            if connection.sock.fileno() >= 0 and connection not in waiting:
+                waiting[connection] = None
+                self.loop.remove_reader(connection.sock)
+
+    def _unblock(self) -> None:
+        for topic in [topic for topic in self._blocked if topic.relieved]:
+            for connection in self._blocked.pop(topic):
+                still = any(connection in others for others in self._blocked.values())
+                if connection.sock.fileno() >= 0 and not still:
+                    connection.heard_ns = _now_ns()  # it could not be heard
+                    self.loop.add_reader(connection.sock, connection.readable)
+
+    def expect_heartbeat(self, connection: Connection) -> None:
+        """Ask a client for a sign of life when its interval is over."""
+        interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
+        if interval_ns:
+            heapq.heappush(self._heartbeats, (_now_ns() + interval_ns, next(self._order), connection))
+
+    def _on_tick(self) -> None:
+        now_ns = _now_ns()
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                channel.remind(now_ns)
+                if channel.queue:
+                    self.to_pump[channel] = None
+        while self._heartbeats and self._heartbeats[0][0] <= now_ns:
+            due_ns, _, connection = heapq.heappop(self._heartbeats)
+            interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
+            if connection.sock.fileno() < 0 or not interval_ns:
+                continue
+            blocked = any(connection in waiting for waiting in self._blocked.values())
+            if now_ns - connection.heard_ns > 2 * interval_ns and not blocked:
+                self.close(connection)
+                continue
+            connection.send(frames.HEARTBEAT)
+            heapq.heappush(self._heartbeats, (due_ns + interval_ns, next(self._order), connection))
+        if now_ns - self._second_ns >= NS_PER_S:
+            self._second_ns = now_ns
+            for topic in self.topics.values():
+                peak = topic.limiter.take_peak_ntok() / 1e9 if topic.limiter else 0.0
+                topic.recent.close(now_ns, len(topic.waiting), peak)
+        self.wake()
+        self._tick = self.loop.call_later(_TICK_S, self._on_tick)
+
+    def close(self, connection: Connection) -> None:
+        """Forget a client; what it had in flight goes to others."""
+        fd = connection.sock.fileno()
+        if fd < 0:
+            return
+        self.loop.remove_reader(fd)
+        self.loop.remove_writer(fd)
+        self.connections.pop(fd, None)
+        connection.sock.close()
+        connection.out.clear()
+        if connection.channel:
+            connection.channel.leave(connection)
+            self.to_pump[connection.channel] = None
+            self.wake()
+
+    def delete_channel(self, topic: Topic, channel: Channel) -> None:
+        """Forget a channel; its consumers are disconnected."""
+        for consumer in list(channel.consumers):
+            self.close(consumer)  # type: ignore[arg-type]
+        topic.channels.pop(channel.name, None)
+        self.to_pump.pop(channel, None)
+
+    def delete_topic(self, topic: Topic) -> None:
+        """Forget a topic with its channels."""
+        for channel in list(topic.channels.values()):
+            self.delete_channel(topic, channel)
+        topic.empty()
+        self.topics.pop(topic.name, None)
+        self.to_drain.pop(topic, None)
+        self._limited.pop(topic, None)
+        for connection in self._blocked.pop(topic, {}):
+            if connection.sock.fileno() >= 0:
+                self.loop.add_reader(connection.sock, connection.readable)
+
+    def stop(self) -> None:
+        """Accept nobody any more, and close every connection."""
+        if self._tick:
+            self._tick.cancel()
+        if self._listener:
+            self.loop.remove_reader(self._listener)
+            self._listener.close()
+        for connection in list(self.connections.values()):
+            self.close(connection)
+        self._alarm.close()

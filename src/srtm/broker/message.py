@@ -1,0 +1,41 @@
+"""A message inside the broker, and the numbers that ids are made of."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from srtm.protocol.frames import message_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Message:
+    """One message in one channel; topics hold it before it has been copied to channels.
+
+    `arrival_ns` is the kernel's receive time of the read that completed it, `release_ns` when its bucket let it go.
+    """
+
+    __slots__ = ("arrival_ns", "attempts", "body", "delay_ns", "id", "publisher", "release_ns", "sent_ns")
+
+    def __init__(self, id: bytes, arrival_ns: int, body: bytes, publisher: str, delay_ns: int = 0) -> None:  # noqa: A002
+        self.id = id
+        self.arrival_ns = arrival_ns
+        self.release_ns = arrival_ns
+        self.sent_ns = 0
+        self.body = body
+        self.publisher = publisher
+        self.delay_ns = delay_ns
+        self.attempts = 0
+
+    def copy(self) -> Message:
+        """The same for another channel: deliveries are counted apart."""
+        twin = Message(self.id, self.arrival_ns, self.body, self.publisher, self.delay_ns)
+        twin.release_ns = self.release_ns
+        return twin
+
+
+def ids(start: int) -> Iterator[bytes]:
+    """Ids that never repeat in this process, and start anew at another time in the next."""
+    return map(message_id, count(start & (2**63 - 1)))

@@ -1,0 +1,160 @@
+"""A topic: its sub-token bucket, the messages that wait for tokens, and its channels.
+
+In: messages with their arrival times, all of one turn of the loop together. Out: messages released in order of arrival
+(FCFS across publishers), a copy to every channel. The bucket is `model.bucket.Limiter`; a topic without one lets
+everything pass. Where no channel is there yet, released messages are held for the first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from srtm.broker.channel import Channel
+from srtm.broker.statistics import Recent
+from srtm.model.bucket import Limiter, TokenBucket
+from srtm.protocol.names import ephemeral
+
+if TYPE_CHECKING:
+    from srtm.broker.ioloop import Connection
+    from srtm.broker.message import Message
+
+_by_arrival = attrgetter("arrival_ns")
+
+
+class Topic:
+    """One topic at one broker."""
+
+    def __init__(self, name: str, max_messages: int, max_bytes: int) -> None:
+        self.name = name
+        self.ephemeral = ephemeral(name)
+        self.paused = False
+        self.drops = False  # non-conformant messages are dropped instead of made to wait
+        self.limiter: Limiter | None = None
+        self.arrived: list[Message] = []  # in this turn
+        self.waiting: deque[Message] = deque()  # for tokens
+        self.unclaimed: deque[Message] = deque()  # released, and no channel there
+        self.channels: dict[str, Channel] = {}
+        self.senders: dict[Connection, None] = {}  # who published in this turn
+        self.messages = self.bytes = 0
+        self.waiting_bytes = 0
+        self.recent = Recent()
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._changed_ns = 0  # when (r, b) changed last: release times computed before are void
+
+    @property
+    def depth(self) -> int:
+        """Messages that no channel has yet."""
+        return len(self.waiting) + len(self.unclaimed)
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds all that it may; its publishers then have to wait."""
+        return self._held >= self._max_messages or self.waiting_bytes >= self._max_bytes
+
+    @property
+    def relieved(self) -> bool:
+        """Whether there is room again: half of all."""
+        return 2 * self._held <= self._max_messages and 2 * self.waiting_bytes <= self._max_bytes
+
+    @property
+    def _held(self) -> int:
+        """Messages of the channel that is furthest behind, and those before it."""
+        behind = (channel.held for channel in self.channels.values() if not channel.ephemeral)
+        return len(self.waiting) + len(self.unclaimed) + max(behind, default=0)
+
+    def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
+        """Set (r, b), or none; returns the nano-tokens that were given up."""
+        self._changed_ns = now_ns
+        if bucket is None:
+            surrendered = self.limiter.surrender(now_ns) if self.limiter else 0
+            self.limiter = None
+            return surrendered
+        if self.limiter is None:
+            self.limiter = Limiter(bucket, now_ns)
+            return 0
+        return self.limiter.reconfigure(now_ns, bucket, gift_ntok)
+
+    def channel(self, name: str) -> Channel:
+        """The channel of that name, made if need be; the first one gets what was held for it."""
+        found = self.channels.get(name)
+        if found is None:
+            found = self.channels[name] = Channel(name, self._max_messages)
+        return found
+
+    def drain(self, now_ns: int) -> list[Message]:
+        """Let this turn's arrivals through the bucket, with those that waited; returns what was released."""
+        arrived = self.arrived
+        if arrived:
+            self.arrived = []
+            if len(arrived) > 1:
+                arrived.sort(key=_by_arrival)
+            self.messages += len(arrived)
+            self.recent.messages += len(arrived)
+        limiter = self.limiter
+        if limiter is None:
+            if not self.waiting:
+                return self._released(arrived)
+            released = [*self.waiting, *arrived]
+            self.waiting.clear()
+            self.waiting_bytes = 0
+            return self._released(released)
+        if self.drops:
+            released = [message for message in arrived if limiter.offer(message.arrival_ns)]
+            self.recent.dropped += len(arrived) - len(released)
+            return self._released(released)
+        released = []
+        waiting = self.waiting
+        for message in arrived:
+            message.release_ns = limiter.admit(message.arrival_ns)
+            if waiting or message.release_ns > now_ns:
+                waiting.append(message)
+                self.waiting_bytes += len(message.body)
+            else:
+                released.append(message)
+        if waiting:
+            for _ in range(limiter.due(now_ns, len(waiting))):
+                message = waiting.popleft()
+                self.waiting_bytes -= len(message.body)
+                if message.arrival_ns <= self._changed_ns <= message.release_ns or message.release_ns > now_ns:
+                    message.release_ns = now_ns  # what it was told when it came does not hold any more
+                released.append(message)
+        return self._released(released)
+
+    def _released(self, messages: list[Message]) -> list[Message]:
+        recent = self.recent
+        recent.released += len(messages)
+        if not recent.full:
+            append = recent.access.append
+            for message in messages:
+                append(message.release_ns - message.arrival_ns)
+        return messages
+
+    def next_release_ns(self) -> int:
+        """When the oldest waiting message gets its token; 0 where none waits."""
+        if not self.waiting or self.limiter is None:
+            return 0
+        return self.limiter.next_release_ns(len(self.waiting))
+
+    def distribute(self, messages: list[Message], now_ns: int) -> None:
+        """Give each channel its copy of released messages."""
+        if self.unclaimed and self.channels and not self.paused:
+            messages = [*self.unclaimed, *messages]
+            self.unclaimed.clear()
+        if not self.channels or self.paused:
+            self.unclaimed.extend(messages)
+            return
+        first, *others = self.channels.values()
+        for channel in others:
+            for message in messages:
+                channel.put(message.copy(), now_ns)
+        for message in messages:
+            first.put(message, now_ns)
+
+    def empty(self) -> None:
+        """Forget what no channel has yet."""
+        self.waiting.clear()
+        self.unclaimed.clear()
+        self.waiting_bytes = 0
