@@ -10,6 +10,7 @@ SRTMError
 ├── TraceError            a trace file or folder that cannot be read or written
 ├── GroupsError           a file of correlation groups that cannot be read or written, or contradicts itself
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
+├── BrokerError           a broker cannot start or go on
 ├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
@@ -63,6 +64,10 @@ class GroupsError(SRTMError):
 
 class PipelineError(SRTMError):
     """Spark cannot start, or cannot do its work."""
+
+
+class BrokerError(SRTMError):
+    """A broker cannot start or go on."""
 
 
 class ProtocolError(SRTMError):

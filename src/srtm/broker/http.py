@@ -418,13 +418,13 @@ def _metrics(broker: Broker) -> list[str]:
             ]
     family("topic_latency_seconds", "gauge", "Latency over the last second.", latencies)
     channels = [(t.name, c) for t in topics for c in t.channels.values()]
-    for name, kind, what, of in (
+    counted: list[tuple[str, str, str, Callable[[Channel], float]]] = [
         ("depth", "gauge", "Messages that wait for a consumer.", lambda c: c.depth),
         ("in_flight", "gauge", "Messages that consumers have.", lambda c: c.flying),
         ("requeued_total", "counter", "Messages that came back.", lambda c: c.requeued),
         ("timed_out_total", "counter", "Messages whose consumer took too long.", lambda c: c.timed_out),
         ("dropped_total", "counter", "Messages that an ephemeral channel could not hold.", lambda c: c.dropped),
-    ):
-        values = [({"topic": topic, "channel": c.name}, float(of(c))) for topic, c in channels]
-        family(f"channel_{name}", kind, what, values)
+    ]
+    for name, kind, what, of in counted:
+        family(f"channel_{name}", kind, what, [({"topic": topic, "channel": c.name}, of(c)) for topic, c in channels])
     return lines
