@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Trace = DataFrame | str | Path
 
 _BATCH = 1_000_000  # messages that are handed on together, about a row group
-_MIXED = 8  # times as many, where they are of several topics: fewer pieces of each
+_MIXED = 16  # times as many, where they are of several topics: fewer pieces of each
 _STRETCH = 64_000_000  # messages of a stretch at most: what is lost with an executor
 _SMALL = 2_000_000  # messages of which one task is done before a second has started
 _HELD = 32_000_000  # messages of overlapping row groups that a task may hold: 12 to 30 bytes each
