@@ -6,9 +6,9 @@ SRTMError
 │   ├── ArrivalsError     arrival times that are unsorted, missing or out of range
 │   ├── SplitError        shares that cannot add up to the whole
 │   ├── PlacementError    brokers or publishers that cannot be placed at all
-│   └── WorkloadError     a workload that cannot be generated
+│   ├── WorkloadError     a workload that cannot be generated
+│   └── GroupsError       a file of correlation groups that cannot be read or written, or contradicts itself
 ├── TraceError            a trace file or folder that cannot be read or written
-├── GroupsError           a file of correlation groups that cannot be read or written, or contradicts itself
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
@@ -56,7 +56,7 @@ class TraceError(SRTMError):
     """A trace cannot be read or written."""
 
 
-class GroupsError(SRTMError):
+class GroupsError(InputError):
     """A file of correlation groups cannot be read or written, or contradicts itself."""
 
 

@@ -536,4 +536,7 @@ def _check_frame(trace: DataFrame, columns: Sequence[str]) -> None:
         if types.get(name) != kind
     ]
     if wrong:
-        raise TraceError(f"this is not a trace: {'; '.join(wrong)}; it has {', '.join(types)}")
+        raise TraceError(
+            f"this is not a trace: {'; '.join(wrong)}; it has {', '.join(types)}."
+            " Other data becomes a trace with srtm trace import, or ingest.normalise"
+        )
