@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import zlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from struct import pack
 
 import pytest
@@ -12,8 +16,10 @@ from hypothesis import strategies as st
 from srtm.errors import InputError, ProtocolError
 from srtm.protocol import client, frames, orders
 from srtm.protocol.client import ClientProtocol, Error, Event, Heartbeat, Message, Response
+from srtm.protocol.names import MAGIC_V2
 from srtm.protocol.orders import Migrate, Throttle
 from tests.protocol.strategies import bodies, cuts, ids, pieces
+from tests.protocol.test_transcripts import nsqd
 
 ID = b"0123456789abcdef"
 REFUSED = ProtocolError("E_FIN_FAILED", "FIN x failed")
@@ -80,6 +86,25 @@ def test_what_follows_the_answer_to_identify_is_left_alone() -> None:
     assert protocol.paused
     assert protocol.take_unparsed() == b"\xff\x06"
     assert protocol.feed(frames.OK + frames.OK) == [Response(b"OK"), Response(b"OK")]
+
+
+@pytest.mark.needs("nsqd")
+def test_nsqd_is_read_through_an_upgrade(tmp_path: Path) -> None:
+    """The compressed OK may come with the answer to IDENTIFY in one read."""
+    protocol = ClientProtocol()
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+    with nsqd(tmp_path, ()) as address, socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(MAGIC_V2 + client.identify({"feature_negotiation": True, "deflate": True}))
+        protocol.pause_after_response()
+        while not protocol.paused:
+            events = protocol.feed(connection.recv(65536))
+        (settled,) = events
+        assert isinstance(settled, Response)
+        assert json.loads(settled.data)["deflate"]
+        events = protocol.feed(inflate.decompress(protocol.take_unparsed()))
+        while not events:
+            events = protocol.feed(inflate.decompress(connection.recv(65536)))
+        assert events == [Response(b"OK")]
 
 
 @pytest.mark.parametrize(

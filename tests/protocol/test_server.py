@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterable
 
@@ -207,6 +208,13 @@ def test_compression_is_settled_within_limits() -> None:
     assert [level(asked) for asked in (0, 3, 9, -1)] == [(True, 6), (True, 3), (True, 6), (True, 6)]
     assert level(6, Settings(max_deflate_level=2)) == (True, 2)
     assert level(3, Settings(deflate=False)) == (False, 6)
+
+
+def test_connections_need_no_garbage_collector() -> None:
+    gc.collect()
+    for sent in (b"PUB t\n" + sized(b"x"), b"HELLO\n", b"IDENTIFY\n" + sized(b"{"), b"MPUB t\n" + n(9) + n(1)):
+        ServerProtocol(SETTINGS).feed(MAGIC_V2 + sent)
+    assert gc.collect() == 0
 
 
 def test_many_topics_on_one_connection() -> None:

@@ -16,7 +16,17 @@ from srtm.protocol import frames, identify, server
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
 from srtm.protocol.names import Settings
 from tests.conftest import PARTS
-from tests.protocol.transcripts import ERROR, MESSAGE, RESPONSE, TRANSCRIPTS, WITH_AUTH, Normaliser, Transcript, run
+from tests.protocol.transcripts import (
+    DEPARTURES,
+    ERROR,
+    MESSAGE,
+    RESPONSE,
+    TRANSCRIPTS,
+    WITH_AUTH,
+    Normaliser,
+    Transcript,
+    run,
+)
 
 Start = Callable[[tuple[str, ...]], tuple[str, int]]
 
@@ -55,6 +65,13 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 @pytest.mark.parametrize("transcript", [*TRANSCRIPTS, *WITH_AUTH], ids=lambda t: t.name)
 def test_nsqd_answers_as_the_table_says(transcript: Transcript, start: Start) -> None:
     run(transcript, start(transcript.flags))
+
+
+@pytest.mark.needs("nsqd")
+@pytest.mark.parametrize("transcript", DEPARTURES, ids=lambda t: t.name)
+def test_departures_are_departures(transcript: Transcript, start: Start) -> None:
+    with pytest.raises((AssertionError, ConnectionError, TimeoutError)):
+        run(transcript, start(()), timeout_s=0.5)
 
 
 class Broker:
@@ -138,7 +155,7 @@ def seen(client: ClientProtocol, data: bytes, normal: Normaliser) -> list[tuple[
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1_000_000_000], ids=["byte by byte", "by 2", "by 7", "whole"])
-@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.name)
+@pytest.mark.parametrize("transcript", [*TRANSCRIPTS, *DEPARTURES], ids=lambda t: t.name)
 def test_ours_answers_as_the_table_says(transcript: Transcript, size: int) -> None:
     broker, client, normal = Broker(), ClientProtocol(), Normaliser()
     for sent, wanted in transcript.steps:

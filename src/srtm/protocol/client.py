@@ -99,7 +99,7 @@ class ClientProtocol:
             pos = self._read(data, out)
         except ProtocolError as problem:
             self.closed = True
-            out.append(problem)
+            out.append(problem.bare())
             return out
         if pos < len(data):
             pending += memoryview(data)[pos:]

@@ -99,7 +99,7 @@ class LookupServer:
         except ProtocolError as problem:
             self.closed = True
             self._pending.clear()
-            out.append(problem)
+            out.append(problem.bare())
             return out
         del self._pending[:pos]
         return out
