@@ -135,6 +135,13 @@ def test_sizes_are_judged_before_bodies_come() -> None:
         assert found.facts == {"size": size, "limit": size - 1}
 
 
+def test_identify_may_have_a_limit_of_its_own() -> None:
+    (found,) = opened(Settings(max_identify_size=100)).feed(b"IDENTIFY\n" + n(101))
+    assert plain(found) == b"E_BAD_BODY IDENTIFY body too big 101 > 100"
+    (found,) = opened(SMALL).feed(b"IDENTIFY\n" + n(257))
+    assert plain(found) == b"E_BAD_BODY IDENTIFY body too big 257 > 256"
+
+
 def test_an_upgrade_stops_the_reading() -> None:
     asked = json.dumps({"feature_negotiation": True, "snappy": True}).encode()
     protocol = opened()
