@@ -358,7 +358,7 @@ class ServerProtocol:
     def _remember(self, params: list[bytes], topic: str) -> None:
         if len(self._pubs) >= _KNOWN_LINES:
             self._pubs.clear()
-        if len(params) == 2:
+        if len(params) == 2:  # spare params could make it long
             self._pubs[b" ".join(params)] = topic
 
     def _dpub(self, data: bytes, at: int, params: list[bytes], out: list[Event]) -> int:
