@@ -10,6 +10,7 @@ SRTMError
 │   └── GroupsError       a file of correlation groups that cannot be read or written, or contradicts itself
 ├── TraceError            a trace file or folder that cannot be read or written
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
+├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
 Facts travel as attributes, so that callers need not parse messages.
@@ -62,6 +63,29 @@ class GroupsError(InputError):
 
 class PipelineError(SRTMError):
     """Spark cannot start, or cannot do its work."""
+
+
+class ProtocolError(SRTMError):
+    """NSQ's error: its `code`, its `text`, whether it is `fatal` to the connection, and `wire`, what the peer is told.
+
+    As in nsqd, only E_FIN_FAILED, E_REQ_FAILED and E_TOUCH_FAILED leave the connection open: they happen to consumers
+    that were merely too late. `text` may hold bytes of the peer that are no UTF-8, as surrogates; `wire` has them as
+    they came, and `str()` is safe to print.
+    """
+
+    SURVIVED = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
+
+    def __init__(self, code: str, text: str = "", **facts: Any) -> None:
+        self.code = code
+        self.text = text
+        self.fatal = code not in self.SURVIVED
+        self.wire = (f"{code} {text}" if text else code).encode("utf-8", "surrogateescape")
+        super().__init__(self.wire.decode("utf-8", "backslashreplace"), **facts)
+
+    def bare(self) -> ProtocolError:
+        """The error as a value: without the frames it came through, which would form a cycle with whoever keeps it."""
+        self.__traceback__ = self.__context__ = None
+        return self
 
 
 class BacklogOverflow(SRTMError, OverflowError):

@@ -1,0 +1,62 @@
+"""JSON as nsqd reads it: an object into named fields of fixed types, by the rules of Go's encoding/json.
+
+In: bytes of a peer. Out: a value for every field asked for. Keys are matched in any case, unknown ones are passed over,
+null leaves the default, a number with a fraction or an exponent is no integer, and bytes that are no UTF-8 become
+U+FFFD.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+Fields = dict[str, Any]
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def read(body: bytes, defaults: Fields, *, int32: frozenset[str] = frozenset()) -> Fields:
+    """The fields of `defaults`, each of its default's type; ValueError for what Go would refuse.
+
+    A default of None takes any value as it is.
+    """
+    try:
+        found = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    fields = dict(defaults)
+    if found is None:
+        return fields
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    for key, value in found.items():
+        name = key.lower()
+        if name not in fields or value is None:
+            continue
+        kind = type(defaults[name])
+        if kind is type(None):
+            fields[name] = value
+            continue
+        if type(value) is not kind:
+            raise ValueError(f"{name} is no {kind.__name__}")
+        if kind is int:
+            bits = 31 if name in int32 else 63
+            if not -(2**bits) <= value < 2**bits:
+                raise ValueError(f"{name} is out of range")
+        fields[name] = text(value) if kind is str else value
+    return fields
+
+
+def text(value: str) -> str:
+    """The text without lone surrogates, which no UTF-8 could carry on."""
+    return _SURROGATES.sub("\ufffd", value)
+
+
+def write(value: Any) -> bytes:
+    """Compact JSON, keys in the order given."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

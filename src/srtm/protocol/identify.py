@@ -1,0 +1,203 @@
+"""IDENTIFY: what a client asks for, and what it gets.
+
+In: the JSON body of IDENTIFY and the server's settings. Out: an `Identity`, settled by nsqd's rules in nsqd's order,
+and the body of the response. Times are whole milliseconds, as on the wire; 0 means off.
+
+SRTM's clients add `"srtm": {"publisher": str, "group": str or null}`. nsqd passes over it; our response repeats it, to
+those alone who sent it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from srtm.errors import ProtocolError
+from srtm.protocol import gojson
+from srtm.protocol.names import Settings
+
+MAX_SRTM_NAME = 256  # characters of a publisher's or a group's name: one key of the controller's store
+
+_DEFAULT_DEFLATE_LEVEL = 6
+_FIELDS: gojson.Fields = {
+    "client_id": "",
+    "hostname": "",
+    "user_agent": "",
+    "heartbeat_interval": 0,
+    "output_buffer_size": 0,
+    "output_buffer_timeout": 0,
+    "sample_rate": 0,
+    "msg_timeout": 0,
+    "feature_negotiation": False,
+    "tls_v1": False,
+    "deflate": False,
+    "deflate_level": 0,
+    "snappy": False,
+    "srtm": None,
+}
+_INT32 = frozenset({"sample_rate"})
+
+
+class Declared(NamedTuple):
+    """What a client of SRTM says about itself; `group` is its correlation group."""
+
+    publisher: str
+    group: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A connection as negotiated; before IDENTIFY, the server's defaults."""
+
+    heartbeat_ms: int
+    output_buffer_size: int
+    output_buffer_timeout_ms: int
+    msg_timeout_ms: int
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    sample_rate: int = 0
+    feature_negotiation: bool = False
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = _DEFAULT_DEFLATE_LEVEL
+    snappy: bool = False
+    srtm: Declared | None = None
+
+    @classmethod
+    def default(cls, settings: Settings) -> Identity:
+        """What holds for a client that never sends IDENTIFY."""
+        return cls(
+            settings.heartbeat_ms,
+            settings.output_buffer_size,
+            settings.output_buffer_timeout_ms,
+            settings.msg_timeout_ms,
+        )
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether the bytes after the response are TLS or compressed."""
+        return self.tls_v1 or self.deflate or self.snappy
+
+
+def negotiate(body: bytes, settings: Settings, before: Identity) -> Identity:
+    """The identity after this IDENTIFY; what it leaves out stays as it was `before`."""
+    try:
+        asked = gojson.read(body, _FIELDS, int32=_INT32)
+    except ValueError as problem:
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body", cause=str(problem)) from None
+    heartbeat_ms = _heartbeat(asked["heartbeat_interval"], settings, before)
+    output_buffer_size, output_buffer_timeout_ms = _output_buffer(asked, settings, before)
+    identity = Identity(
+        heartbeat_ms,
+        output_buffer_size,
+        output_buffer_timeout_ms,
+        sample_rate=_sample_rate(asked["sample_rate"], settings),
+        msg_timeout_ms=_msg_timeout(asked["msg_timeout"], settings, before),
+        client_id=asked["client_id"],
+        hostname=asked["hostname"],
+        user_agent=asked["user_agent"],
+        feature_negotiation=asked["feature_negotiation"],
+        srtm=_declared(asked["srtm"]) or before.srtm,
+    )
+    if not identity.feature_negotiation:
+        return identity
+    deflate, snappy = settings.deflate and asked["deflate"], settings.snappy and asked["snappy"]
+    if deflate and snappy:
+        raise ProtocolError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+    level = asked["deflate_level"] if deflate and asked["deflate_level"] > 0 else _DEFAULT_DEFLATE_LEVEL
+    return replace(
+        identity,
+        tls_v1=settings.tls_v1 and asked["tls_v1"],
+        deflate=deflate,
+        deflate_level=min(level, settings.max_deflate_level),
+        snappy=snappy,
+    )
+
+
+def response(identity: Identity, settings: Settings) -> bytes:
+    """The body of the answer to IDENTIFY: OK, or what was settled where the client asked to negotiate."""
+    if not identity.feature_negotiation:
+        return b"OK"
+    settled: dict[str, Any] = {
+        "max_rdy_count": settings.max_rdy_count,
+        "version": settings.version,
+        "max_msg_timeout": settings.max_msg_timeout_ms,
+        "msg_timeout": identity.msg_timeout_ms,
+        "tls_v1": identity.tls_v1,
+        "deflate": identity.deflate,
+        "deflate_level": identity.deflate_level,
+        "max_deflate_level": settings.max_deflate_level,
+        "snappy": identity.snappy,
+        "sample_rate": identity.sample_rate,
+        "auth_required": settings.auth_required,
+        "output_buffer_size": identity.output_buffer_size,
+        "output_buffer_timeout": identity.output_buffer_timeout_ms,
+    }
+    if identity.srtm is not None:
+        settled["srtm"] = identity.srtm._asdict()
+    return gojson.write(settled)
+
+
+def _heartbeat(asked: int, settings: Settings, before: Identity) -> int:
+    if asked == 0:
+        return before.heartbeat_ms
+    if asked == -1:
+        return 0
+    if settings.min_heartbeat_ms <= asked <= settings.max_heartbeat_ms:
+        return asked
+    raise _invalid("heartbeat interval", asked)
+
+
+def _output_buffer(asked: gojson.Fields, settings: Settings, before: Identity) -> tuple[int, int]:
+    size, timeout_ms = asked["output_buffer_size"], asked["output_buffer_timeout"]
+    settled_ms = before.output_buffer_timeout_ms
+    if timeout_ms == -1:
+        settled_ms = 0
+    elif settings.min_output_buffer_timeout_ms <= timeout_ms <= settings.max_output_buffer_timeout_ms:
+        settled_ms = timeout_ms
+    elif timeout_ms:
+        raise _invalid("output buffer timeout", timeout_ms)
+    if size == 0:
+        return before.output_buffer_size, settled_ms
+    if size == -1:
+        return 1, 0
+    if settings.min_output_buffer_size <= size <= settings.max_output_buffer_size:
+        return size, settled_ms
+    raise _invalid("output buffer size", size)
+
+
+def _sample_rate(asked: int, settings: Settings) -> int:
+    if 0 <= asked <= settings.max_sample_rate:
+        return asked
+    raise _invalid("sample rate", asked)
+
+
+def _msg_timeout(asked: int, settings: Settings, before: Identity) -> int:
+    if asked == 0:
+        return before.msg_timeout_ms
+    if settings.min_msg_timeout_ms <= asked <= settings.max_msg_timeout_ms:
+        return asked
+    raise _invalid("msg timeout", asked)
+
+
+def _invalid(what: str, value: int) -> ProtocolError:
+    return ProtocolError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid", value=value)
+
+
+def _declared(found: Any) -> Declared | None:
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm is no object")
+    publisher: Any = found.get("publisher")
+    group: Any = found.get("group")
+    if not _name(publisher):
+        raise ProtocolError("E_BAD_BODY", f"IDENTIFY srtm publisher must be 1 to {MAX_SRTM_NAME} characters")
+    if group is not None and not _name(group):
+        raise ProtocolError("E_BAD_BODY", f"IDENTIFY srtm group must be null or 1 to {MAX_SRTM_NAME} characters")
+    return Declared(gojson.text(publisher), None if group is None else gojson.text(group))
+
+
+def _name(value: Any) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= MAX_SRTM_NAME

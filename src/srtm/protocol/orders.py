@@ -1,0 +1,61 @@
+"""Orders: what a broker of SRTM tells clients that declared themselves in IDENTIFY, and nobody else.
+
+In: an order. Out: the data of an ordinary response frame, `_srtm_ ` and a JSON object; and back.
+
+    _srtm_ {"order":"throttle","topic":"t","retry_after_ms":20}
+    _srtm_ {"order":"migrate","topic":"t","to":["10.0.0.2:4150"]}
+
+An order of a kind that a client does not know is passed over, so that brokers may be newer than clients.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+
+from srtm.errors import ProtocolError
+from srtm.protocol import frames, gojson
+
+PREFIX: Final = b"_srtm_ "
+
+
+class Throttle(NamedTuple):
+    """Publish nothing to the topic for a while; 0 ends it."""
+
+    topic: str
+    retry_after_ms: int
+
+
+class Migrate(NamedTuple):
+    """Publish the topic to one of these brokers (host:port) from now on, the best first."""
+
+    topic: str
+    to: tuple[str, ...]
+
+
+Order = Throttle | Migrate
+
+
+def encode(order: Order) -> bytes:
+    """The response frame that carries the order."""
+    return frames.response(PREFIX + gojson.write({"order": type(order).__name__.lower(), **order._asdict()}))
+
+
+def decode(data: bytes) -> Order | None:
+    """The order in a response's data that starts with PREFIX; None if it is of an unknown kind."""
+    try:
+        found = json.loads(data[len(PREFIX) :])
+        kind, topic = found["order"], _typed(found["topic"], str)
+        if kind == "throttle":
+            return Throttle(topic, max(0, _typed(found["retry_after_ms"], int)))
+        if kind == "migrate":
+            return Migrate(topic, tuple(_typed(address, str) for address in _typed(found["to"], list)))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ProtocolError("E_INVALID", "order cannot be read", data=data) from None
+    return None
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
