@@ -444,6 +444,35 @@ def test_retention_makes_room_on_a_full_disk(small_disk: Path) -> None:
     log.close()
 
 
+ONE_BY_ONE = """
+import os, sys
+from pathlib import Path
+from srtm.broker.log import Log, Record
+log = Log.open(Path(sys.argv[1]))
+for number in range(20):
+    os.write(1, b"A %d" % log.append_wait("a", [Record(bytes(16), number, "p", b"x")]))
+log.close()
+"""
+
+
+def test_the_disk_is_told_to_keep_each_append_before_its_answer(tmp_path: Path) -> None:
+    """What no kill can show: the page cache outlives a process."""
+    trace = tmp_path / "trace"
+    strace = ["strace", "-f", "-o", str(trace), "-e", "trace=write,fsync,fdatasync"]
+    if shutil.which("strace") is None or subprocess.run([*strace, "true"], capture_output=True).returncode:
+        pytest.skip("needs strace, and the right to use it")
+    command = [*strace, sys.executable, "-c", ONE_BY_ONE, str(tmp_path / "log")]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    answers = synced = 0
+    for line in trace.read_text().splitlines():
+        if "sync" in line and line.endswith("= 0"):  # also "<... fdatasync resumed>"
+            synced += 1
+        elif 'write(1, "A ' in line:
+            assert synced, f"answer {answers} came before its messages were on the disk"
+            answers, synced = answers + 1, 0
+    assert answers == 20
+
+
 def killed(folder: Path, chance: random.Random) -> list[str]:
     """Run an appender, kill it at a random point, and give what it said."""
     command = [sys.executable, "-m", "tests.broker.appender", str(folder), str(chance.randrange(1 << 30))]

@@ -11,9 +11,11 @@ next commit (group commit), so the loop never waits for a disk. Reads go on besi
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Log", "LogOptions", "LogStatistics", "Record", "Retention"]
 
@@ -134,7 +138,8 @@ class Log:
     def read(self, topic: str, begin: int, limit: int = 1_000, max_bytes: int = 1 << 20) -> list[Record]:
         """The messages at begin, begin + 1, …: at most `limit`, at most `max_bytes` of bodies but at least one.
 
-        Empty at the end of the log. From any thread; it waits for the disk, so not from the loop's.
+        Empty at the end of the log. From any thread that lives on (each keeps a connection); it waits for the disk, so
+        not from the loop's.
         """
         state = self._topics.get(topic) or TopicState(0)
         if begin < state.begin:
@@ -257,13 +262,16 @@ class Log:
 
     def _post(self, answers: list[tuple[Done, Any]]) -> None:
         assert self._loop is not None
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop has ended, and with it all who wait
             self._loop.call_soon_threadsafe(_call_all, answers)
 
 
 def _call_all(answers: list[tuple[Done, Any]]) -> None:
     for done, result in answers:
-        done(result)
+        try:
+            done(result)
+        except Exception:  # one that fails must not keep the others, or the writer, from going on
+            logger.exception("LOG: an answer was not taken")
 
 
 def _settle(waiting: asyncio.Future[Any] | Future[Any], result: Any) -> None:
