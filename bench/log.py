@@ -40,7 +40,11 @@ def database(path: Path, table: str, synchronous: str = "FULL") -> sqlite3.Conne
 
 
 def a_row_a_group(folder: Path, synchronous: str = "FULL") -> Commit:
-    db = database(folder / "group", "CREATE TABLE m (key INTEGER PRIMARY KEY, n INT, ns INT, data BLOB)", synchronous)
+    db = database(
+        folder / f"group {synchronous}",
+        "CREATE TABLE m (key INTEGER PRIMARY KEY, n INT, ns INT, data BLOB)",
+        synchronous,
+    )
 
     def commit(offset: int, records: list[Record]) -> None:
         db.execute("INSERT INTO m VALUES (?, ?, ?, ?)", (offset, len(records), 0, encode(records)))
@@ -54,7 +58,7 @@ def not_synchronous(folder: Path) -> Commit:
 
 def a_row_a_message(folder: Path) -> Commit:
     table = "CREATE TABLE m (key INTEGER PRIMARY KEY, ns INT, publisher TEXT, id BLOB, body BLOB)"
-    return rows(database(folder / "rowid", table), "INSERT INTO m VALUES (?, ?, ?, ?, ?)")
+    return rows(database(folder / "message", table), "INSERT INTO m VALUES (?, ?, ?, ?, ?)")
 
 
 def without_rowid(folder: Path) -> Commit:
@@ -91,6 +95,7 @@ LAYOUTS = {
     "a bare file (the floor)": a_bare_file,
     "a row a group, NORMAL": not_synchronous,
 }
+FILES = dict(zip(LAYOUTS, ("group FULL-wal", "message-wal", "without-wal", "bare", "group NORMAL-wal"), strict=True))
 
 
 @contextmanager
@@ -120,7 +125,7 @@ def layouts(folder: Path) -> None:
             cpu = dict.fromkeys(LAYOUTS, 0.0)
             with tempfile.TemporaryDirectory(dir=folder) as fresh:
                 commits = {name: layout(Path(fresh)) for name, layout in LAYOUTS.items()}
-                rounds = 100 if not busy else 3 if group == 1_000 else 10
+                rounds = 20 if busy else 100
                 with busy_interpreter(busy=busy):
                     for turn in range(rounds):
                         for name, commit in commits.items():
@@ -128,17 +133,19 @@ def layouts(folder: Path) -> None:
                             commit(turn * group, RECORDS[:group])
                             cpu[name] += time.thread_time() - used
                             taken[name].append(time.perf_counter() - began)
+                written = {name: (Path(fresh) / FILES[name]).stat().st_size for name in LAYOUTS}
             for name, times in taken.items():
                 table.append(
                     [
                         f"{group}, {name}",
                         *(f"{value * 1e3:.2f}" for value in (statistics.median(times), high(times))),
                         f"{cpu[name] / rounds / group * 1e6:.2f}",
+                        f"{written[name] / rounds / group:,.0f}",
                     ]
                 )
         show(
-            f"layouts, {'beside a busy thread' if busy else 'alone'}: one commit (ms), CPU of a message (µs)",
-            ["messages", "p50", "p99", "CPU"],
+            f"{'beside a busy thread' if busy else 'alone'}: one commit (ms); of a message, CPU (µs) and bytes written",
+            ["messages", "p50", "p99", "CPU", "bytes"],
             table,
         )
 

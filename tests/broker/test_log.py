@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from srtm.broker.batch import Record
 from srtm.broker.log import Log, LogOptions, Retention
 from srtm.broker.store import FILE
+from srtm.broker.writer import Call
 from srtm.errors import InputError, LogError, LogFull, OffsetTrimmed, SRTMError
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +109,31 @@ def test_reads_outside_of_the_log_say_so(log: Log) -> None:
         log.read("a", 11)
     with pytest.raises(InputError, match="at least one"):
         log.append_nowait("a", [], print)
+
+
+def test_what_cannot_be_stored_fails_alone(log: Log) -> None:
+    with pytest.raises(InputError, match="16 bytes"):
+        log.append_wait("a", [Record(b"", 0, "p", b"")])
+    with pytest.raises(TypeError):
+        log.append_wait("a", [Record(bytes(16), 0, "p", None)])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="does not fit"):
+        log.append_wait("a", [Record(bytes(16), 1 << 63, "p", b"")])
+    assert log.append_wait("a", made(0, 1)) == 0
+
+
+def test_a_large_backlog_is_several_commits(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, options=LogOptions(group_messages=10, group_bytes=1_000))
+    release = threading.Event()
+    log._work.put(Call(release.wait, print, lambda _: None))
+    offsets: list[int | SRTMError] = []
+    for number in range(0, 100, 5):
+        log.append_nowait("a", made(number, 5), offsets.append)
+    assert log.statistics().waiting == 100
+    release.set()
+    log.call()
+    assert offsets == list(range(0, 100, 5))
+    assert log.statistics().commits == 10
+    log.close()
 
 
 def test_appends_of_one_turn_are_one_commit(tmp_path: Path) -> None:
@@ -224,6 +250,16 @@ def test_trimmed_space_is_used_again(log: Log, tmp_path: Path) -> None:
     grown()
     second = grown()
     assert grown() <= second * 1.1
+
+
+def test_the_write_ahead_log_is_bounded(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, options=LogOptions(checkpoint_bytes=100_000, checkpoint_bytes_busy=100_000))
+    for number in range(200):
+        log.append_wait("a", made(number, 10, size=2_000))
+        log.read("a", number)
+    assert log.statistics().wal_bytes < 500_000
+    assert log.statistics().checkpoints > 10
+    log.close()
 
 
 def test_queues_of_memory_topics_survive_a_stop_once(tmp_path: Path) -> None:
@@ -383,7 +419,7 @@ def test_a_log_that_may_not_be_written_says_so_and_lives(log: Log) -> None:
     assert log.append_wait("a", made(10, 1)) == 10
 
 
-SMALL = LogOptions(checkpoint_bytes=100_000, checkpoint_bytes_busy=200_000, reserve_bytes=400_000, retry_s=0.01)
+SMALL = LogOptions(checkpoint_bytes=100_000, checkpoint_bytes_busy=200_000, reserve_bytes=400_000, retry_s=0.2)
 
 
 @pytest.fixture

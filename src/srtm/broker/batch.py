@@ -70,11 +70,14 @@ def decode(value: bytes, begin: int = 0, end: int | None = None) -> list[Record]
     return records
 
 
-def check(records: Sequence[Record]) -> None:
-    """Refuse what cannot be encoded, before it meets the messages of others."""
+def check(records: Sequence[Record]) -> int:
+    """Refuse what cannot be encoded, before it meets the messages of others; the bytes of all bodies."""
+    size = 0
     for record in records:
+        size += len(record.body)
         if len(record.id) != ID_BYTES:
             raise InputError(f"a message's id has {ID_BYTES} bytes, not {len(record.id)}", id=record.id)
+    return size
 
 
 def cut(records: Sequence[Record], max_bytes: int) -> Iterator[Sequence[Record]]:

@@ -98,8 +98,7 @@ class Log:
         """Hand messages over; `done` gets the offset of the first once all are durable, or the LogError why not."""
         if not records:
             raise InputError("an append needs at least one message", topic=topic)
-        check(records)
-        self._put(Append(topic, records, done))
+        self._put(Append(topic, records, check(records), done))
         self._handed += len(records)
 
     async def append(self, topic: str, records: Sequence[Record]) -> int:

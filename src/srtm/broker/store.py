@@ -341,9 +341,9 @@ class Store:
     def take_reserve(self, size: int) -> bool:
         """Set room aside, so that on a full disk a checkpoint still has some; whether it is there."""
         path = self.folder / RESERVE
-        if path.exists():
-            return True
         try:
+            if path.exists() and path.stat().st_size >= size:
+                return True
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 os.posix_fallocate(descriptor, 0, size)

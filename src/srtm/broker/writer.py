@@ -38,9 +38,9 @@ class LogOptions:
     group_messages: int = 10_000  # bound one commit, and so what the next append waits for
     group_bytes: int = 8 << 20
     save_s: float = 0.1  # progress of channels is written with a commit of messages, or this much later
-    checkpoint_bytes: int = 4 << 20  # of write-ahead log: checkpoint when nothing is waiting
-    checkpoint_bytes_busy: int = 16 << 20  # checkpoint though something is
-    reserve_bytes: int = 32 << 20  # set aside for a checkpoint on a full disk: the write-ahead log and a group
+    checkpoint_bytes: int = 1 << 20  # of write-ahead log: checkpoint when nothing is waiting
+    checkpoint_bytes_busy: int = 4 << 20  # checkpoint though something is
+    reserve_bytes: int = 16 << 20  # set aside for a checkpoint on a full disk: the write-ahead log and a group
     retry_s: float = 1.0  # after a failure, for what nobody waits for
 
 
@@ -50,6 +50,7 @@ class Append:
 
     topic: str
     records: Sequence[Record]
+    bytes: int
     done: Done
 
 
@@ -84,7 +85,7 @@ class _Group:
     def add(self, append: Append) -> None:
         self.by_topic.setdefault(append.topic, []).append(append)
         self.messages += len(append.records)
-        self.bytes += sum([len(record.body) for record in append.records])
+        self.bytes += append.bytes
 
 
 class Writer:
@@ -103,7 +104,7 @@ class Writer:
         self._owed_since = 0.0
         self._trims: dict[str, int] = {}
         self._wal_bytes = 0
-        self._quiet_until = 0.0
+        self._quiet_until = self._said_until = 0.0
         self._is_tight = not store.take_reserve(options.reserve_bytes)
 
     def run(self) -> None:
@@ -116,6 +117,7 @@ class Writer:
                     group.add(work)
                     if group.messages >= options.group_messages or group.bytes >= options.group_bytes:
                         group = self._commit(group)
+                        self._housekeeping()
                 elif isinstance(work, Progress):
                     self._owe(work)
                 else:
@@ -199,6 +201,7 @@ class Writer:
             for state, end, total in ends:
                 state.size += total - state.total
                 state.total, state.end = total, end
+            self._wal_bytes += 2 * PAGE * len(owed)
             owed.clear()
             self._urgent &= bool(self._owed)
             self.messages += group.messages
@@ -211,11 +214,11 @@ class Writer:
         return _Group()
 
     def _failed(self, error: Exception) -> None:
-        """Note a failure: what nobody waits for rests a while, and room in the write-ahead log is made."""
+        """Count a failure, and say so once in a while; on a full disk, use the reserve to checkpoint."""
         self.failures += 1
-        if time.monotonic() >= self._quiet_until:
+        if time.monotonic() >= self._said_until:
+            self._said_until = time.monotonic() + self._options.retry_s
             logger.warning("LOG: %s", error)
-        self._quiet_until = time.monotonic() + self._options.retry_s
         if isinstance(error, LogFull):
             self._store.release_reserve()
             self._is_tight = True
@@ -246,6 +249,7 @@ class Writer:
             self._trim_some()
         except Exception as error:
             self._failed(error)
+            self._quiet_until = time.monotonic() + self._options.retry_s
 
     def _checkpoint(self) -> None:
         began = time.perf_counter_ns()
