@@ -287,10 +287,15 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+def test_what_may_not_be_written_is_refused(tmp_path: Path) -> None:
+    file = stored(tmp_path / "log")
+    file.chmod(0o400)
+    with pytest.raises(LogError, match="let this user write"):
+        Log.open(tmp_path / "log")
     tmp_path.chmod(0o500)
     with pytest.raises(LogError, match="Permission denied; name a folder"):
-        Log.open(tmp_path / "log")
+        Log.open(tmp_path / "other")
+    tmp_path.chmod(0o700)
 
 
 def test_a_closed_log_says_so(tmp_path: Path) -> None:
