@@ -165,7 +165,8 @@ class Store:
                 f" start the broker on another folder",
                 path=str(self.path),
             )
-        run("BEGIN IMMEDIATE")  # SQLite opens a file that may not be written, and says so only here
+        run("BEGIN IMMEDIATE")
+        run(f"PRAGMA user_version = {_VERSION}")  # SQLite opens a file that may not be written, and says so only here
         run("ROLLBACK")
         os.pwrite(self._lock, f"holds {FILE}; used by process {os.getpid():<10}\n".encode(), 0)
 
