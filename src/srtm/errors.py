@@ -9,6 +9,9 @@ SRTMError
 │   ├── WorkloadError     a workload that cannot be generated
 │   └── GroupsError       a file of correlation groups that cannot be read or written, or contradicts itself
 ├── TraceError            a trace file or folder that cannot be read or written
+├── LogError              the durable log cannot be opened, written or read; the message names the file and the remedy
+│   ├── LogFull           no room on the disk: nothing of this append was stored, a later one may be
+│   └── OffsetTrimmed     the offset is older than what the log still holds
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
 └── BacklogOverflow       exact arithmetic would leave 64 bits
@@ -59,6 +62,18 @@ class TraceError(SRTMError):
 
 class GroupsError(InputError):
     """A file of correlation groups cannot be read or written, or contradicts itself."""
+
+
+class LogError(SRTMError):
+    """The durable log cannot be opened, written or read."""
+
+
+class LogFull(LogError):
+    """There is no room for what was to be appended."""
+
+
+class OffsetTrimmed(LogError):
+    """The log no longer holds the offset; `facts["begin"]` is the oldest that it holds."""
 
 
 class PipelineError(SRTMError):
