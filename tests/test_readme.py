@@ -1,4 +1,4 @@
-"""The commands and the code of the README work, in the order in which they stand there."""
+"""The commands and the code of the README and of the docs work, in the order in which they stand there."""
 
 from __future__ import annotations
 
@@ -8,28 +8,50 @@ import subprocess
 import sys
 from pathlib import Path
 
+from srtm.pipeline.server import Server
 from tests.conftest import ROOT
+from tests.pipeline.conftest import server
+
+__all__ = ["server"]
 
 NOT_RUN = {"make setup"}  # it has run, or this test would not
 
 
-def test_the_readme_works(tmp_path: Path) -> None:
+def run(language: str, code: str, folder: Path) -> str:
+    """Run a block and return what its last command printed."""
+    commands = [[sys.executable, "-c", code]] if language == "python" else []
+    if language == "sh":
+        for line in code.strip().splitlines():
+            if line not in NOT_RUN:
+                program, *arguments = shlex.split(line)
+                tool = Path(program).name
+                commands.append([sys.executable, *(["-m", "srtm"] if tool == "srtm" else []), *arguments])
+    shown = ""
+    for command in commands:
+        *command, target = command if command[-2:-1] == [">"] else [*command, ""]
+        command = [word for word in command if word != ">"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr}"
+        shown = done.stdout
+        if target:
+            (folder / target).write_text(shown)
+    return shown
+
+
+def test_the_readme_works(tmp_path: Path, server: Server) -> None:
+    assert server.url
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert [language for language, _ in blocks] == ["sh", "sh", "sh", "python"]
-    shown = ""
-    for language, code in blocks:
-        commands = [[sys.executable, "-c", code]] if language == "python" else []
-        if language == "sh":
-            for line in code.strip().splitlines():
-                if line not in NOT_RUN:
-                    program, *arguments = shlex.split(line)
-                    tool = Path(program).name
-                    commands.append([sys.executable, *(["-m", "srtm"] if tool == "srtm" else []), *arguments])
-        for command in commands:
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            shown = done.stdout
+    *_, shown = [run(language, code, tmp_path) for language, code in blocks]
     plans = [line.split() for line in shown.splitlines()]
     assert [plan[0] for plan in plans] == ["lb", "conc", "max_min", "srtm"]
     assert plans[-1][2] == "True"
+    assert (tmp_path / "report.html").exists()
+
+
+def test_the_pipeline_page_works(tmp_path: Path, server: Server) -> None:
+    assert server.url
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "pipeline.md").read_text(), re.DOTALL)
+    assert block.count("\n") == 8
+    assert "report.html: 1 topics" in run("sh", block, tmp_path)

@@ -6,9 +6,12 @@ SRTMError
 │   ├── ArrivalsError     arrival times that are unsorted, missing or out of range
 │   ├── SplitError        shares that cannot add up to the whole
 │   ├── PlacementError    brokers or publishers that cannot be placed at all
-│   └── WorkloadError     a workload that cannot be generated
+│   ├── WorkloadError     a workload that cannot be generated
+│   └── GroupsError       a file of correlation groups that cannot be read or written, or contradicts itself
 ├── TraceError            a trace file or folder that cannot be read or written
-├── GroupsError           a file of correlation groups that cannot be read or written, or contradicts itself
+├── LogError              the durable log cannot be opened, written or read; the message names the file and the remedy
+│   ├── LogFull           no room on the disk: nothing of this append was stored, a later one may be
+│   └── OffsetTrimmed     the offset is older than what the log still holds
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
 ├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
@@ -58,8 +61,20 @@ class TraceError(SRTMError):
     """A trace cannot be read or written."""
 
 
-class GroupsError(SRTMError):
+class GroupsError(InputError):
     """A file of correlation groups cannot be read or written, or contradicts itself."""
+
+
+class LogError(SRTMError):
+    """The durable log cannot be opened, written or read."""
+
+
+class LogFull(LogError):
+    """There is no room for what was to be appended."""
+
+
+class OffsetTrimmed(LogError):
+    """The log no longer holds the offset; `facts["begin"]` is the oldest that it holds."""
 
 
 class PipelineError(SRTMError):
@@ -86,6 +101,11 @@ class ProtocolError(SRTMError):
         self.fatal = code not in self.SURVIVED
         self.wire = (f"{code} {text}" if text else code).encode("utf-8", "surrogateescape")
         super().__init__(self.wire.decode("utf-8", "backslashreplace"), **facts)
+
+    def bare(self) -> ProtocolError:
+        """The error as a value: without the frames it came through, which would form a cycle with whoever keeps it."""
+        self.__traceback__ = self.__context__ = None
+        return self
 
 
 class BacklogOverflow(SRTMError, OverflowError):

@@ -77,7 +77,7 @@ def format_ns(duration_ns: SupportsFloat) -> str:
     """A duration for people: three significant digits in the unit that fits."""
     value = float(duration_ns)
     for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("µs", NS_PER_US)):
-        if abs(value) >= size:
+        if abs(value) >= 0.9995 * size:  # what would round up to a thousand of the next unit
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} ns"
 

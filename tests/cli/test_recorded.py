@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from srtm.cli.app import run
@@ -134,3 +136,84 @@ def test_what_is_missing_is_named(
     (tmp_path / "c.json").write_text('{"topics": [{"topic": "topic", "r": 5}]}')
     assert run(["penalty", str(folder), "--contract", str(tmp_path / "c.json")]) == 2
     assert "b must be given as numbers" in capsys.readouterr().err
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets that rich would read as its own, control characters, and names that are paths."""
+    names = ["x[/]", "[bold]y", "\x1b[31mred", "<script>alert(1)</script>"]
+    table = pa.table(
+        {
+            "topic": pa.array(names),
+            "publisher": pa.array(["p"] * len(names)),
+            "arrival_ns": pa.array(range(len(names)), pa.int64()),
+            "broker": pa.array(["../b[/red]"] * len(names)),
+            "release_ns": pa.array(range(len(names)), pa.int64()),
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    for verb in (["profile"], ["penalty", "--r", "1", "--b", "1"], ["conformance", "--r", "1", "--b", "1"]):
+        assert run([verb[0], str(tmp_path / "t.parquet"), *verb[1:]]) == 0
+        shown = capsys.readouterr().out
+        assert "x[/]" in shown
+        assert "[bold]y" in shown
+        assert "\x1b[31mred" not in shown
+    out = tmp_path / "report.html"
+    assert run(["report", str(tmp_path / "t.parquet"), "--r", "1", "--b", "1", "--out", str(out)]) == 0
+    assert "<script>alert" not in out.read_text()
+    brokers = tmp_path / "brokers.json"
+    brokers.write_text('[{"broker": "../b[/red]"}]')
+    options = ["--topic", "x[/]", "--brokers", str(brokers), "--no-fit", "--record", str(tmp_path / "run")]
+    assert run(["plan", str(tmp_path / "t.parquet"), *options]) == 0
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["..%2Fb%5B%2Fred%5D.parquet"]
+
+
+def test_a_topic_that_cannot_be_judged_fails_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"topic": ["good", "absurd"], "publisher": ["p", "p"], "arrival_ns": pa.array([1, 2**63 - 1], pa.int64())}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert run(["report", str(tmp_path / "t.parquet"), "--out", str(tmp_path / "r.html")]) == 1
+    assert "topic 'absurd': arrival time 9223372036854775807 ns" in capsys.readouterr().err
+    assert "check the unit" in (tmp_path / "r.html").read_text()
+    assert run(["report", str(tmp_path / "t.parquet"), "--out", "/proc/r.html"]) == 1
+    assert "cannot write /proc/r.html" in capsys.readouterr().err
+
+
+def test_plans_that_cannot_be_are_refused_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = {
+        "[]": "there must be brokers",
+        '[{"broker": "a"}, {"broker": "a"}]': "of different names",
+        '[{"broker": "a", "mcap": "x"}]': "mcap must be a number of at least 0, not 'x'",
+        '[{"broker": "a", "mcap": NaN}]': "mcap must be a number",
+        '[{"broker": "a", "load": 1e9}]': "more than its mcap",
+        '[{"broker": "a", "load_batch": 0}]': "batch of at least 1",
+    }
+    for text, message in cases.items():
+        (tmp_path / "b.json").write_text(text)
+        assert run(["plan", "--brokers", str(tmp_path / "b.json")]) == 2
+        assert message in capsys.readouterr().err
+    assert run(["plan", "--load", "1e9"]) == 2
+    assert "more than the 110000 msg/s" in capsys.readouterr().err
+
+
+def test_contracts_mean_what_they_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {
+        '{"topics": [{"topic": "t", "r": true, "b": 1}]}': "r must be given as numbers",
+        '{"topics": [{"topic": "t", "r": 1, "b": 1, "chages": []}]}': "'chages' means nothing here",
+        '{"topics": [{"topic": "t", "r": 1, "b": 1, "changes": [{"at_ns": 1, "r": 1}]}]}': "'changes' must be a list",
+        '{"topics": [{"topic": "t", "r": 0, "b": 1}]}': "r must lie between",
+        '{"topics": []}': "is no contract file",
+        "[": "is not JSON",
+    }
+    pq.write_table(pa.table({"topic": ["t"]}), tmp_path / "t.parquet")
+    for text, message in cases.items():
+        (tmp_path / "c.json").write_text(text)
+        assert run(["conformance", str(tmp_path / "t.parquet"), "--contract", str(tmp_path / "c.json")]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_trace_without_groups_can_be_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"topic": ["t"] * 3, "publisher": ["p", "q", "p"], "arrival_ns": pa.array([1, 2, 3], pa.int64())}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert run(["plan", str(tmp_path / "t.parquet"), "--brokers", "2", "--k", "1", "--no-fit", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chosen"]["k"] == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srtm.errors import PipelineError
+from srtm.errors import InputError, PipelineError
 from srtm.pipeline import java
 from srtm.pipeline.session import spark_session
 
@@ -72,7 +72,7 @@ def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_a_master_or_a_server_but_not_both() -> None:
-    with pytest.raises(PipelineError, match="not both"), spark_session(master="local[1]", remote="sc://localhost"):
+    with pytest.raises(InputError, match="not both"), spark_session(master="local[1]", remote="sc://localhost"):
         pass
 
 

@@ -1,1 +1,1 @@
-"""The data plane: one process, one loop, one core. Speaks NSQ, holds topics to their sub-token buckets."""
+"""The data plane: one process, one loop, one core. Speaks NSQ, and holds topics to their sub-token buckets."""

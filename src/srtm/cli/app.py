@@ -50,6 +50,8 @@ def run(arguments: list[str]) -> int:
     try:
         app(arguments, prog_name="srtm")
     except SystemExit as end:  # typer ends so, having said itself what was wrong with the usage
+        if end.code == 130:
+            print("srtm: stopped", file=sys.stderr)
         return 0 if not end.code else 2 if end.code == 2 else 1  # 130, interrupted, is a failure like any other
     except InputError as error:
         print(f"srtm: {error}", file=sys.stderr)

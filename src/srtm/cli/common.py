@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from srtm.errors import InputError
 
@@ -49,7 +51,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.
 
 @contextmanager
 def spark_for(
-    trace: Path | None, doing: str, master: str | None, remote: str | None, options: list[str] | None = None
+    trace: Path | None,
+    doing: str,
+    master: str | None,
+    remote: str | None,
+    options: list[str] | None = None,
+    *,
+    heavy: bool = False,
 ) -> Iterator[tuple[SparkSession, Status]]:
     """A session, and the line that says what it is doing; that of `srtm spark up` if nothing else is asked for."""
     from srtm.pipeline.session import spark_session
@@ -60,9 +68,9 @@ def spark_for(
         files_of(trace)  # what is not there need not wait for Spark
     with (
         Console(stderr=True).status("starting Spark") as status,
-        spark_session(master=master, remote=remote, options=given, standing=True) as spark,
+        spark_session(master=master, remote=remote, options=given, standing=True, heavy=heavy) as spark,
     ):
-        status.update(f"{doing} {trace or ''}")
+        status.update(escape(f"{doing} {trace or ''}"))
         yield spark, status
 
 
@@ -74,7 +82,9 @@ def contracts_from(r: str | None, b: str | None, contract: Path | None) -> dict[
 
     if contract is not None and r is None and b is None:
         return read_contracts(contract)
-    if r is None or b is None or contract is not None:
+    if contract is not None:
+        raise InputError("give --r and --b, or --contract, not both")
+    if r is None or b is None:
         raise InputError("say which contract the run had: --r and --b, or --contract with a file")
     return Timeline(TokenBucket.of(r, b))
 
@@ -83,14 +93,27 @@ def report_errors(found: Sequence[tuple[str, str | None]]) -> None:
     """Say what was wrong with topics, and end with 1 if anything was."""
     for topic, error in found:
         if error:
-            print(f"srtm: topic {topic!r}: {error}", file=sys.stderr)
+            print(f"srtm: topic {topic!r}: {plain(error)}", file=sys.stderr)
     if any(error for _, error in found):
         raise typer.Exit(1)
 
 
+def plain(text: str) -> str:
+    """Text from users for a terminal: what could move a cursor or turn a line around is shown as what it is."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class _Plain(Table):
+    """A table of texts that are what they are: names may hold brackets, which rich would take for its own."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
 def new_table(*columns: str, title: str | None = None, caption: str | None = None) -> Table:
     """A table whose first column is names and whose others are numbers."""
-    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    table = _Plain(title=Text(plain(title)) if title else None, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption_justify = "left"
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     return table

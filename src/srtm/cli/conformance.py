@@ -80,5 +80,6 @@ def _table(lines: list[TopicConformance]) -> Table:
     table = new_table("topic", "messages", "kept", "excess", "worst window ends (ns)", caption=caption)
     for line in lines:
         found = (f"{float(line.excess.tokens):,.6g}", str(line.excess.at_ns)) if line.excess else ("—", "—")
-        table.add_row(line.topic, f"{line.messages:,}", "yes" if line.conforms else "NO", *found)
+        kept = "—" if line.error else "yes" if line.conforms else "NO"
+        table.add_row(line.topic, f"{line.messages:,}", kept, *found)
     return table

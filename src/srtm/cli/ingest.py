@@ -83,7 +83,7 @@ def import_trace(
     check_output(out, force=force)
     find(files, form)  # what is not there need not wait for Spark
     began = time.perf_counter()
-    with spark_for(None, "importing", master, remote, spark_conf) as (spark, status):
+    with spark_for(None, "importing", master, remote, spark_conf, heavy=True) as (spark, status):
         done = ingest(
             files,
             spark,

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from srtm.cli.common import AsJson, Form, Format, Master, Options, Remote, new_table, print_json, print_table, spark_for
+from srtm.cli.common import (
+    AsJson,
+    Form,
+    Format,
+    Master,
+    Options,
+    Remote,
+    new_table,
+    plain,
+    print_json,
+    print_table,
+    spark_for,
+)
 from srtm.errors import InputError
 from srtm.units import NS_PER_MS, parse_duration_ns
 
@@ -61,7 +74,7 @@ def plan(
     duration: Annotated[str, typer.Option(help="How long they send.", rich_help_panel=_WORKLOAD)] = "60s",
     seed: Annotated[int, typer.Option(help="The same seed makes the same plans.")] = 1,
     compare: Annotated[bool, typer.Option("--compare", help="Print every plan, not only the one to take.")] = False,
-    figure: Annotated[Path | None, typer.Option(help="Draw all plans into this HTML file.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw all plans into this HTML file, over what is there.")] = None,
     record: Annotated[
         Path | None, typer.Option(help="Write the trace that the chosen plan's run would record into this folder.")
     ] = None,
@@ -162,20 +175,22 @@ def _ms(found: Distribution) -> dict[str, float]:
 
 
 def _print(plans: Plans, *, compare: bool) -> None:
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, markup=False, highlight=False)
     limit = plans.slo.limit_ns / NS_PER_MS
-    console.print(f"{plans.topic}: r = {plans.bucket.r:,g}/s, b = {plans.bucket.b:,g}; SLO p99 ≤ {limit:g} ms")
+    console.print(f"{plain(plans.topic)}: r = {plans.bucket.r:,g}/s, b = {plans.bucket.b:,g}; SLO p99 ≤ {limit:g} ms")
     if compare:
-        heads = ("policy", "k", "access", "processing", "total", "SLO")
-        table = new_table(*heads, caption="p99 in ms; ★ as the policy fits itself")
+        heads = ("policy", "k", "access", "processing", "total", "at worst", "SLO")
+        caption = "p99 in ms, of all messages and at the worst broker, where the SLO must hold too; ★ fitted by itself"
+        table = new_table(*heads, caption=caption)
         for each in sorted(plans.plans, key=lambda each: (each.policy, each.fitted, each.k)):
             name, k = each.policy + (" ★" if each.fitted else ""), str(each.k or "—")
             if each.latency is None:
-                table.add_row(name, k, "—", "—", "—", "does not fit")
+                table.add_row(name, k, "—", "—", "—", "—", "does not fit")
                 continue
             tails = (each.latency.access, each.latency.processing, each.latency.total)
             verdict = "met" if each.meets_slo else "missed"
-            table.add_row(name, k, *(f"{part.p99 / NS_PER_MS:.3f}" for part in tails), verdict)
+            parts = [*(part.p99 for part in tails), max(broker.total.p99 for broker in each.brokers)]
+            table.add_row(name, k, *(f"{p99 / NS_PER_MS:.3f}" for p99 in parts), verdict)
         print_table(table)
     chosen = plans.chosen
     if chosen is None:
@@ -214,10 +229,14 @@ def fleet_from(
                 f"--service {service!r}: give {', '.join(PRESETS)} or three costs in ns, as in 9000,8000,150000"
             )
         model = ServiceModel(*(int(cost) for cost in costs))
+    if mcap is not None and not 0 < mcap < math.inf:
+        raise InputError(f"--mcap {mcap:g}: it must be a positive rate")
+    most = mcap if mcap is not None else PAPER_MCAP_MPS
+    if load > most:
+        raise InputError(f"--load {load:g}: it is more than the {most:g} msg/s that a broker can carry")
     if not 1 <= int(brokers) <= 10_000:
         raise InputError(f"--brokers {brokers}: there must be between 1 and 10,000")
     background = Background(load, load_batch) if load else None
-    most = mcap if mcap is not None else PAPER_MCAP_MPS
     return [SimulatedBroker(f"broker-{n + 1}", most, model, background) for n in range(int(brokers))]
 
 
@@ -240,15 +259,31 @@ def _described(path: Path) -> list[SimulatedBroker]:
     for entry in listed:
         if unknown := sorted(entry.keys() - known):
             raise InputError(f"--brokers {path}: {unknown[0]!r} is unknown; a broker has {', '.join(sorted(known))}")
-        costs = ServiceModel(
-            entry.get("read_ns", usual.read_ns),
-            entry.get("message_ns", usual.message_ns),
-            entry.get("base_ns", usual.base_ns),
-        )
-        load = entry.get("load", 0)
-        background = Background(load, entry.get("load_batch", 10)) if load else None
-        fleet.append(SimulatedBroker(str(entry["broker"]), entry.get("mcap", PAPER_MCAP_MPS), costs, background))
+        where = f"--brokers {path}, {entry['broker']!r}"
+        wrong = [name for name, value in entry.items() if name != "broker" and not _is_amount(value)]
+        if wrong:
+            raise InputError(f"{where}: {wrong[0]} must be a number of at least 0, not {entry[wrong[0]]!r}")
+        mcap, load = entry.get("mcap", PAPER_MCAP_MPS), entry.get("load", 0)
+        if load > mcap:
+            raise InputError(f"{where}: its load of {load:g} msg/s is more than its mcap of {mcap:g}")
+        try:
+            costs = ServiceModel(
+                entry.get("read_ns", usual.read_ns),
+                entry.get("message_ns", usual.message_ns),
+                entry.get("base_ns", usual.base_ns),
+            )
+            background = Background(load, entry.get("load_batch", 10))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        fleet.append(SimulatedBroker(str(entry["broker"]), mcap, costs, background if load else None))
+    names = [broker.name for broker in fleet]
+    if not fleet or len(set(names)) < len(names):
+        raise InputError(f"--brokers {path}: there must be brokers, of different names, not {names}")
     return fleet
+
+
+def _is_amount(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def _numbers(text: str) -> list[int]:

@@ -38,7 +38,8 @@ def profile(
     headroom: Annotated[str, typer.Option(help="r is this times the mean rate.")] = "1.1",
     quantile: Annotated[str, typer.Option(help="Share of the messages that must not wait for tokens.")] = "0.99",
     figure: Annotated[
-        Path | None, typer.Option(help="Draw each topic's envelope with its (r, b) into this HTML file.")
+        Path | None,
+        typer.Option(help="Draw envelopes with (r, b) into this HTML file, over what is there."),
     ] = None,
     master: Master = None,
     remote: Remote = None,
@@ -57,12 +58,12 @@ def profile(
 
     with spark_for(trace, "profiling", master, remote, spark_conf) as (spark, _):
         lines = run(trace, spark, headroom=headroom, quantile=quantile)
-    if figure:
-        _draw(figure, lines)
     if as_json or form is Format.JSON:
         print_json({"topics": [facts(line) for line in lines]})
     else:
         print_table(_table(lines))
+    if figure:
+        _draw(figure, lines)
     report_errors([(line.topic, line.error) for line in lines])
 
 
@@ -100,6 +101,10 @@ def facts(line: TopicProfile) -> dict[str, object]:
     }
 
 
+def _rate(mps: float) -> str:
+    return f"{mps:,.0f}" if mps >= 100 else f"{mps:,.3g}"
+
+
 def _table(lines: list[TopicProfile]) -> Table:
     peaks = [f"peak {format_ns(ns)}" for ns in _SCALES_NS[::2]]
     caption = "rate, peaks: msg/s on average and in the fullest window; batch: of a publisher at once, p99; r: tokens/s"
@@ -108,7 +113,7 @@ def _table(lines: list[TopicProfile]) -> Table:
         if line.bucket is None:
             table.add_row(line.topic, f"{line.messages:,}", *["—"] * 7)
             continue
-        peak_rates = [f"{line.peak_mps(ns):,.0f}" for ns in _SCALES_NS[::2]]
+        peak_rates = [_rate(line.peak_mps(ns)) for ns in _SCALES_NS[::2]]
         batch = f"{line.batch_size('0.99'):,}"
         sizes = (f"{line.bucket.r:,g}", f"{line.bucket.b:,g}")
         sent = (f"{line.messages:,}", f"{line.publishers:,}", f"{line.rate_mps:,.6g}")

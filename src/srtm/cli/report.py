@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from srtm.cli.common import B, Contract, Master, Options, R, Remote, Trace, contracts_from, print_json, spark_for
+from srtm.cli.common import (
+    B,
+    Contract,
+    Master,
+    Options,
+    R,
+    Remote,
+    Trace,
+    contracts_from,
+    print_json,
+    report_errors,
+    spark_for,
+)
 from srtm.cli.plan import fleet_from
 from srtm.errors import InputError
 from srtm.units import parse_duration_ns
@@ -32,7 +44,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: profile, groups, and of a recorded run also penalty and conformance.
 
-    The contract that a recorded run is held against is its own profile unless it is given. Example:
+    The contract that a recorded run is held against is its own profile unless it is given. Exit code 1 if a topic
+    could not be judged; a contract that was broken is for the page to tell, and for srtm conformance. Example:
 
         srtm report run/ --r 11000 --b 6001 --brokers 6 --out report.html
     """
@@ -60,3 +73,4 @@ def report(
         print_json({"out": str(out), "topics": len(found.profiles), "bytes": out.stat().st_size})
     else:
         print(f"{out}: {len(found.profiles)} topics, {out.stat().st_size:,} bytes")
+    report_errors(found.errors())

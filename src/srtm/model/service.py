@@ -59,6 +59,9 @@ class ServiceModel:
         return low * batch * NS_PER_S / cost_ns
 
 
+_MOST_READS = 100_000_000  # background read events of a broker: 8 bytes each
+
+
 @dataclass(frozen=True, slots=True)
 class Background:
     """Load that a broker carries already: `rate_mps` in Poisson batches of `batch`, each one read event."""
@@ -74,6 +77,11 @@ class Background:
     def reads(self, first_ns: int, last_ns: int, rng: np.random.Generator) -> Ints:
         """Times of its read events over a stretch of time."""
         mean = self.rate_mps / self.batch * (last_ns - first_ns) / NS_PER_S
+        if mean > _MOST_READS:
+            raise InputError(
+                f"background load of {self.rate_mps:g} msg/s is {mean:.3g} read events over this traffic, which is more"
+                f" than can be simulated ({_MOST_READS:,}): give a lower rate, or shorter traffic"
+            )
         return np.sort(rng.integers(first_ns, last_ns + 1, rng.poisson(mean)))
 
 

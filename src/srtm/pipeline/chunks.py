@@ -33,7 +33,7 @@ PART_FIELDS = (
     "topic string, messages long, first_ns long, last_ns long, backlog long,"
     " counts binary, envelope binary, batches binary, beginning binary, error string"
 )
-SCAN_FIELDS = f"{PART_FIELDS}, publishers array<string>"
+SCAN_FIELDS = f"{PART_FIELDS}, publishers binary, names array<string>"
 _NOTHING = np.zeros(1, np.int64)
 
 
@@ -69,11 +69,21 @@ def as_parts(table: pa.Table) -> list[Part]:
 
 
 def publishers_by_topic(table: pa.Table) -> dict[str, int]:
-    """How many publishers the parts of each topic name together; counted in Arrow, for there may be millions."""
-    listed = table["publishers"].combine_chunks()
-    named = pa.table([table["topic"].take(listed.value_parent_indices()), listed.flatten()], ["topic", "publisher"])
-    counted = named.group_by("topic").aggregate([("publisher", "count_distinct")])
-    return dict(zip(counted["topic"].to_pylist(), counted["publisher_count_distinct"].to_pylist(), strict=True))
+    """How many publishers the parts of each topic have together.
+
+    Parts name them by number. The first row of every task brings the names that its numbers stand for: there may be
+    millions of pairs of topic and publisher, and but a few thousand names.
+    """
+    known: dict[str, int] = {}
+    found: dict[str, Ints] = {}
+    meaning = np.empty(0, np.int64)
+    columns = (table[name].to_pylist() for name in ("topic", "publishers", "names"))
+    for topic, publishers, names in zip(*columns, strict=True):
+        if names is not None:
+            meaning = np.array([known.setdefault(name, len(known)) for name in names], np.int64)
+        numbers = meaning[np.frombuffer(publishers, np.int32)]
+        found[topic] = np.union1d(found[topic], numbers) if topic in found else numbers
+    return {topic: len(numbers) for topic, numbers in found.items()}
 
 
 def parts_by_topic(parts: Iterable[Part]) -> dict[str, list[Part]]:
@@ -132,8 +142,10 @@ def scanning(rates: Mapping[str, int], kept: int) -> Work:
                 topics[topic].add(times, senders, numbers, begin, end)
         found = {topic: scan for topic, scan in topics.items() if scan.messages or scan.error}
         parts = as_batch(scan.part(topic) for topic, scan in found.items())
-        publishers = names.lists([scan.publishers for scan in found.values()])
-        yield pa.RecordBatch.from_arrays([*parts.columns, publishers], [*parts.schema.names, "publishers"])
+        publishers = pa.array([scan.publishers.astype(np.int32).tobytes() for scan in found.values()], pa.binary())
+        listed = pa.array([names.all, *[None] * (len(found) - 1)][: len(found)], pa.list_(pa.string()))
+        columns = [*parts.columns, publishers, listed]
+        yield pa.RecordBatch.from_arrays(columns, [*parts.schema.names, "publishers", "names"])
 
     return work
 
@@ -149,11 +161,10 @@ class _Names:
         known = self._known
         return np.array([known.setdefault(name, len(known)) for name in column.dictionary.to_pylist()], np.int64)
 
-    def lists(self, numbers: list[Ints]) -> pa.ListArray:
-        """The names behind each array of numbers."""
-        ends = np.cumsum([0, *(len(some) for some in numbers)], dtype=np.int32)
-        everything = np.concatenate([*numbers, np.empty(0, np.int64)])
-        return pa.ListArray.from_arrays(pa.array(ends), pa.array(list(self._known), pa.string()).take(everything))
+    @property
+    def all(self) -> list[str]:
+        """The names by their numbers."""
+        return list(self._known)
 
 
 class _Scan:

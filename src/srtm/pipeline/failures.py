@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from srtm import errors
-from srtm.errors import PipelineError, SRTMError
+from srtm.errors import InputError, PipelineError, SRTMError
 
 REACHED_WITHIN_S = 10
 _SPARKS = ("pyspark", "py4j", "grpc")
@@ -45,7 +45,7 @@ def check_reachable(place: Place) -> None:
     """Refuse an address at which nobody answers; Spark itself would try for minutes."""
     scheme, _, hosts = place.address.partition("://")
     if not re.match(r"local(\[.+\])?$|spark://|k8s://|sc://|yarn$", place.address):
-        raise PipelineError(
+        raise InputError(
             f"{place.address!r} is no address of Spark: a master is local[2], spark://host:7077, k8s://… or yarn, a "
             "Connect server sc://host"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from srtm.errors import PipelineError
+from srtm.errors import PipelineError, TraceError
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -94,7 +94,15 @@ def waits(line: TopicPenalty) -> Any:
 def write_page(path: Path, title: str, figures: Sequence[Any]) -> None:
     """Figures one below the other on a page of their own."""
     body = "\n".join(f"<section>{part}</section>" for part in as_html(figures))
-    path.write_text(page(title, body))
+    write_text(path, page(title, body))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a page, or say why not."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise TraceError(f"cannot write {path}: {error.strerror}", path=str(path)) from None
 
 
 def as_html(figures: Sequence[Any]) -> list[str]:

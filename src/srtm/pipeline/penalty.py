@@ -135,8 +135,8 @@ def penalty(
     window_ns: int = WINDOW_NS,
 ) -> list[TopicPenalty]:
     """The account of every topic of a recorded trace: a DataFrame, or a path to be read with the session."""
-    if window_ns < 1:
-        raise InputError(f"a window of {window_ns} ns: it must be a positive time")
+    if not 1 <= window_ns <= scan.LATEST_NS:
+        raise InputError(f"a window of {window_ns} ns: it must be a positive time, of 146 years at most")
     with opened(trace, spark, COLUMNS, grain_ns=window_ns) as source:
         return penalty_source(source, contracts, window_ns)
 

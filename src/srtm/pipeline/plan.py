@@ -10,12 +10,13 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 
-from srtm.errors import InputError, PlacementError, SRTMError
+from srtm.errors import InputError, PlacementError, SRTMError, TraceError
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO, Distribution, Latency
 from srtm.model.placement import POLICIES, policy_named
@@ -138,7 +139,10 @@ def record(
     topic = _topic_of(_shipped(traffic), plans.topic, None, plans.bucket).contract
     cluster = SimulatedCluster(topic, brokers, plans.slo, seed)
     seen = cluster.observe(chosen.broker_of, sorted(set(chosen.broker_of.tolist())))
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise TraceError(f"cannot write {folder}: {error.strerror}", path=str(folder)) from None
     written = []
     for broker, (access, processing) in seen.items():
         here = np.flatnonzero(chosen.broker_of[topic.arrivals.publisher_of] == broker)
@@ -146,7 +150,7 @@ def record(
         release_ns = arrivals.times_ns + access
         name = brokers[broker].name
         rows = Recorded(plans.topic, name, topic.publishers, arrivals, release_ns, release_ns + processing)
-        written.append(folder / f"{name}.parquet")
+        written.append(folder / f"{quote(name, safe='')}.parquet")  # a name may be anything
         rows.write(written[-1], {"srtm.plan": f"{chosen.policy}, k = {chosen.k}"})
     return written
 

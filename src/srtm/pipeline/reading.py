@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Trace = DataFrame | str | Path
 
 _BATCH = 1_000_000  # messages that are handed on together, about a row group
-_MIXED = 8  # times as many, where they are of several topics: fewer pieces of each
+_MIXED = 16  # times as many, where they are of several topics: fewer pieces of each
 _STRETCH = 64_000_000  # messages of a stretch at most: what is lost with an executor
 _SMALL = 2_000_000  # messages of which one task is done before a second has started
 _HELD = 32_000_000  # messages of overlapping row groups that a task may hold: 12 to 30 bytes each
@@ -536,4 +536,7 @@ def _check_frame(trace: DataFrame, columns: Sequence[str]) -> None:
         if types.get(name) != kind
     ]
     if wrong:
-        raise TraceError(f"this is not a trace: {'; '.join(wrong)}; it has {', '.join(types)}")
+        raise TraceError(
+            f"this is not a trace: {'; '.join(wrong)}; it has {', '.join(types)}."
+            " Other data becomes a trace with srtm trace import, or ingest.normalise"
+        )

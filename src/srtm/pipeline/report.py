@@ -53,6 +53,13 @@ class Findings:
     verdicts: list[TopicConformance] | None
     plans: list[Plans]
 
+    def errors(self) -> list[tuple[str, str | None]]:
+        """The topics that could not be judged, and why."""
+        found: dict[tuple[str, str | None], None] = {}
+        for lines in (self.profiles, self.groups, self.penalties or [], self.verdicts or []):
+            found |= {(line.topic, line.error): None for line in lines if line.error}
+        return list(found)
+
 
 def findings(
     trace: Path,
@@ -100,7 +107,7 @@ def write_report(path: Path, found: Findings) -> None:
         *_conformance_section(found.verdicts),
         *_plan_section(found.plans, pieces),
     ]
-    path.write_text(figures.page(f"SRTM: {escape(Path(found.source).name)}", "\n".join(sections)))
+    figures.write_text(path, figures.page(f"SRTM: {escape(Path(found.source).name)}", "\n".join(sections)))
 
 
 def _is_recorded(trace: Path) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from srtm.errors import InputError, PlacementError
 from srtm.model import fitting, scan
+from srtm.model._compiled import compiled
 from srtm.model.latency import SLO, Latency
 from srtm.model.placement import Broker, Roster, place, shares
 from srtm.model.profile import profile
@@ -21,7 +22,7 @@ from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel
 from srtm.units import NS_PER_S, percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -100,6 +101,7 @@ class SimulatedCluster:
             0 <= topic.arrivals.publisher_of.min() <= topic.arrivals.publisher_of.max() < len(topic.publishers)
         ):
             raise InputError(f"every arrival must come from one of the {len(topic.publishers)} publishers of the topic")
+        self._sent = np.bincount(topic.arrivals.publisher_of, minlength=len(topic.publishers))
         first, last = int(topic.arrivals.times_ns[0]), int(topic.arrivals.times_ns[-1])
         self._reads = [
             broker.background.reads(first, last, np.random.default_rng([seed, number])) if broker.background else None
@@ -123,14 +125,11 @@ class SimulatedCluster:
     def observe(self, broker_of: Lanes, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
         """Access and processing latencies of every message, broker by broker."""
         parts = self.shares(broker_of)
-        lane_of = broker_of[self._topic.arrivals.publisher_of]
         seen = {}
-        for broker in brokers:
-            here = np.flatnonzero(lane_of == broker)
-            if not len(here):  # publishers that happened to be silent
+        for broker, times, senders in self._dealt(broker_of, brokers):
+            if not len(times):  # publishers that happened to be silent
                 seen[broker] = (_NOTHING, _NOTHING)
                 continue
-            times, senders = self._topic.arrivals.times_ns[here], self._topic.arrivals.publisher_of[here]
             access = scan.access_delays(times, parts[broker])
             background = self._brokers[broker].background
             processing = processing_latencies(
@@ -143,9 +142,31 @@ class SimulatedCluster:
             seen[broker] = (access, processing)
         return seen
 
+    def _dealt(self, broker_of: Lanes, brokers: Sequence[int]) -> Iterator[tuple[int, Ints, Lanes]]:
+        """Each broker's messages in order, in one pass over all of them."""
+        placed = broker_of >= 0
+        counts = np.bincount(broker_of[placed], self._sent[placed], len(self._brokers)).astype(np.int64)
+        ends = np.cumsum(counts)
+        times, senders = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int32)
+        _deal(*self._topic.arrivals, broker_of, ends - counts, times, senders)
+        for broker in brokers:
+            here = slice(int(ends[broker] - counts[broker]), int(ends[broker]))
+            yield broker, times[here], senders[here]
+
     def shares(self, broker_of: Lanes) -> dict[int, TokenBucket]:
         """Sub-token buckets under an assignment."""
         return shares(self._topic.bucket, self._roster, broker_of, len(self._brokers))
+
+
+@compiled
+def _deal(times: Ints, senders: Lanes, broker_of: Lanes, places: Ints, out_times: Ints, out_senders: Lanes) -> None:
+    for i in range(len(times)):
+        broker = broker_of[senders[i]]
+        if broker >= 0:
+            place = places[broker]
+            places[broker] = place + 1
+            out_times[place] = times[i]
+            out_senders[place] = senders[i]
 
 
 def simulate(

@@ -2,7 +2,7 @@
 
     {"topics": [{"topic": "traffic", "r": 11000, "b": 6001, "changes": [{"at_ns": 5000000000, "r": …, "b": …}]}]}
 
-`srtm profile --json` writes such a file, without changes; other keys are left alone.
+`srtm profile --json` writes such a file, without changes; what else it says of topics is passed over.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from srtm.model.timeline import Timeline
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_OF_PROFILES = {"messages", "publishers", "rate", "error", "first_ns", "last_ns", "batch", "peak_rates", "envelope"}
+_KNOWN = {"topic", "r", "b", "changes", *_OF_PROFILES}
 
 
 def read_contracts(path: Path) -> dict[str, Timeline]:
@@ -37,6 +41,8 @@ def read_contracts(path: Path) -> dict[str, Timeline]:
             raise InputError(f"{where}: it has no name under 'topic'")
         if name in contracts:
             raise InputError(f"{where}: {name!r} stands there twice")
+        if unknown := sorted(entry.keys() - _KNOWN):
+            raise InputError(f"{where}: {unknown[0]!r} means nothing here; a topic has r, b and changes")
         if entry.get("r") is None and entry.get("error"):
             continue  # a topic that `srtm profile` could not profile
         contracts[name] = _timeline(entry, f"{path}, topic {name!r}")
@@ -46,9 +52,13 @@ def read_contracts(path: Path) -> dict[str, Timeline]:
 def _timeline(entry: dict[str, Any], where: str) -> Timeline:
     changes = entry.get("changes", [])
     if not isinstance(changes, list) or not all(
-        isinstance(change, dict) and isinstance(change.get("at_ns"), int) for change in changes
+        isinstance(change, dict) and change.keys() == {"at_ns", "r", "b"} and type(change["at_ns"]) is int
+        for change in changes
     ):
         raise InputError(f"{where}: 'changes' must be a list of {{'at_ns', 'r', 'b'}}, at_ns in whole nanoseconds")
+    times = [change["at_ns"] for change in changes]
+    if times != sorted(set(times)):
+        raise InputError(f"{where}: 'changes' must be at different times, in order, not at {times}")
     try:
         return Timeline(_bucket(entry), tuple((change["at_ns"], _bucket(change)) for change in changes))
     except InputError as error:
@@ -56,7 +66,7 @@ def _timeline(entry: dict[str, Any], where: str) -> Timeline:
 
 
 def _bucket(entry: dict[str, Any]) -> TokenBucket:
-    missing = [name for name in ("r", "b") if not isinstance(entry.get(name), int | float)]
+    missing = [name for name in ("r", "b") if type(entry.get(name)) not in (int, float)]
     if missing:
         raise InputError(f"{' and '.join(missing)} must be given as numbers")
     return TokenBucket.of(entry["r"], entry["b"])

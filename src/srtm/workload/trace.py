@@ -192,8 +192,12 @@ def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         try:
             with pq.ParquetFile(file) as source:
                 check_schema(file, source.schema_arrow, columns)
+                there = [name for name in columns if name in source.schema_arrow.names]
                 for group in range(source.num_row_groups):
-                    yield from source.read_row_group(group, columns=list(columns)).cast(wanted).to_batches()
+                    rows = source.read_row_group(group, columns=there)
+                    for name in set(columns) - set(there):
+                        rows = rows.append_column(name, pa.nulls(rows.num_rows, wanted.field(name).type))
+                    yield from rows.select(list(columns)).cast(wanted).to_batches()
         except (OSError, pa.ArrowInvalid) as error:
             raise TraceError(f"{file} is not a readable Parquet file: {error}", path=str(file)) from None
 
@@ -245,9 +249,15 @@ def check_schema(file: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
     wrong: list[str] = []
     for name in columns:
         wanted: Any = RECORDED_SCHEMA.field(name).type
+        if name not in schema.names and RECORDED_SCHEMA.field(name).nullable:
+            continue
         if name not in schema.names:
             wrong.append(f"column {name!r} ({wanted}) is missing")
         elif schema.field(name).type not in (wanted, pa.large_string() if wanted == pa.string() else wanted):
             wrong.append(f"column {name!r} is {schema.field(name).type}, not {wanted}")
     if wrong:
-        raise TraceError(f"{file} is not a trace: {'; '.join(wrong)}; it has {', '.join(schema.names)}", path=str(file))
+        raise TraceError(
+            f"{file} is not a trace: {'; '.join(wrong)}; it has {', '.join(schema.names)}."
+            " Other data becomes a trace with srtm trace import",
+            path=str(file),
+        )
