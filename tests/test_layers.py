@@ -54,8 +54,8 @@ def broken_rules(layer: str, imports: set[str]) -> list[str]:
             broken.append(f"{layer} imports {name}, which stands below it")
         if top in ONLY_IN and layer != ONLY_IN[top]:
             broken.append(f"{layer} imports {top}, which only {ONLY_IN[top]} may")
-        if layer == "model" and top in NOT_IN_MODEL:
-            broken.append(f"model imports {top}: it has no clock and no IO")
+        if layer in ("model", "protocol") and top in NOT_IN_MODEL:
+            broken.append(f"{layer} imports {top}: it has no clock and no IO")
     return broken
 
 
@@ -69,11 +69,14 @@ def test_imports_point_upwards(module: Path) -> None:
 def test_the_rules_can_be_broken() -> None:
     assert broken_rules("model", {"srtm.workload.trace"})
     assert broken_rules("model", {"time"})
+    assert broken_rules("protocol", {"asyncio"})
     assert broken_rules("sim", {"pyspark.sql"})
     assert not broken_rules("sim", {"srtm.model.law", "numpy", "srtm.__version__"})
 
 
-@pytest.mark.parametrize("module", ["srtm", "srtm.model.bucket", "srtm.model.scan", "srtm.sim", "srtm.cli.app"])
+@pytest.mark.parametrize(
+    "module", ["srtm", "srtm.model.bucket", "srtm.model.scan", "srtm.sim", "srtm.protocol.server", "srtm.cli.app"]
+)
 def test_imports_without_spark_and_uvloop(module: str) -> None:
     absent = "import sys; sys.modules['pyspark'] = sys.modules['uvloop'] = None"
     subprocess.run([sys.executable, "-c", f"{absent}; import {module}"], check=True)

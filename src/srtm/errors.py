@@ -87,6 +87,11 @@ class ProtocolError(SRTMError):
         self.wire = (f"{code} {text}" if text else code).encode("utf-8", "surrogateescape")
         super().__init__(self.wire.decode("utf-8", "backslashreplace"), **facts)
 
+    def bare(self) -> ProtocolError:
+        """The error as a value: without the frames it came through, which would form a cycle with whoever keeps it."""
+        self.__traceback__ = self.__context__ = None
+        return self
+
 
 class BacklogOverflow(SRTMError, OverflowError):
     """A backlog left the range in which 64-bit arithmetic is exact."""

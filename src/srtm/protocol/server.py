@@ -130,6 +130,7 @@ ALLOWED: Final = {
 
 _KNOWN_LINES: Final = 64  # topics of one publisher that are recognised without being checked again
 _FIN_LINE: Final = len("FIN ") + ID_SIZE
+_LF: Final = 10
 _LEN: Final = Struct(">i")
 _NS_PER_MS: Final = 1_000_000
 
@@ -165,7 +166,6 @@ class ServerProtocol:
         "_paused",
         "_pending",
         "_pubs",
-        "_verbs",
         "closed",
         "identity",
         "settings",
@@ -186,20 +186,6 @@ class ServerProtocol:
         self._mpub: _Mpub | None = None
         self._pubs: dict[bytes, str] = {}  # lines of PUB that were found valid, and their topics
         self._max_msg_size = settings.max_msg_size
-        self._verbs: dict[bytes, Callable[[bytes, int, list[bytes], list[Event]], int]] = {
-            b"IDENTIFY": self._identify,
-            b"AUTH": self._auth,
-            b"SUB": self._sub,
-            b"PUB": self._pub,
-            b"MPUB": self._mpub_begin,
-            b"DPUB": self._dpub,
-            b"RDY": self._rdy,
-            b"FIN": self._fin,
-            b"REQ": self._req,
-            b"TOUCH": self._touch,
-            b"CLS": self._cls,
-            b"NOP": self._nop,
-        }
 
     @property
     def buffered(self) -> int:
@@ -231,7 +217,7 @@ class ServerProtocol:
         except ProtocolError as problem:
             self.closed = True
             self._mpub = None
-            out.append(problem)
+            out.append(problem.bare())
             return out
         if pos < len(data):
             pending += memoryview(data)[pos:]
@@ -275,7 +261,16 @@ class ServerProtocol:
             if self._mpub is not None:
                 return pos
         find, known, max_msg_size, append = data.find, self._pubs.get, self._max_msg_size, out.append
+        consumer = self.state != INIT
         while pos < end:
+            if consumer and data.startswith(b"FIN ", pos):
+                newline = pos + _FIN_LINE
+                message_id = data[pos + 4 : newline]
+                # An id of letters and digits holds no space and no CR, either of which would end it.
+                if newline < end and data[newline] == _LF and message_id.isalnum():
+                    append(_new(Fin, (message_id,)))
+                    pos = newline + 1
+                    continue
             newline = find(b"\n", pos, pos + MAX_LINE)
             if newline < 0:
                 if end - pos >= MAX_LINE:
@@ -284,22 +279,13 @@ class ServerProtocol:
                 return pos
             line = data[pos:newline]
             topic = known(line)
-            if topic is not None:
-                start = newline + 5
-                if start > end:
-                    self._need = start - pos
-                    return pos
+            start = newline + 5
+            if topic is not None and start <= end:
                 (size,) = _len_at(data, newline + 1)
                 stop = start + size
                 if 0 < size <= max_msg_size and stop <= end:
                     append(_new(Pub, (topic, data[start:stop])))
                     pos = stop
-                    continue
-            elif newline - pos == _FIN_LINE and self.state != INIT and line.startswith(b"FIN "):
-                message_id = line[4:]
-                if message_id.isalnum():  # no space and no CR, which would end it earlier
-                    append(_new(Fin, (message_id,)))
-                    pos = newline + 1
                     continue
             after = self._command(data, newline + 1, line, out)
             if after < 0:
@@ -308,6 +294,7 @@ class ServerProtocol:
             pos = after
             if self._mpub is not None or self._paused:
                 return pos
+            consumer = self.state != INIT
         return pos
 
     def _command(self, data: bytes, at: int, line: bytes, out: list[Event]) -> int:
@@ -319,12 +306,12 @@ class ServerProtocol:
         verb = params[0]
         if self.settings.tls_required and not self.tls and verb != b"IDENTIFY":
             raise ProtocolError("E_INVALID", f"cannot {_raw(verb)} in current state (TLS required)")
-        method = self._verbs.get(verb)
+        method = _VERBS.get(verb)
         if method is None:
             raise ProtocolError("E_INVALID", f"invalid command {_raw(verb)}")
         if self.state not in ALLOWED[verb]:
             raise ProtocolError("E_INVALID", f"cannot {_raw(verb)} in current state")
-        return method(data, at, params, out)
+        return method(self, data, at, params, out)
 
     def _identify(self, data: bytes, at: int, _params: list[bytes], out: list[Event]) -> int:
         stop = self._body(data, at, "IDENTIFY")
@@ -527,6 +514,22 @@ class ServerProtocol:
         if seen < 4:
             return ProtocolError("E_BAD_MESSAGE", f"MPUB failed to read message({len(mpub.bodies)}) body size")
         return ProtocolError("E_BAD_MESSAGE", "MPUB failed to read message body")
+
+
+_VERBS: Final[dict[bytes, Callable[[ServerProtocol, bytes, int, list[bytes], list[Event]], int]]] = {
+    b"IDENTIFY": ServerProtocol._identify,
+    b"AUTH": ServerProtocol._auth,
+    b"SUB": ServerProtocol._sub,
+    b"PUB": ServerProtocol._pub,
+    b"MPUB": ServerProtocol._mpub_begin,
+    b"DPUB": ServerProtocol._dpub,
+    b"RDY": ServerProtocol._rdy,
+    b"FIN": ServerProtocol._fin,
+    b"REQ": ServerProtocol._req,
+    b"TOUCH": ServerProtocol._touch,
+    b"CLS": ServerProtocol._cls,
+    b"NOP": ServerProtocol._nop,
+}
 
 
 def auth_first(verb: str) -> ProtocolError:
