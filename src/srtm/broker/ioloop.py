@@ -20,9 +20,11 @@ from itertools import count
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from srtm.broker import transport
 from srtm.broker.message import Message, ids
 from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
+from srtm.broker.transport import Transport
 from srtm.errors import ProtocolError
 from srtm.protocol import frames
 from srtm.protocol.identify import response as identify_response
@@ -45,8 +47,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from srtm.broker.auth import Authority, Guard
     from srtm.broker.channel import Channel
     from srtm.broker.options import BrokerOptions
+    from srtm.protocol.identify import Identity
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -63,12 +67,15 @@ class Connection:
 
     __slots__ = (
         "address",
+        "beat",
         "broker",
         "channel",
         "closing",
         "connected_ns",
         "delivered",
+        "guard",
         "heard_ns",
+        "holds",
         "in_flight",
         "messages",
         "out",
@@ -79,6 +86,7 @@ class Connection:
         "sock",
         "timeout_ns",
         "topic",
+        "transport",
         "writing",
     )
 
@@ -88,6 +96,10 @@ class Connection:
         self.sock = sock
         self.address = address
         self.protocol = ServerProtocol(settings)
+        self.transport: Transport | None = None  # TLS and compression
+        self.guard = broker.guard(self)
+        self.holds = 0  # reasons not to read from it
+        self.beat = 0  # which of the heartbeats that were set up is its own
         self.out = bytearray()
         self.writing = False  # the kernel took less than there was; it says when it takes more
         self.closing = False
@@ -131,7 +143,7 @@ class Connection:
             broker.close(self)
             return
         if not size:
-            broker.close(self)
+            self._ended()
             return
         if ancillary:
             seconds, nanoseconds = _timespec(ancillary[0][2])
@@ -141,7 +153,59 @@ class Connection:
             broker.unstamped += 1
         self.heard_ns = arrival_ns
         broker.wake()
-        events: list[Any] = self.protocol.feed(broker.read_view[:size])
+        if self.transport is None:
+            self._take(broker.read_view[:size], arrival_ns)
+        else:
+            self._take(self.transport.receive(broker.read_view[:size]), arrival_ns)
+
+    def _take(self, data: bytes | memoryview, arrival_ns: int) -> None:
+        """Read commands, and carry them out as far as they may be."""
+        events: list[Any] = self.protocol.feed(data)
+        if self.guard is not None:
+            events = self.guard.admit(events, arrival_ns)
+        self.carry_out(events, arrival_ns)
+        if self.transport is not None and self.transport.more and self.sock.fileno() >= 0:
+            self.hold()
+            self.broker.loop.call_soon(self._take_more, arrival_ns)
+
+    def _take_more(self, arrival_ns: int) -> None:
+        """Go on with a read that was too much for one turn, once nothing else stands against it."""
+        if self.sock.fileno() < 0 or self.transport is None:
+            return
+        if self.holds > 1:
+            self.broker.loop.call_later(_TICK_S, self._take_more, arrival_ns)
+            return
+        self.broker.wake()
+        self._take(self.transport.receive(b""), arrival_ns)
+        self.release()
+
+    def hold(self) -> None:
+        """Read no more from it, until as many have released it as held it."""
+        self.holds += 1
+        if self.holds == 1:
+            self.broker.loop.remove_reader(self.sock)
+
+    def release(self) -> None:
+        """There is one reason less not to read from it."""
+        self.holds -= 1
+        if not self.holds and self.sock.fileno() >= 0:
+            self.heard_ns = _now_ns()  # it could not be heard
+            self.broker.loop.add_reader(self.sock, self.readable)
+
+    def _ended(self) -> None:
+        """It sends no more; what it had begun to say gets nsqd's error."""
+        problem = self.protocol.end()
+        if problem is None or self.closing:
+            self.broker.close(self)
+            return
+        self.hold()
+        self.send(frames.error(problem))
+        self.closing = True
+        self.broker.wake()
+
+    def carry_out(self, events: list[Any], arrival_ns: int) -> None:
+        """Do what it says, in order."""
+        broker = self.broker
         next_id, publisher = broker.next_id, self.publisher
         for event in events:
             kind = type(event)
@@ -160,6 +224,7 @@ class Connection:
                 broker.to_pump[self.channel] = None  # type: ignore[index]
             else:
                 self._carry_out(event, arrival_ns)
+                publisher = self.publisher
             if self.closing:
                 break
 
@@ -190,11 +255,14 @@ class Connection:
             self.sample_rate = identity.sample_rate
             if identity.srtm:
                 self.publisher = identity.srtm.publisher
+                broker.groups[self.publisher] = identity.srtm.group
             self.send(frames.response(identify_response(identity, broker.options.settings)))
             broker.expect_heartbeat(self)
+            if identity.upgrades:
+                self._upgrade(identity, arrival_ns)
         elif kind is Sub:
             self.topic = broker.touch(event.topic)
-            self.channel = self.topic.channel(event.channel)
+            self.channel = broker.channel(self.topic, event.channel)
             self.channel.consumers.append(self)
             broker.to_pump[self.channel] = None
             self.send(frames.OK)
@@ -203,9 +271,19 @@ class Connection:
             self.send(frames.CLOSE_WAIT)
         elif isinstance(event, ProtocolError):
             self.send(frames.error(event))
-            self.closing = True
+            self.closing = self.protocol.closed = True
         else:
             assert kind is Nop, event
+
+    def _upgrade(self, identity: Identity, arrival_ns: int) -> None:
+        """Go on through the layers that IDENTIFY settled; it was the last command before them."""
+        rest = self.protocol.take_unparsed()
+        if self.transport is not None:
+            self._carry_out(ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed a second upgrade"), arrival_ns)
+            return
+        self.transport = Transport(self, identity, self.broker.tls)
+        if rest:
+            self._take(self.transport.receive(rest), arrival_ns)
 
     def _give_back(self, event: Any) -> None:
         channel, now_ns = self.channel, _now_ns()
@@ -222,6 +300,9 @@ class Connection:
 
     def flush(self) -> None:
         """One write of all that there is."""
+        if self.transport is not None:
+            self.transport.flush()
+            return
         out = self.out
         if not self.writing and out:
             try:
@@ -237,9 +318,13 @@ class Connection:
                 self.broker.loop.add_writer(self.sock, self._writable)
                 return
             out.clear()
+        self.flushed()
+
+    def flushed(self) -> None:
+        """The kernel has all of it, or is still busy."""
         if self.delivered and not self.writing:
             self._account()
-        if self.closing:
+        if self.closing and not self.writing:
             self.broker.close(self)
 
     def _writable(self) -> None:
@@ -252,12 +337,18 @@ class Connection:
             return
         del self.out[:sent]
         if not self.out:
-            self.writing = False
-            self.broker.loop.remove_writer(self.sock)
-            self.flush()
-            if self.channel:
-                self.broker.to_pump[self.channel] = None
-                self.broker.wake()
+            self.written()
+
+    def written(self) -> None:
+        """The kernel has taken what it had not taken at first."""
+        self.writing = False
+        if self.sock.fileno() < 0:
+            return
+        self.broker.loop.remove_writer(self.sock)
+        self.flush()
+        if self.channel:
+            self.broker.to_pump[self.channel] = None
+            self.broker.wake()
 
     def _account(self) -> None:
         """The messages of this write are with the kernel: their latency ends here."""
@@ -279,8 +370,17 @@ class Broker:
     """A broker at work: listens, serves, and stops."""
 
     def __init__(self, options: BrokerOptions, loop: asyncio.AbstractEventLoop) -> None:
-        self.options = options
+        self.options = options = transport.settled(options)
         self.loop = loop
+        self.tls = transport.tls_context(options)
+        self.authority: Authority | None = None
+        if options.auth_http_addresses:
+            from srtm.broker.auth import Authority
+
+            self.authority = Authority(options.auth_http_addresses, loop, options.tls_root_ca_file)
+        self.on_change: Callable[[], None] | None = None  # topics or channels came or went
+        self.on_topic: Callable[[Topic], None] | None = None  # one was made: it may have channels elsewhere
+        self.groups: dict[str, str | None] = {}  # correlation groups of publishers
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.started_ns = _now_ns()
@@ -338,8 +438,33 @@ class Broker:
         topic = self.topics.get(name)
         if topic is None:
             topic = self.topics[name] = Topic(name, self.options.max_held_messages, self.options.max_held_bytes)
+            if self.on_topic:
+                self.on_topic(topic)
+            self.changed()
         self.to_drain[topic] = None
         return topic
+
+    def channel(self, topic: Topic, name: str) -> Channel:
+        """The topic's channel of that name, made if need be."""
+        known = name in topic.channels
+        channel = topic.channel(name)
+        if not known:
+            self.to_drain[topic] = None
+            self.changed()
+        return channel
+
+    def changed(self) -> None:
+        """Topics or channels came or went."""
+        if self.on_change:
+            self.on_change()
+
+    def guard(self, connection: Connection) -> Guard | None:
+        """Who has to be asked before this client may do anything."""
+        if self.authority is None:
+            return None
+        from srtm.broker.auth import Guard
+
+        return Guard(connection, self.authority)
 
     def wake(self) -> None:
         """End this turn when all that is ready has been read."""
@@ -384,21 +509,19 @@ class Broker:
         for connection in topic.senders:
             if connection.sock.fileno() >= 0 and connection not in waiting:
                 waiting[connection] = None
-                self.loop.remove_reader(connection.sock)
+                connection.hold()
 
     def _unblock(self) -> None:
         for topic in [topic for topic in self._blocked if topic.relieved]:
             for connection in self._blocked.pop(topic):
-                still = any(connection in others for others in self._blocked.values())
-                if connection.sock.fileno() >= 0 and not still:
-                    connection.heard_ns = _now_ns()  # it could not be heard
-                    self.loop.add_reader(connection.sock, connection.readable)
+                connection.release()
 
     def expect_heartbeat(self, connection: Connection) -> None:
         """Ask a client for a sign of life when its interval is over."""
         interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
+        connection.beat = next(self._order)
         if interval_ns:
-            heapq.heappush(self._heartbeats, (_now_ns() + interval_ns, next(self._order), connection))
+            heapq.heappush(self._heartbeats, (_now_ns() + interval_ns, connection.beat, connection))
 
     def _on_tick(self) -> None:
         now_ns = _now_ns()
@@ -408,16 +531,15 @@ class Broker:
                 if channel.queue:
                     self.to_pump[channel] = None
         while self._heartbeats and self._heartbeats[0][0] <= now_ns:
-            due_ns, _, connection = heapq.heappop(self._heartbeats)
+            due_ns, beat, connection = heapq.heappop(self._heartbeats)
             interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
-            if connection.sock.fileno() < 0 or not interval_ns:
+            if connection.sock.fileno() < 0 or beat != connection.beat:
                 continue
-            blocked = any(connection in waiting for waiting in self._blocked.values())
-            if now_ns - connection.heard_ns > 2 * interval_ns and not blocked:
+            if now_ns - connection.heard_ns > 2 * interval_ns and not connection.holds:
                 self.close(connection)
                 continue
             connection.send(frames.HEARTBEAT)
-            heapq.heappush(self._heartbeats, (due_ns + interval_ns, next(self._order), connection))
+            heapq.heappush(self._heartbeats, (due_ns + interval_ns, beat, connection))
         if now_ns - self._second_ns >= NS_PER_S:
             self._second_ns = now_ns
             for topic in self.topics.values():
@@ -436,29 +558,41 @@ class Broker:
         self.connections.pop(fd, None)
         connection.sock.close()
         connection.out.clear()
-        if connection.channel:
+        if connection.transport:
+            connection.transport.close()
+        if connection.guard:
+            connection.guard.close()
+        if connection.channel and connection.topic:
             connection.channel.leave(connection)
             self.to_pump[connection.channel] = None
             self.wake()
+            if connection.channel.ephemeral and not connection.channel.consumers:
+                self.delete_channel(connection.topic, connection.channel)
 
     def delete_channel(self, topic: Topic, channel: Channel) -> None:
-        """Forget a channel; its consumers are disconnected."""
+        """Forget a channel; its consumers are disconnected. With its last channel goes an ephemeral topic."""
+        if topic.channels.pop(channel.name, None) is None:
+            return
         for consumer in list(channel.consumers):
             self.close(consumer)  # type: ignore[arg-type]
-        topic.channels.pop(channel.name, None)
+        channel.empty()
         self.to_pump.pop(channel, None)
+        self.changed()
+        if topic.ephemeral and not topic.channels:
+            self.delete_topic(topic)
 
     def delete_topic(self, topic: Topic) -> None:
         """Forget a topic with its channels."""
+        if self.topics.pop(topic.name, None) is None:
+            return
         for channel in list(topic.channels.values()):
             self.delete_channel(topic, channel)
         topic.empty()
-        self.topics.pop(topic.name, None)
         self.to_drain.pop(topic, None)
         self._limited.pop(topic, None)
         for connection in self._blocked.pop(topic, {}):
-            if connection.sock.fileno() >= 0:
-                self.loop.add_reader(connection.sock, connection.readable)
+            connection.release()
+        self.changed()
 
     def stop(self) -> None:
         """Accept nobody any more, and close every connection."""
