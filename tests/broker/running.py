@@ -21,6 +21,7 @@ import uvloop
 from srtm.broker.ioloop import Broker
 from srtm.broker.options import BrokerOptions
 from srtm.broker.run import serving
+from srtm.broker.transport import Snappy
 from srtm.protocol import client as say
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
 from srtm.protocol.names import MAGIC_V2
@@ -49,7 +50,14 @@ class Running:
     def wait_until(self, holds: Callable[[Broker], bool]) -> None:
         """Until something is true of the broker."""
         until = time.monotonic() + PATIENCE_S
-        while not self.do(lambda: holds(self.broker)):
+
+        def held() -> bool:
+            try:
+                return holds(self.broker)
+            except KeyError:  # no such topic or channel yet
+                return False
+
+        while not self.do(held):
             assert time.monotonic() < until, "waited in vain"
             time.sleep(0.005)
 
@@ -85,7 +93,7 @@ def running(**options: Any) -> Iterator[Running]:
     ready = threading.Event()
     found: list[Running] = []
     problems: list[BaseException] = []
-    stop: list[Callable[[], None]] = []
+    stop: list[Callable[[], object]] = []
 
     async def serve() -> None:
         stopped = asyncio.Event()
@@ -109,10 +117,11 @@ def running(**options: Any) -> Iterator[Running]:
     try:
         ready.wait(PATIENCE_S)
         if problems:
-            raise problems[0]
+            raise problems.pop()
         yield found[0]
     finally:
-        stop[0]()
+        if found:
+            stop[0]()
         thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert not problems, problems
@@ -132,8 +141,11 @@ class Client:
         self.send(MAGIC_V2)
         self.settled: Any = None
         if identity:
+            self.protocol.pause_after_response()
             self.send(say.identify({"feature_negotiation": True, **identity}))
             self.settled = json.loads(self.response())
+            if not any(self.settled[layer] for layer in ("tls_v1", "deflate", "snappy")):
+                self._feed(self.protocol.take_unparsed())
 
     def __enter__(self) -> Client:
         return self
@@ -145,30 +157,52 @@ class Client:
         self.sock.sendall(self._encode(b"".join(commands)))
 
     def begin_tls(self, context: ssl.SSLContext) -> None:
+        assert not self.protocol.take_unparsed()
         self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
+        if self.settled["deflate"] or self.settled["snappy"]:
+            self.protocol.pause_after_response()
         assert self.response() == b"OK"
 
     def begin_deflate(self) -> None:
         deflate, inflate = zlib.compressobj(wbits=-15), zlib.decompressobj(wbits=-15)
         self._begin(lambda data: deflate.compress(data) + deflate.flush(zlib.Z_SYNC_FLUSH), inflate.decompress)
 
+    def begin_snappy(self) -> None:
+        layer = Snappy()
+
+        def decode(data: bytes) -> bytes:
+            found = layer.decode(data)
+            while layer.more:
+                found += layer.decode(b"")
+            return found
+
+        self._begin(layer.encode, decode)
+
+    def encoded(self, data: bytes) -> bytes:
+        return self._encode(data)
+
     def _begin(self, encode: Callable[[bytes], bytes], decode: Callable[[bytes], bytes]) -> None:
         self._encode, self._decode = encode, decode
+        self._feed(self.protocol.take_unparsed())
         assert self.response() == b"OK"
+
+    def _feed(self, data: bytes) -> None:
+        for event in self.protocol.feed(self._decode(data)):
+            if isinstance(event, Heartbeat):
+                self.heartbeats += 1
+                self.send(say.nop())
+            else:
+                self.events.append(event)
 
     def next(self, timeout_s: float = PATIENCE_S) -> Any:
         """The next event; None at the end, TimeoutError if there is none."""
-        self.sock.settimeout(timeout_s)
+        until = time.monotonic() + timeout_s
         while not self.events:
+            self.sock.settimeout(max(0.001, until - time.monotonic()))
             data = self.sock.recv(65536)
             if not data:
                 return None
-            for event in self.protocol.feed(self._decode(data)):
-                if isinstance(event, Heartbeat):
-                    self.heartbeats += 1
-                    self.send(say.nop())
-                else:
-                    self.events.append(event)
+            self._feed(data)
         return self.events.popleft()
 
     def response(self) -> bytes:

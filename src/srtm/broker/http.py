@@ -180,8 +180,7 @@ class Pages:
     async def channel_create(self, request: Request) -> Response:
         """Make a channel."""
         topic = self._named_topic(request)
-        topic.channel(self._channel_name(request))
-        self.broker.touch(topic.name)
+        self.broker.channel(topic, self._channel_name(request))
         self.broker.wake()
         return Response()
 

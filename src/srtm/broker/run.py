@@ -33,6 +33,11 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
     """A broker that serves for the time of a block."""
     loop = asyncio.get_running_loop()
     broker = Broker(options, loop)
+    registration = None
+    if options.lookupd:
+        from srtm.broker.lookup import Registration
+
+        registration = Registration(broker)
     with _no_collector():
         try:
             broker.listen()
@@ -47,11 +52,17 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
         server = _Server(uvicorn.Config(app(broker), log_level="warning", lifespan="off", access_log=False))
         pages = loop.create_task(server.serve(sockets=[listener]))
         tidying = loop.create_task(_tidy(broker))
+        if registration:
+            registration.start()
         try:
             yield broker
         finally:
             tidying.cancel()
+            if registration:
+                await registration.stop()
             broker.stop()
+            if broker.authority:
+                await broker.authority.close()
             server.should_exit = True
             await pages
             listener.close()

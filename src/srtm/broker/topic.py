@@ -30,6 +30,7 @@ class Topic:
         self.name = name
         self.ephemeral = ephemeral(name)
         self.paused = False
+        self.starting = False  # it is being asked elsewhere which channels it has
         self.drops = False  # non-conformant messages are dropped instead of made to wait
         self.limiter: Limiter | None = None
         self.arrived: list[Message] = []  # in this turn
@@ -140,12 +141,12 @@ class Topic:
 
     def distribute(self, messages: list[Message], now_ns: int) -> None:
         """Give each channel its copy of released messages."""
-        if self.unclaimed and self.channels and not self.paused:
-            messages = [*self.unclaimed, *messages]
-            self.unclaimed.clear()
-        if not self.channels or self.paused:
+        if not self.channels or self.paused or self.starting:
             self.unclaimed.extend(messages)
             return
+        if self.unclaimed:
+            messages = [*self.unclaimed, *messages]
+            self.unclaimed.clear()
         first, *others = self.channels.values()
         for channel in others:
             for message in messages:
