@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from srtm.broker.auth import Authority, Guard
     from srtm.broker.channel import Channel
     from srtm.broker.options import BrokerOptions
+    from srtm.broker.recorder import Recorder
     from srtm.protocol.identify import Identity
 
 NS_PER_MS = 1_000_000
@@ -354,6 +355,8 @@ class Connection:
         """The messages of this write are with the kernel: their latency ends here."""
         sent_ns, topic = _now_ns(), self.topic
         assert topic is not None
+        if self.broker.recorder is not None:
+            self.broker.recorder.sent(self.delivered, sent_ns)
         recent = topic.recent
         recent.sent += len(self.delivered)
         if not recent.full:
@@ -381,6 +384,7 @@ class Broker:
         self.on_change: Callable[[], None] | None = None  # topics or channels came or went
         self.on_topic: Callable[[Topic], None] | None = None  # one was made: it may have channels elsewhere
         self.groups: dict[str, str | None] = {}  # correlation groups of publishers
+        self.recorder: Recorder | None = None
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.started_ns = _now_ns()
@@ -480,6 +484,8 @@ class Broker:
             to_drain |= self._limited
         for topic in to_drain:
             released = topic.drain(now_ns)
+            if released and self.recorder is not None:
+                self.recorder.released(topic.name, released)
             if released or topic.unclaimed:
                 topic.distribute(released, now_ns)
                 for channel in topic.channels.values():

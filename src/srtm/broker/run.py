@@ -17,7 +17,7 @@ import uvicorn
 
 from srtm.broker.http import app
 from srtm.broker.ioloop import Broker
-from srtm.errors import BrokerError
+from srtm.errors import BrokerError, SRTMError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -60,6 +60,9 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
             tidying.cancel()
             if registration:
                 await registration.stop()
+            if broker.recorder:
+                with contextlib.suppress(SRTMError):
+                    await broker.recorder.stop()
             broker.stop()
             if broker.authority:
                 await broker.authority.close()
