@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 import time
 from dataclasses import dataclass
 from random import Random
@@ -105,8 +106,8 @@ class Authority:
     async def ask(self, secret: bytes, remote_ip: str, common_name: str, *, tls: bool) -> Permit:
         """What whoever has this secret may do."""
         if self._client is None:
-            verify: Any = self._ca_file or True
-            self._client = httpx.AsyncClient(timeout=_TIMES, headers=_ACCEPT, verify=verify, trust_env=False)
+            trusted = ssl.create_default_context(cafile=self._ca_file)
+            self._client = httpx.AsyncClient(timeout=_TIMES, headers=_ACCEPT, verify=trusted, trust_env=False)
         about: dict[str, str | bytes] = {
             "common_name": common_name,
             "remote_ip": remote_ip,
@@ -184,8 +185,8 @@ class Guard:
         name = tls.common_name if tls else ""
         try:
             self._permit = await self._authority.ask(self._secret, remote_ip, name, tls=tls is not None)
-        except Refused as problem:  # the client is not told why: it may not be trusted
-            log.warning("AUTH(%s): %s", connection.address, problem)
+        except Exception as problem:  # whatever it is, the client must not wait for ever; and is not told why
+            log.warning("AUTH(%s): %s", connection.address, problem, exc_info=not isinstance(problem, Refused))
             events = [ProtocolError("E_AUTH_FAILED", "AUTH failed")]
         else:
             if type(events[0]) is Auth:
