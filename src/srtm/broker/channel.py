@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from srtm.protocol.frames import MAX_ATTEMPTS
 from srtm.protocol.names import ephemeral
 from srtm.protocol.server import failed
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from srtm.broker.message import Message
 
 NS_PER_MS = 1_000_000
+_AT_THE_LIMIT = -1  # in place of a time-out: those that were touched to their last time, in no order
 _sample = Random(0)
 
 
@@ -62,6 +64,7 @@ class Channel:
         self.in_flight: dict[int, OrderedDict[bytes, InFlight]] = {}
         self.consumers: list[Consumer] = []
         self.messages = self.requeued = self.timed_out = self.finished = self.dropped = 0
+        self.bytes = 0  # of all messages that are not finished
         self._max = max_messages
         self._turn = 0
 
@@ -85,7 +88,9 @@ class Channel:
         self.messages += 1
         if self.ephemeral and self.held >= self._max:
             self.dropped += 1
-        elif message.delay_ns:
+            return
+        self.bytes += len(message.body)
+        if message.delay_ns:
             heapq.heappush(self.deferred, (now_ns + message.delay_ns, message.id, message))
         else:
             self.queue.append(message)
@@ -106,8 +111,10 @@ class Channel:
             message = queue.popleft()
             if consumer.sample_rate and _sample.randrange(100) >= consumer.sample_rate:
                 self.finished += 1  # as nsqd does: what is not in the sample is gone
+                self.bytes -= len(message.body)
                 continue
-            message.attempts += 1
+            if message.attempts < MAX_ATTEMPTS:  # which is all that a frame can say
+                message.attempts += 1
             self._flights(consumer.timeout_ns)[message.id] = InFlight(
                 message, consumer, now_ns, now_ns + consumer.timeout_ns
             )
@@ -121,19 +128,22 @@ class Channel:
         return flights
 
     def _taken(self, verb: str, consumer: Consumer, message_id: bytes) -> InFlight:
-        flight = self._flights(consumer.timeout_ns).pop(message_id, None)
-        if flight is None:
-            raise failed(verb, message_id, "ID not in flight")
-        if flight.consumer is not consumer:
-            self._flights(consumer.timeout_ns)[message_id] = flight
+        for timeout_ns in (consumer.timeout_ns, _AT_THE_LIMIT):
+            flights = self._flights(timeout_ns)
+            flight = flights.get(message_id)
+            if flight is not None and flight.consumer is consumer:
+                del flights[message_id]
+                return flight
+        if any(message_id in flights for flights in self.in_flight.values()):
             raise failed(verb, message_id, "client does not own message")
-        return flight
+        raise failed(verb, message_id, "ID not in flight")
 
     def finish(self, consumer: Consumer, message_id: bytes) -> None:
         """A consumer is done with a message."""
-        self._taken("FIN", consumer, message_id)
+        flight = self._taken("FIN", consumer, message_id)
         consumer.in_flight -= 1
         self.finished += 1
+        self.bytes -= len(flight.message.body)
 
     def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> None:
         """A consumer gives a message back, for later."""
@@ -145,8 +155,9 @@ class Channel:
     def touch(self, consumer: Consumer, message_id: bytes, now_ns: int, longest_ns: int) -> None:
         """A consumer needs more time, but no more than `longest_ns` in all."""
         flight = self._taken("TOUCH", consumer, message_id)
-        flight.deadline_ns = min(now_ns + consumer.timeout_ns, flight.sent_ns + longest_ns)
-        self._flights(consumer.timeout_ns)[message_id] = flight
+        wanted_ns, last_ns = now_ns + consumer.timeout_ns, flight.sent_ns + longest_ns
+        flight.deadline_ns = min(wanted_ns, last_ns)
+        self._flights(consumer.timeout_ns if wanted_ns < last_ns else _AT_THE_LIMIT)[message_id] = flight
 
     def _back(self, message: Message, delay_ns: int, now_ns: int) -> None:
         if delay_ns:
@@ -158,12 +169,15 @@ class Channel:
         """Bring back what has timed out and what was deferred until now."""
         while self.deferred and self.deferred[0][0] <= now_ns:
             self.queue.append(heapq.heappop(self.deferred)[2])
-        for flights in self.in_flight.values():
-            while flights:
-                message_id, flight = next(iter(flights.items()))
-                if flight.deadline_ns > now_ns:
+        for timeout_ns, flights in self.in_flight.items():
+            late = []
+            for flight in flights.values():
+                if flight.deadline_ns <= now_ns:
+                    late.append(flight)
+                elif timeout_ns != _AT_THE_LIMIT:
                     break
-                del flights[message_id]
+            for flight in late:
+                del flights[flight.message.id]
                 flight.consumer.in_flight -= 1
                 self.timed_out += 1
                 self.queue.append(flight.message)
@@ -171,15 +185,18 @@ class Channel:
     def leave(self, consumer: Consumer) -> None:
         """A consumer is gone; what it had goes to others."""
         self.consumers.remove(consumer)
-        flights = self._flights(consumer.timeout_ns)
-        lost = [flight for flight in flights.values() if flight.consumer is consumer]
-        for flight in lost:
-            del flights[flight.message.id]
-            self.queue.append(flight.message)
-        self.requeued += len(lost)
+        for timeout_ns in (consumer.timeout_ns, _AT_THE_LIMIT):
+            flights = self._flights(timeout_ns)
+            lost = [flight for flight in flights.values() if flight.consumer is consumer]
+            for flight in lost:
+                del flights[flight.message.id]
+                self.queue.append(flight.message)
+            self.requeued += len(lost)
+        consumer.in_flight = 0
 
     def empty(self) -> None:
         """Forget everything."""
+        self.bytes = 0
         self.queue.clear()
         self.deferred.clear()
         for flights in self.in_flight.values():

@@ -165,9 +165,12 @@ class Connection:
         if self.guard is not None:
             events = self.guard.admit(events, arrival_ns)
         self.carry_out(events, arrival_ns)
-        if self.transport is not None and self.transport.more and self.sock.fileno() >= 0:
-            self.hold()
-            self.broker.loop.call_soon(self._take_more, arrival_ns)
+        if self.transport is not None and self.sock.fileno() >= 0:
+            if self.transport.more:
+                self.hold()
+                self.broker.loop.call_soon(self._take_more, arrival_ns)
+            elif self.transport.ended:
+                self._ended()
 
     def _take_more(self, arrival_ns: int) -> None:
         """Go on with a read that was too much for one turn, once nothing else stands against it."""
@@ -196,12 +199,14 @@ class Connection:
     def _ended(self) -> None:
         """It sends no more; what it had begun to say gets nsqd's error."""
         problem = self.protocol.end()
-        if problem is None or self.closing:
+        if self.writing:  # what it does not read while it speaks, it will not read now
             self.broker.close(self)
             return
         self.hold()
-        self.send(frames.error(problem))
+        if problem and not self.closing:
+            self.send(frames.error(problem))
         self.closing = True
+        self.broker.to_flush.append(self)
         self.broker.wake()
 
     def carry_out(self, events: list[Any], arrival_ns: int) -> None:
@@ -213,6 +218,9 @@ class Connection:
             if kind is Pub:
                 name, body = event
                 topic = broker.touch(name)
+                if self.channel is not None and topic.full:
+                    self._refuse("PUB")
+                    break
                 topic.arrived.append(Message(next_id(), arrival_ns, body, publisher))
                 topic.bytes += len(body)
                 topic.senders[self] = None
@@ -234,6 +242,9 @@ class Connection:
         kind = type(event)
         if kind is Mpub:
             topic = broker.touch(event.topic)
+            if self.channel is not None and topic.full:
+                self._refuse("MPUB")
+                return
             topic.arrived += [Message(broker.next_id(), arrival_ns, body, self.publisher) for body in event.bodies]
             topic.bytes += sum(map(len, event.bodies))
             topic.senders[self] = None
@@ -243,6 +254,9 @@ class Connection:
             broker.to_pump[self.channel] = None  # type: ignore[index]
         elif kind is Dpub:
             topic = broker.touch(event.topic)
+            if self.channel is not None and topic.full:
+                self._refuse("DPUB")
+                return
             delay_ns = event.delay_ms * NS_PER_MS
             topic.arrived.append(Message(broker.next_id(), arrival_ns, event.body, self.publisher, delay_ns))
             topic.bytes += len(event.body)
@@ -275,6 +289,11 @@ class Connection:
             self.closing = self.protocol.closed = True
         else:
             assert kind is Nop, event
+
+    def _refuse(self, verb: str) -> None:
+        """A topic is full, and its publisher is a consumer: it cannot be made to wait, for its FINs would, too."""
+        self.send(frames.error(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed topic is full")))
+        self.closing = self.protocol.closed = True
 
     def _upgrade(self, identity: Identity, arrival_ns: int) -> None:
         """Go on through the layers that IDENTIFY settled; it was the last command before them."""
@@ -513,7 +532,7 @@ class Broker:
         """Read no more from those who publish to a full topic; TCP tells them."""
         waiting = self._blocked.setdefault(topic, {})
         for connection in topic.senders:
-            if connection.sock.fileno() >= 0 and connection not in waiting:
+            if connection.sock.fileno() >= 0 and connection not in waiting and connection.channel is None:
                 waiting[connection] = None
                 connection.hold()
 

@@ -39,7 +39,7 @@ class Topic:
         self.channels: dict[str, Channel] = {}
         self.senders: dict[Connection, None] = {}  # who published in this turn
         self.messages = self.bytes = 0
-        self.waiting_bytes = 0
+        self.waiting_bytes = self.unclaimed_bytes = 0
         self.recent = Recent()
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -53,18 +53,25 @@ class Topic:
     @property
     def full(self) -> bool:
         """Whether it holds all that it may; its publishers then have to wait."""
-        return self._held >= self._max_messages or self.waiting_bytes >= self._max_bytes
+        return self._held >= self._max_messages or self._held_bytes >= self._max_bytes
 
     @property
     def relieved(self) -> bool:
         """Whether there is room again: half of all."""
-        return 2 * self._held <= self._max_messages and 2 * self.waiting_bytes <= self._max_bytes
+        return 2 * self._held <= self._max_messages and 2 * self._held_bytes <= self._max_bytes
 
     @property
     def _held(self) -> int:
         """Messages of the channel that is furthest behind, and those before it."""
         behind = (channel.held for channel in self.channels.values() if not channel.ephemeral)
-        return len(self.waiting) + len(self.unclaimed) + max(behind, default=0)
+        unclaimed = 0 if self.ephemeral else len(self.unclaimed)
+        return len(self.waiting) + unclaimed + max(behind, default=0)
+
+    @property
+    def _held_bytes(self) -> int:
+        """Their bytes, and those of messages that consumers have: channels share bodies."""
+        behind = (channel.bytes for channel in self.channels.values())
+        return self.waiting_bytes + self.unclaimed_bytes + max(behind, default=0)
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
@@ -98,6 +105,8 @@ class Topic:
         if limiter is None:
             if not self.waiting:
                 return self._released(arrived)
+            for message in self.waiting:
+                message.release_ns = min(message.release_ns, now_ns)  # there is no bucket any more
             released = [*self.waiting, *arrived]
             self.waiting.clear()
             self.waiting_bytes = 0
@@ -142,11 +151,17 @@ class Topic:
     def distribute(self, messages: list[Message], now_ns: int) -> None:
         """Give each channel its copy of released messages."""
         if not self.channels or self.paused or self.starting:
+            if self.ephemeral:  # nobody will miss what it cannot hold
+                room = max(0, self._max_messages - len(self.unclaimed))
+                self.recent.dropped += len(messages[room:])
+                messages = messages[:room]
             self.unclaimed.extend(messages)
+            self.unclaimed_bytes += sum(len(message.body) for message in messages)
             return
         if self.unclaimed:
             messages = [*self.unclaimed, *messages]
             self.unclaimed.clear()
+            self.unclaimed_bytes = 0
         first, *others = self.channels.values()
         for channel in others:
             for message in messages:
@@ -158,4 +173,4 @@ class Topic:
         """Forget what no channel has yet."""
         self.waiting.clear()
         self.unclaimed.clear()
-        self.waiting_bytes = 0
+        self.waiting_bytes = self.unclaimed_bytes = 0

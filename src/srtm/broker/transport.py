@@ -274,6 +274,11 @@ class Transport:
         return self._codec is not None and self._codec.more
 
     @property
+    def ended(self) -> bool:
+        """Whether the client said, in the words of TLS, that it sends no more."""
+        return self.tls is not None and self.tls.ended
+
+    @property
     def _ready(self) -> bool:
         return self.tls is None or self.tls.ready
 
@@ -289,8 +294,6 @@ class Transport:
                     self._shaken(tls)
                     plain = tls.decode(b"")
                 self._wire += tls.pending()
-                if tls.ended:
-                    connection.closing = True
             if self._codec is not None:
                 plain = self._codec.decode(plain)
         except BadStream:
@@ -299,7 +302,7 @@ class Transport:
                     connection.sock.send(self._wire + tls.pending())  # an alert says why
             connection.broker.close(connection)
             return b""
-        if self._wire or connection.closing:
+        if self._wire:
             connection.broker.to_flush.append(connection)
         return plain
 
