@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench import fitting, host, model
+from bench import fitting, host, model, protocol
 
 SEED = 1
 ALL = {
@@ -16,6 +16,7 @@ ALL = {
     "synthesis": model.synthesis,
     "fitting": fitting.table_1,
     "tokens": fitting.whole_tokens,
+    "protocol": protocol.parsing,
 }
 
 

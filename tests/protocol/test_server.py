@@ -135,14 +135,28 @@ def test_sizes_are_judged_before_bodies_come() -> None:
         assert found.facts == {"size": size, "limit": size - 1}
 
 
+def test_a_topic_that_is_known_gives_no_licence() -> None:
+    good, longer = b"PUB t\n" + sized(b"x" * 64), b"PUB t\n" + sized(b"x" * 65)
+    *found, problem = opened(SMALL).feed(good + good + longer)
+    assert found == [Pub("t", b"x" * 64)] * 2
+    assert plain(problem) == b"E_BAD_MESSAGE PUB message too big 65 > 64"
+
+
+def test_identify_may_have_a_limit_of_its_own() -> None:
+    (found,) = opened(Settings(max_identify_size=100)).feed(b"IDENTIFY\n" + n(101))
+    assert plain(found) == b"E_BAD_BODY IDENTIFY body too big 101 > 100"
+    (found,) = opened(SMALL).feed(b"IDENTIFY\n" + n(257))
+    assert plain(found) == b"E_BAD_BODY IDENTIFY body too big 257 > 256"
+
+
 def test_an_upgrade_stops_the_reading() -> None:
     asked = json.dumps({"feature_negotiation": True, "snappy": True}).encode()
     protocol = opened()
-    (found,) = protocol.feed(b"IDENTIFY\n" + sized(asked) + b"\xff\x06\0\0sNaPpY")
+    (found,) = protocol.feed(b"IDENTIFY\n" + sized(asked) + b"\xff\x06\0\0sNaPpY\nNOP\n")
     assert isinstance(found, Identify)
     assert found.identity.snappy
     assert protocol.paused
-    assert protocol.take_unparsed() == b"\xff\x06\0\0sNaPpY"
+    assert protocol.take_unparsed() == b"\xff\x06\0\0sNaPpY\nNOP\n"
     assert protocol.feed(b"NOP\n") == [Nop()]
     again = opened()
     again.feed(b"IDENTIFY\n" + sized(asked))
@@ -222,6 +236,8 @@ def test_many_topics_on_one_connection() -> None:
     for i in range(500):
         assert protocol.feed(b"PUB t%d\n" % i + sized(b"x")) == [Pub(f"t{i}", b"x")]
     assert len(protocol._pubs) <= 64
+    protocol = opened(sent=b"PUB t " + b"x" * 9_999 + b"\n" + sized(b"x"))
+    assert not protocol._pubs, "lines that may be long are not kept"
 
 
 @given(st.data())

@@ -27,6 +27,7 @@ class Settings:
 
     max_msg_size: int = 1024 * 1024
     max_body_size: int = 5 * 1024 * 1024
+    max_identify_size: int = 5 * 1024 * 1024  # nsqd knows only max_body_size; JSON of that size stops a loop for long
     msg_timeout_ms: int = 60_000
     max_msg_timeout_ms: int = 15 * 60_000
     min_msg_timeout_ms: int = 1_000

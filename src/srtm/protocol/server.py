@@ -314,7 +314,7 @@ class ServerProtocol:
         return method(self, data, at, params, out)
 
     def _identify(self, data: bytes, at: int, _params: list[bytes], out: list[Event]) -> int:
-        stop = self._body(data, at, "IDENTIFY")
+        stop = self._body(data, at, "IDENTIFY", min(self.settings.max_identify_size, self.settings.max_body_size))
         if stop < 0:
             return stop
         self.identity = negotiate(data[at + 4 : stop], self.settings, self.identity)
@@ -325,7 +325,7 @@ class ServerProtocol:
     def _auth(self, data: bytes, at: int, params: list[bytes], out: list[Event]) -> int:
         if len(params) != 1:
             raise ProtocolError("E_INVALID", "AUTH invalid number of parameters")
-        stop = self._body(data, at, "AUTH")
+        stop = self._body(data, at, "AUTH", self.settings.max_body_size)
         if stop < 0:
             return stop
         if not self.settings.auth_required:
@@ -358,7 +358,7 @@ class ServerProtocol:
     def _remember(self, params: list[bytes], topic: str) -> None:
         if len(self._pubs) >= _KNOWN_LINES:
             self._pubs.clear()
-        if len(params) == 2:
+        if len(params) == 2:  # spare params could make it long
             self._pubs[b" ".join(params)] = topic
 
     def _dpub(self, data: bytes, at: int, params: list[bytes], out: list[Event]) -> int:
@@ -414,14 +414,14 @@ class ServerProtocol:
         out.append(Nop())
         return at
 
-    def _body(self, data: bytes, at: int, verb: str) -> int:
+    def _body(self, data: bytes, at: int, verb: str, limit: int) -> int:
         """Where the body of IDENTIFY or AUTH, whose size stands `at`, ends; _INCOMPLETE if it is cut."""
         if at + 4 > len(data):
             self._need = at + 4
             return _INCOMPLETE
         (size,) = _len_at(data, at)
-        if size > self.settings.max_body_size:
-            raise _too_big("E_BAD_BODY", f"{verb} body", size, self.settings.max_body_size)
+        if size > limit:
+            raise _too_big("E_BAD_BODY", f"{verb} body", size, limit)
         if size <= 0:
             raise ProtocolError("E_BAD_BODY", f"{verb} invalid body size {size}", size=size)
         return self._stop(data, at + 4 + size)
