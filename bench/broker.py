@@ -3,7 +3,8 @@
 The broker under test has one core, the load (bench/load.c) another. 1,000 publishers send messages of 100 bytes,
 Poisson as a whole, alone or ten at a time (MPUB; NATS has none and gets ten PUBs in one write); one subscriber with
 RDY 2500 finishes them, one write per read. Peers take turns, so that what else happens on the host happens to all, and
-sleep while others are measured. Latency counts from when a message was due, and includes how late the load itself was (printed, p99).
+sleep while others are measured. Latency counts from when a message was due, and includes how late the load itself was
+(its p99 is printed).
 
 Parts: `loads` (fixed rates), `highest` (the highest rate within a p99), `features` (what ours cost), `idle` (10,000
 silent clients), `collector` (Python's garbage collector as we run it, and as it is by default).
