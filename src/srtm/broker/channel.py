@@ -36,6 +36,9 @@ class Consumer(Protocol):
     def deliver(self, message: Message) -> None:
         """Send it one, at the end of this turn."""
 
+    def attend(self) -> None:
+        """Messages wait for it: hear now what it has finished."""
+
 
 class InFlight:
     """A message that a consumer has, until when."""
@@ -113,6 +116,9 @@ class Channel:
             )
             consumer.in_flight += 1
             consumer.deliver(message)
+        if queue:
+            for consumer in consumers:
+                consumer.attend()
 
     def _flights(self, timeout_ns: int) -> OrderedDict[bytes, InFlight]:
         flights = self.in_flight.get(timeout_ns)
