@@ -25,6 +25,7 @@ from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
 from srtm.errors import ProtocolError
 from srtm.protocol import frames
+from srtm.protocol.frames import append_message
 from srtm.protocol.identify import response as identify_response
 from srtm.protocol.server import (
     Cls,
@@ -57,6 +58,7 @@ _REST_S = 0.002  # how long a busy consumer may not be heard
 _REST_NS = int(_REST_S * NS_PER_S)
 _TICK_S = 0.1  # how often time-outs are looked for, as in nsqd
 _timespec = _TIMESPEC.unpack
+_OK = frames.OK
 _now_ns = time.time_ns  # the clock that the kernel stamps with
 
 
@@ -70,8 +72,8 @@ class Connection:
         "closing",
         "connected_ns",
         "delivered",
+        "flights",
         "heard_ns",
-        "in_flight",
         "messages",
         "out",
         "protocol",
@@ -98,7 +100,7 @@ class Connection:
         self.topic: Topic | None = None
         self.channel: Channel | None = None
         self.ready = 0
-        self.in_flight = 0
+        self.flights: dict[bytes, Message] = {}
         self.resting = False  # a busy consumer, read now and then
         self.sample_rate = 0
         self.timeout_ns = settings.msg_timeout_ms * NS_PER_MS
@@ -106,17 +108,24 @@ class Connection:
         self.messages = 0
         self.connected_ns = self.heard_ns = _now_ns()
 
-    def can_take(self) -> bool:
-        """Whether it may be sent a message now."""
-        return self.in_flight < self.ready and len(self.out) < self.broker.options.max_unsent_bytes
+    @property
+    def in_flight(self) -> int:
+        """Messages that it has."""
+        return len(self.flights)
 
-    def deliver(self, message: Message) -> None:
-        """Send it a message, at the end of this turn."""
+    def room(self) -> int:
+        """How many messages it may be sent now."""
+        return self.ready - len(self.flights) if len(self.out) < self.broker.options.max_unsent_bytes else 0
+
+    def deliver(self, messages: list[Message]) -> None:
+        """Send it messages, at the end of this turn."""
         if not self.delivered:
             self.broker.to_deliver.append(self)
-        frames.append_message(self.out, message.arrival_ns, message.attempts, message.id, message.body)
-        self.delivered.append(message)
-        self.messages += 1
+        out = self.out
+        for message in messages:
+            append_message(out, message.arrival_ns, message.attempts, message.id, message.body)
+        self.delivered += messages
+        self.messages += len(messages)
 
     def send(self, data: bytes) -> None:
         """Send it bytes, at the end of this turn."""
@@ -149,30 +158,37 @@ class Connection:
         events: list[Any] = self.protocol.feed(broker.read_view[:size])
         if self.channel and not self.resting and since_ns < _REST_NS and self._may_rest(events):
             broker.rest(self)
-        next_id, publisher = broker.next_id, self.publisher
         for event in events:
             kind = type(event)
             if kind is Pub:
                 name, body = event
                 topic = broker.touch(name)
-                topic.arrived.append(Message(next_id(), arrival_ns, body, publisher))
+                topic.arrived.append(Message(broker.next_id(), arrival_ns, body, self.publisher))
                 topic.bytes += len(body)
                 topic.senders[self] = None
-                self.send(frames.OK)
+                if not self.out:
+                    broker.to_flush.append(self)
+                self.out += _OK
             elif kind is Fin:
-                try:
-                    self.channel.finish(self, event[0])  # type: ignore[union-attr]
-                except ProtocolError as problem:
-                    self.send(frames.error(problem))
-                broker.to_pump[self.channel] = None  # type: ignore[index]
+                self._finish(event[0])
             else:
                 self._carry_out(event, arrival_ns)
             if self.closing:
                 break
 
+    def _finish(self, message_id: bytes) -> None:
+        channel = self.channel
+        assert channel is not None
+        if self.flights.pop(message_id, None):
+            channel.finished += 1
+        else:
+            self.send(frames.error(channel.refusal("FIN", message_id)))
+        if channel.queue:
+            self.broker.to_pump[channel] = None
+
     def _may_rest(self, events: list[Any]) -> bool:
         """Whether nobody waits for what it says: it only finishes messages, and may have many more."""
-        return 4 * self.in_flight < self.ready and all(type(event) is Fin for event in events)
+        return 4 * len(self.flights) < self.ready and all([type(event) is Fin for event in events])  # noqa: C419 - faster
 
     def attend(self) -> None:
         """Messages wait, and it can take none: hear now what it has finished."""

@@ -62,8 +62,11 @@ class Topic:
     @property
     def _held(self) -> int:
         """Messages of the channel that is furthest behind, and those before it."""
-        behind = (channel.held for channel in self.channels.values() if not channel.ephemeral)
-        return len(self.waiting) + len(self.unclaimed) + max(behind, default=0)
+        behind = 0
+        for channel in self.channels.values():
+            if not channel.ephemeral and channel.held > behind:
+                behind = channel.held
+        return len(self.waiting) + len(self.unclaimed) + behind
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
@@ -146,12 +149,11 @@ class Topic:
         if not self.channels or self.paused:
             self.unclaimed.extend(messages)
             return
-        first, *others = self.channels.values()
-        for channel in others:
-            for message in messages:
-                channel.put(message.copy(), now_ns)
-        for message in messages:
-            first.put(message, now_ns)
+        channels = iter(self.channels.values())
+        first = next(channels)
+        for channel in channels:
+            channel.put([message.copy() for message in messages], now_ns)
+        first.put(messages, now_ns)
 
     def empty(self) -> None:
         """Forget what no channel has yet."""
