@@ -63,15 +63,21 @@ class Topic:
     @property
     def _held(self) -> int:
         """Messages of the channel that is furthest behind, and those before it."""
-        behind = (channel.held for channel in self.channels.values() if not channel.ephemeral)
+        behind = 0
+        for channel in self.channels.values():
+            if not channel.ephemeral and channel.held > behind:
+                behind = channel.held
         unclaimed = 0 if self.ephemeral else len(self.unclaimed)
-        return len(self.waiting) + unclaimed + max(behind, default=0)
+        return len(self.waiting) + unclaimed + behind
 
     @property
     def _held_bytes(self) -> int:
         """Their bytes, and those of messages that consumers have: channels share bodies."""
-        behind = (channel.bytes for channel in self.channels.values())
-        return self.waiting_bytes + self.unclaimed_bytes + max(behind, default=0)
+        behind = 0
+        for channel in self.channels.values():
+            if not channel.ephemeral and channel.bytes > behind:
+                behind = channel.bytes
+        return self.waiting_bytes + self.unclaimed_bytes + behind
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
@@ -89,7 +95,7 @@ class Topic:
         """The channel of that name, made if need be; the first one gets what was held for it."""
         found = self.channels.get(name)
         if found is None:
-            found = self.channels[name] = Channel(name, self._max_messages)
+            found = self.channels[name] = Channel(name, self._max_messages, self._max_bytes)
         return found
 
     def drain(self, now_ns: int) -> list[Message]:
@@ -162,12 +168,11 @@ class Topic:
             messages = [*self.unclaimed, *messages]
             self.unclaimed.clear()
             self.unclaimed_bytes = 0
-        first, *others = self.channels.values()
-        for channel in others:
-            for message in messages:
-                channel.put(message.copy(), now_ns)
-        for message in messages:
-            first.put(message, now_ns)
+        channels = iter(self.channels.values())
+        first = next(channels)
+        for channel in channels:
+            channel.put([message.copy() for message in messages], now_ns)
+        first.put(messages, now_ns)
 
     def empty(self) -> None:
         """Forget what no channel has yet."""
