@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.broker.authority import Authority
 from tests.broker.running import Running, running
 
 Start = Callable[..., Running]
@@ -26,3 +27,13 @@ def start() -> Iterator[Start]:
 @pytest.fixture
 def broker(start: Start) -> Running:
     return start()
+
+
+@pytest.fixture
+def authority() -> Iterator[Authority]:
+    found = Authority()
+    found.thread.start()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+    found.thread.join()

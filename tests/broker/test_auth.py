@@ -5,62 +5,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from srtm.protocol import client as say
+from tests.broker.authority import ALL, Authority, answer
 from tests.broker.conftest import Start
 from tests.broker.running import Client
-
-ALL = {"topic": ".*", "channels": [".*"], "permissions": ["publish", "subscribe"]}
-
-
-def answer(*authorizations: Any, ttl: int = 60) -> dict[str, Any]:
-    return {"ttl": ttl, "identity": "me", "identity_url": "http://me", "authorizations": authorizations}
-
-
-class Authority:
-    """Answers with what `judge` makes of a request; `asked` keeps the requests."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, str]] = []
-        self.judge: Callable[[dict[str, str]], Any] = lambda _: answer(ALL)
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                parts = urlsplit(self.path)
-                asked = {key: value[0] for key, value in parse_qs(parts.query, keep_blank_values=True).items()}
-                outer.asked.append(asked)
-                found = outer.judge(asked) if parts.path == "/auth" else None
-                body = found if isinstance(found, bytes) else json.dumps(found).encode()
-                self.send_response(200 if found is not None else 403)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.address = f"127.0.0.1:{self.server.server_address[1]}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-
-
-@pytest.fixture
-def authority() -> Iterator[Authority]:
-    found = Authority()
-    found.thread.start()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
-    found.thread.join()
 
 
 def test_whoever_is_known_may_publish_and_subscribe(start: Start, authority: Authority) -> None:

@@ -18,7 +18,9 @@ def sent_until_stopped(client: Client, command: bytes, times: int) -> int:
     sent = 0
     try:
         for _ in range(times):
-            sent += client.sock.send(command)
+            for at in range(0, len(command), 50_000):
+                client.sock.sendall(command[at : at + 50_000])
+                sent += len(command[at : at + 50_000])
     except TimeoutError:
         return sent
     pytest.fail("it was never stopped")

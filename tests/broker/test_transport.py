@@ -30,7 +30,7 @@ class Certificates:
         self._ca, stranger = trustme.CA(), trustme.CA()
         self.ca = str(folder / "ca.pem")
         self._ca.cert_pem.write_to_path(self.ca)
-        server = self._ca.issue_cert("localhost")
+        server = self._ca.issue_cert("localhost", "127.0.0.1")
         self.cert, self.key = str(folder / "cert.pem"), str(folder / "key.pem")
         server.cert_chain_pems[0].write_to_path(self.cert)
         server.private_key_pem.write_to_path(self.key)
