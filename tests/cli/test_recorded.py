@@ -134,3 +134,24 @@ def test_what_is_missing_is_named(
     (tmp_path / "c.json").write_text('{"topics": [{"topic": "topic", "r": 5}]}')
     assert run(["penalty", str(folder), "--contract", str(tmp_path / "c.json")]) == 2
     assert "b must be given as numbers" in capsys.readouterr().err
+
+
+def test_what_a_broker_recorded_is_judged_like_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limited topic at a real broker: the run keeps to its bucket, and one bucket costs what one bucket would."""
+    from tests.broker import test_recorder as broker_runs
+    from tests.broker.running import running
+
+    with running(trace_folder=str(tmp_path)) as broker:
+        broker.post("/topic/limit?topic=t&r=2000&b=20")
+        broker_runs.record(broker)
+        broker_runs.bursts(broker, "t", [5, 80, 1, 300])
+        broker_runs.stop(broker)
+    trace = str(tmp_path / "run.parquet")
+    assert run(["conformance", trace, "--r", "2000", "--b", "20", "--json"]) == 0
+    (topic,) = json.loads(capsys.readouterr().out)["topics"]
+    assert (topic["topic"], topic["messages"], topic["conforms"]) == ("t", 386, True)
+    assert run(["conformance", trace, "--r", "2000", "--b", "10"]) == 1
+    capsys.readouterr()
+    assert run(["penalty", trace, "--r", "2000", "--b", "20", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["topics"][0]["messages"] == 386
