@@ -15,6 +15,33 @@ from tests.broker.authority import ALL, Authority, answer
 from tests.broker.conftest import Start
 from tests.broker.running import Client
 
+PERMISSIONS: list[tuple[dict[str, Any], bytes, bytes | None]] = [
+    ({"permissions": ["publish"]}, say.pub("t", b"x"), None),
+    ({"permissions": ["publish"]}, say.dpub("t", 0, b"x"), None),
+    ({"permissions": ["subscribe"]}, say.pub("t", b"x"), b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
+    ({"permissions": ["subscribe"]}, say.mpub("t", [b"x"]), b'E_UNAUTHORIZED AUTH failed for MPUB on "t" ""'),
+    ({"permissions": ["subscribe"]}, say.sub("t", "c"), None),
+    ({"permissions": ["publish"]}, say.sub("t", "c"), b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'),
+    ({"topic": "^t$"}, say.sub("t", "c"), None),
+    ({"topic": "^u"}, say.sub("t", "c"), b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'),
+    ({"channels": ["^a", "c$"]}, say.sub("t", "c"), None),
+    ({"channels": ["^a"]}, say.sub("t", "c"), b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'),
+    ({"channels": ["^a"]}, say.pub("t", b"x"), b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
+    ({"channels": []}, say.pub("t", b"x"), b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
+]
+
+ANSWERS: list[tuple[Any, bytes]] = [
+    (None, b"E_AUTH_FAILED AUTH failed"),
+    (b"no JSON", b"E_AUTH_FAILED AUTH failed"),
+    (b"[1]", b"E_AUTH_FAILED AUTH failed"),
+    (answer(ALL, ttl=0), b"E_AUTH_FAILED AUTH failed"),
+    (answer({**ALL, "topic": "("}), b"E_AUTH_FAILED AUTH failed"),
+    (answer({**ALL, "channels": ["["]}), b"E_AUTH_FAILED AUTH failed"),
+    (answer({**ALL, "channels": [7]}), b"E_AUTH_FAILED AUTH failed"),
+    (answer({**ALL, "permissions": ["fly"]}), b"E_AUTH_FAILED AUTH failed"),
+    (answer(), b"E_UNAUTHORIZED AUTH no authorizations found"),
+]
+
 
 def test_whoever_is_known_may_publish_and_subscribe(start: Start, authority: Authority) -> None:
     broker = start(auth_http_addresses=(authority.address,))
@@ -69,23 +96,7 @@ def test_a_client_that_leaves_before_the_answer_is_forgotten(start: Start, autho
     broker.wait_until(lambda b: not b.connections)
 
 
-@pytest.mark.parametrize(
-    ("authorization", "command", "error"),
-    [
-        ({"permissions": ["publish"]}, say.pub("t", b"x"), None),
-        ({"permissions": ["publish"]}, say.dpub("t", 0, b"x"), None),
-        ({"permissions": ["subscribe"]}, say.pub("t", b"x"), b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
-        ({"permissions": ["subscribe"]}, say.mpub("t", [b"x"]), b'E_UNAUTHORIZED AUTH failed for MPUB on "t" ""'),
-        ({"permissions": ["subscribe"]}, say.sub("t", "c"), None),
-        ({"permissions": ["publish"]}, say.sub("t", "c"), b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'),
-        ({"topic": "^t$"}, say.sub("t", "c"), None),
-        ({"topic": "^u"}, say.sub("t", "c"), b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'),
-        ({"channels": ["^a", "c$"]}, say.sub("t", "c"), None),
-        ({"channels": ["^a"]}, say.sub("t", "c"), b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'),
-        ({"channels": ["^a"]}, say.pub("t", b"x"), b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
-        ({"channels": []}, say.pub("t", b"x"), b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
-    ],
-)
+@pytest.mark.parametrize(("authorization", "command", "error"), PERMISSIONS)
 def test_permissions(
     authorization: dict[str, Any], command: bytes, error: bytes | None, start: Start, authority: Authority
 ) -> None:
@@ -101,20 +112,7 @@ def test_permissions(
             assert client.ended()
 
 
-@pytest.mark.parametrize(
-    ("found", "error"),
-    [
-        (None, b"E_AUTH_FAILED AUTH failed"),
-        (b"no JSON", b"E_AUTH_FAILED AUTH failed"),
-        (b"[1]", b"E_AUTH_FAILED AUTH failed"),
-        (answer(ALL, ttl=0), b"E_AUTH_FAILED AUTH failed"),
-        (answer({**ALL, "topic": "("}), b"E_AUTH_FAILED AUTH failed"),
-        (answer({**ALL, "channels": ["["]}), b"E_AUTH_FAILED AUTH failed"),
-        (answer({**ALL, "channels": [7]}), b"E_AUTH_FAILED AUTH failed"),
-        (answer({**ALL, "permissions": ["fly"]}), b"E_AUTH_FAILED AUTH failed"),
-        (answer(), b"E_UNAUTHORIZED AUTH no authorizations found"),
-    ],
-)
+@pytest.mark.parametrize(("found", "error"), ANSWERS)
 def test_answers_that_let_nobody_in(found: Any, error: bytes, start: Start, authority: Authority) -> None:
     authority.judge = lambda _: found
     with Client(start(auth_http_addresses=(authority.address,)).address) as client:

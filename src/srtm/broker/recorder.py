@@ -13,7 +13,7 @@ import queue
 import threading
 from array import array
 from collections import deque
-from itertools import count, repeat
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +37,7 @@ _MOST_WAITING = 32  # chunks that the disk may be behind
 class Chunk:
     """Rows of about a second, in columns; `first` is the number of the first row in the recording."""
 
-    __slots__ = ("arrival_ns", "first", "ids", "publisher", "release_ns", "sent_ns", "topic")
+    __slots__ = ("arrival_ns", "first", "publisher", "release_ns", "sent_ns", "topic")
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -46,7 +46,6 @@ class Chunk:
         self.arrival_ns = array("q")
         self.release_ns = array("q")
         self.sent_ns = array("q")  # 0: not yet
-        self.ids: list[bytes] = []
 
 
 class Recorder:
@@ -77,21 +76,21 @@ class Recorder:
 
     def released(self, topic: str, messages: list[Message]) -> None:
         """Messages of a topic got their tokens."""
-        chunk, publishers = self._chunk, self._publishers
+        chunk, publishers, opened = self._chunk, self._publishers, self._open
         code = self._topics.setdefault(topic, len(self._topics))
-        chunk.topic.extend(repeat(code, len(messages)))
-        try:
-            senders = [publishers[message.publisher] for message in messages]
-        except KeyError:
-            senders = [publishers.setdefault(message.publisher, len(publishers)) for message in messages]
-        chunk.publisher.extend(senders)
-        chunk.arrival_ns.extend([message.arrival_ns for message in messages])
-        chunk.release_ns.extend([message.release_ns for message in messages])
-        chunk.sent_ns.extend(repeat(0, len(messages)))
-        ids = [message.id for message in messages]
-        chunk.ids += ids
-        self._open.update(zip(ids, count(self.rows), strict=False))
-        self.rows += len(messages)
+        row = self.rows
+        for message in messages:
+            publisher = publishers.get(message.publisher)
+            if publisher is None:
+                publisher = publishers[message.publisher] = len(publishers)
+            chunk.topic.append(code)
+            chunk.publisher.append(publisher)
+            chunk.arrival_ns.append(message.arrival_ns)
+            chunk.release_ns.append(message.release_ns)
+            chunk.sent_ns.append(0)
+            opened[message.id] = row
+            row += 1
+        self.rows = row
 
     def sent(self, messages: list[Message], sent_ns: int) -> None:
         """Messages were written to a subscriber."""
@@ -118,10 +117,10 @@ class Recorder:
             self._hand_over(self._older.popleft())
 
     def _hand_over(self, chunk: Chunk) -> None:
-        for at, sent_ns in enumerate(chunk.sent_ns):
-            if not sent_ns:
-                self._open.pop(chunk.ids[at], None)
-        chunk.ids.clear()
+        end = chunk.first + len(chunk.topic)
+        unsent = list(takewhile(lambda entry: entry[1] < end, self._open.items()))  # rows are in the order they came
+        for message_id, _ in unsent:
+            del self._open[message_id]
         if self._to_write.qsize() > _MOST_WAITING and self.problem is None:
             self.problem = TraceError(f"cannot write {self.path}: the disk does not follow", path=str(self.path))
         if chunk.topic and self.problem is None:
