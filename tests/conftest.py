@@ -43,6 +43,8 @@ class Part:
 PARTS = {
     "nsqd": Part("nsqd", "run tests/parts/build (it takes Go)"),
     "nsqlookupd": Part("nsqlookupd", "run tests/parts/build (it takes Go)"),
+    "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
+    "node": Part("node", "install Debian's package nodejs"),
     "chromium": Part("chromium", "install Debian's package chromium"),
 }
 

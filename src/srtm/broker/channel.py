@@ -1,16 +1,18 @@
 """A channel: a copy of its topic's messages, shared by competing consumers.
 
-Messages are in the queue, deferred, or in flight to one consumer; `FIN` ends one, a time-out or `REQ` brings it back.
+Messages are in the queue, deferred, or in flight to one consumer, which holds them: `FIN` ends one there, a time-out or
+`REQ` brings it back.
 Invariant: every message that was put is in exactly one of the three until it is finished, or was dropped and counted.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from srtm.protocol.frames import MAX_ATTEMPTS
 from srtm.protocol.names import ephemeral
 from srtm.protocol.server import failed
 
@@ -18,9 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from srtm.broker.message import Message
+    from srtm.errors import ProtocolError
 
 NS_PER_MS = 1_000_000
+_AT_ONCE = 32  # messages handed over between two looks at what a consumer has not read yet
+_BYTES_AT_ONCE = 64 * 1024  # about: messages of a topic are alike
 _sample = Random(0)
+
+
+def _by_deadline(flight: tuple[bytes, Message]) -> int:
+    return flight[1].deadline_ns
 
 
 class Consumer(Protocol):
@@ -28,41 +37,32 @@ class Consumer(Protocol):
 
     timeout_ns: int
     sample_rate: int
-    in_flight: int
+    flights: dict[bytes, Message]  # that it has: all of one time-out, so they run out in the order they were taken
 
-    def can_take(self) -> bool:
-        """Whether it may be sent a message now."""
+    def room(self) -> int:
+        """How many messages it may be sent now."""
 
-    def deliver(self, message: Message) -> None:
-        """Send it one, at the end of this turn."""
+    def deliver(self, messages: list[Message]) -> None:
+        """Send it these, at the end of this turn."""
 
-
-class InFlight:
-    """A message that a consumer has, until when."""
-
-    __slots__ = ("consumer", "deadline_ns", "message", "sent_ns")
-
-    def __init__(self, message: Message, consumer: Consumer, sent_ns: int, deadline_ns: int) -> None:
-        self.message = message
-        self.consumer = consumer
-        self.sent_ns = sent_ns
-        self.deadline_ns = deadline_ns
+    def attend(self) -> None:
+        """Messages wait for it: hear now what it has finished."""
 
 
 class Channel:
     """One channel of a topic."""
 
-    def __init__(self, name: str, max_messages: int) -> None:
+    def __init__(self, name: str, max_messages: int, max_bytes: int) -> None:
         self.name = name
         self.ephemeral = ephemeral(name)
         self.paused = False
         self.queue: deque[Message] = deque()
         self.deferred: list[tuple[int, bytes, Message]] = []
-        # By time-out, because those of one time-out run out in the order in which they were sent.
-        self.in_flight: dict[int, OrderedDict[bytes, InFlight]] = {}
         self.consumers: list[Consumer] = []
         self.messages = self.requeued = self.timed_out = self.finished = self.dropped = 0
+        self.bytes = 0  # of all messages that are not finished
         self._max = max_messages
+        self._max_bytes = max_bytes
         self._turn = 0
 
     @property
@@ -73,22 +73,26 @@ class Channel:
     @property
     def flying(self) -> int:
         """Messages that consumers have."""
-        return sum(len(flights) for flights in self.in_flight.values())
+        return sum(len(consumer.flights) for consumer in self.consumers)
 
     @property
     def held(self) -> int:
         """Messages that take memory here and are not with a consumer."""
         return len(self.queue) + len(self.deferred)
 
-    def put(self, message: Message, now_ns: int) -> None:
-        """Take a message from the topic; a channel that nobody will miss drops what it cannot hold."""
-        self.messages += 1
-        if self.ephemeral and self.held >= self._max:
-            self.dropped += 1
-        elif message.delay_ns:
-            heapq.heappush(self.deferred, (now_ns + message.delay_ns, message.id, message))
-        else:
-            self.queue.append(message)
+    def put(self, messages: list[Message], now_ns: int) -> None:
+        """Take messages from the topic; a channel that nobody will miss drops what it cannot hold."""
+        self.messages += len(messages)
+        if not self.ephemeral and not any([message.delay_ns for message in messages]):  # noqa: C419 - a list is faster
+            self.queue.extend(messages)
+            self.bytes += sum([len(message.body) for message in messages])
+            return
+        for message in messages:
+            if self.ephemeral and (self.held >= self._max or self.bytes >= self._max_bytes):
+                self.dropped += 1
+            else:
+                self.bytes += len(message.body)
+                self._back(message, message.delay_ns, now_ns)
 
     def pump(self, now_ns: int) -> None:
         """Hand queued messages to consumers that can take them, in turns."""
@@ -99,54 +103,59 @@ class Channel:
         while queue and idle < len(consumers):
             self._turn = (self._turn + 1) % len(consumers)
             consumer = consumers[self._turn]
-            if not consumer.can_take():
+            share = -(-len(queue) // len(consumers))
+            most = min(share, consumer.room(), _AT_ONCE, 1 + _BYTES_AT_ONCE // (len(queue[0].body) + 1))
+            if most <= 0:
                 idle += 1
                 continue
             idle = 0
-            message = queue.popleft()
-            if consumer.sample_rate and _sample.randrange(100) >= consumer.sample_rate:
-                self.finished += 1  # as nsqd does: what is not in the sample is gone
-                continue
-            message.attempts += 1
-            self._flights(consumer.timeout_ns)[message.id] = InFlight(
-                message, consumer, now_ns, now_ns + consumer.timeout_ns
-            )
-            consumer.in_flight += 1
-            consumer.deliver(message)
+            batch = [queue.popleft() for _ in range(most)]
+            if consumer.sample_rate:
+                for message in batch:
+                    self.bytes -= len(message.body)
+                batch = [message for message in batch if _sample.randrange(100) < consumer.sample_rate]
+                self.finished += most - len(batch)  # as nsqd does: what is not in the sample is gone
+                for message in batch:
+                    self.bytes += len(message.body)
+            flights, deadline_ns = consumer.flights, now_ns + consumer.timeout_ns
+            for message in batch:
+                if message.attempts < MAX_ATTEMPTS:  # all that a frame can say
+                    message.attempts += 1
+                message.taken_ns = now_ns
+                message.deadline_ns = deadline_ns
+                flights[message.id] = message
+            consumer.deliver(batch)
+        if queue:
+            for consumer in consumers:
+                consumer.attend()
 
-    def _flights(self, timeout_ns: int) -> OrderedDict[bytes, InFlight]:
-        flights = self.in_flight.get(timeout_ns)
-        if flights is None:
-            flights = self.in_flight[timeout_ns] = OrderedDict()
-        return flights
+    def _taken(self, verb: str, consumer: Consumer, message_id: bytes) -> Message:
+        message = consumer.flights.pop(message_id, None)
+        if message is None:
+            raise self.refusal(verb, message_id)
+        return message
 
-    def _taken(self, verb: str, consumer: Consumer, message_id: bytes) -> InFlight:
-        flight = self._flights(consumer.timeout_ns).pop(message_id, None)
-        if flight is None:
-            raise failed(verb, message_id, "ID not in flight")
-        if flight.consumer is not consumer:
-            self._flights(consumer.timeout_ns)[message_id] = flight
-            raise failed(verb, message_id, "client does not own message")
-        return flight
-
-    def finish(self, consumer: Consumer, message_id: bytes) -> None:
-        """A consumer is done with a message."""
-        self._taken("FIN", consumer, message_id)
-        consumer.in_flight -= 1
-        self.finished += 1
+    def refusal(self, verb: str, message_id: bytes) -> ProtocolError:
+        """Why a consumer cannot have meant this message, which it does not have."""
+        elsewhere = any(message_id in consumer.flights for consumer in self.consumers)
+        return failed(verb, message_id, "client does not own message" if elsewhere else "ID not in flight")
 
     def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> None:
         """A consumer gives a message back, for later."""
-        flight = self._taken("REQ", consumer, message_id)
-        consumer.in_flight -= 1
+        message = self._taken("REQ", consumer, message_id)
         self.requeued += 1
-        self._back(flight.message, delay_ms * NS_PER_MS, now_ns)
+        self._back(message, delay_ms * NS_PER_MS, now_ns)
 
     def touch(self, consumer: Consumer, message_id: bytes, now_ns: int, longest_ns: int) -> None:
         """A consumer needs more time, but no more than `longest_ns` in all."""
-        flight = self._taken("TOUCH", consumer, message_id)
-        flight.deadline_ns = min(now_ns + consumer.timeout_ns, flight.sent_ns + longest_ns)
-        self._flights(consumer.timeout_ns)[message_id] = flight
+        message = self._taken("TOUCH", consumer, message_id)
+        wanted_ns, last_ns = now_ns + consumer.timeout_ns, message.taken_ns + longest_ns
+        message.deadline_ns = min(wanted_ns, last_ns)
+        consumer.flights[message_id] = message
+        if last_ns < wanted_ns:  # it runs out before others that were taken or touched earlier
+            in_order = sorted(consumer.flights.items(), key=_by_deadline)
+            consumer.flights.clear()
+            consumer.flights.update(in_order)
 
     def _back(self, message: Message, delay_ns: int, now_ns: int) -> None:
         if delay_ns:
@@ -158,40 +167,36 @@ class Channel:
         """Bring back what has timed out and what was deferred until now."""
         while self.deferred and self.deferred[0][0] <= now_ns:
             self.queue.append(heapq.heappop(self.deferred)[2])
-        for flights in self.in_flight.values():
-            while flights:
-                message_id, flight = next(iter(flights.items()))
-                if flight.deadline_ns > now_ns:
+        for consumer in self.consumers:
+            late = []
+            for message in consumer.flights.values():
+                if message.deadline_ns > now_ns:
                     break
-                del flights[message_id]
-                flight.consumer.in_flight -= 1
-                self.timed_out += 1
-                self.queue.append(flight.message)
+                late.append(message)
+            for message in late:
+                del consumer.flights[message.id]
+            self.timed_out += len(late)
+            self.queue.extend(late)
 
     def leave(self, consumer: Consumer) -> None:
         """A consumer is gone; what it had goes to others."""
         self.consumers.remove(consumer)
-        flights = self._flights(consumer.timeout_ns)
-        lost = [flight for flight in flights.values() if flight.consumer is consumer]
-        for flight in lost:
-            del flights[flight.message.id]
-            self.queue.append(flight.message)
-        self.requeued += len(lost)
+        self.requeued += len(consumer.flights)
+        self.queue.extend(consumer.flights.values())
+        consumer.flights.clear()
 
     def empty(self) -> None:
         """Forget everything."""
+        self.bytes = 0
         self.queue.clear()
         self.deferred.clear()
-        for flights in self.in_flight.values():
-            for flight in flights.values():
-                flight.consumer.in_flight -= 1
-            flights.clear()
+        for consumer in self.consumers:
+            consumer.flights.clear()
 
     def everything(self) -> Iterable[Message]:
         """All messages that are not finished: to be saved when the broker stops."""
-        for flights in self.in_flight.values():
-            for flight in flights.values():
-                yield flight.message
+        for consumer in self.consumers:
+            yield from consumer.flights.values()
         yield from self.queue
         for _, _, message in self.deferred:
             yield message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -16,7 +17,7 @@ from starlette.routing import Route
 
 import srtm
 from srtm.broker.message import Message
-from srtm.errors import InputError
+from srtm.errors import InputError, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol.names import valid_name
 
@@ -61,6 +62,8 @@ def app(broker: Broker) -> Starlette:
         "/channel/empty": pages.channel_empty,
         "/channel/pause": pages.channel_pause,
         "/channel/unpause": pages.channel_unpause,
+        "/srtm/trace/start": pages.trace_start,
+        "/srtm/trace/stop": pages.trace_stop,
     }
     gets = {"/ping": pages.ping, "/info": pages.info, "/stats": pages.stats, "/metrics": pages.metrics}
     routes = [Route(path, _answered(page), methods=["POST"]) for path, page in posts.items()]
@@ -180,8 +183,7 @@ class Pages:
     async def channel_create(self, request: Request) -> Response:
         """Make a channel."""
         topic = self._named_topic(request)
-        topic.channel(self._channel_name(request))
-        self.broker.touch(topic.name)
+        self.broker.channel(topic, self._channel_name(request))
         self.broker.wake()
         return Response()
 
@@ -208,6 +210,36 @@ class Pages:
         self.broker.to_pump[channel] = None
         self.broker.wake()
         return Response()
+
+    async def trace_start(self, request: Request) -> Response:
+        """Record every message from now on: ?file=NAME.parquet, in the folder that was configured."""
+        from srtm.broker.recorder import Recorder
+
+        folder, name = self.broker.options.trace_folder, request.query_params.get("file", "")
+        if folder is None:
+            raise Refused(403, "TRACE_DISABLED: start the broker with --trace-folder")
+        if Path(name).name != name or name.startswith(".") or not name.endswith(".parquet"):
+            raise Refused(400, "INVALID_ARG_FILE: a name that ends with .parquet, without a folder")
+        if self.broker.recorder is not None:
+            raise Refused(409, "TRACE_RUNNING")
+        path = Path(folder) / name
+        if path.exists():
+            raise Refused(409, "TRACE_EXISTS")
+        recorder = Recorder(path, self.broker.options.name, self.broker.groups, self.broker.loop)
+        recorder.start()
+        self.broker.recorder = recorder
+        return JSONResponse({"file": str(path)})
+
+    async def trace_stop(self, _: Request) -> Response:
+        """Record no more; the file is there when this is answered."""
+        recorder, self.broker.recorder = self.broker.recorder, None
+        if recorder is None:
+            raise Refused(409, "TRACE_NOT_RUNNING")
+        try:
+            await recorder.stop()
+        except SRTMError as problem:
+            raise Refused(500, f"TRACE_FAILED: {problem}") from None
+        return JSONResponse({"file": str(recorder.path), "messages": recorder.rows})
 
     async def stats(self, request: Request) -> Response:
         """What it does: nsqd's shape with ?format=json, or text; ours under `srtm`."""

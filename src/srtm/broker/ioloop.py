@@ -20,11 +20,14 @@ from itertools import count
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from srtm.broker import transport
 from srtm.broker.message import Message, ids
 from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
+from srtm.broker.transport import Transport
 from srtm.errors import ProtocolError
 from srtm.protocol import frames
+from srtm.protocol.frames import append_message
 from srtm.protocol.identify import response as identify_response
 from srtm.protocol.server import (
     Cls,
@@ -45,16 +48,22 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from srtm.broker.auth import Authority, Guard
     from srtm.broker.channel import Channel
     from srtm.broker.options import BrokerOptions
+    from srtm.broker.recorder import Recorder
+    from srtm.protocol.identify import Identity
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 _TIMESPEC = Struct("@ll")
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
+_REST_S = 0.002  # how long a busy consumer may not be heard
+_REST_NS = int(_REST_S * NS_PER_S)
 _TICK_S = 0.1  # how often time-outs are looked for, as in nsqd
 _timespec = _TIMESPEC.unpack
+_OK = frames.OK
 _now_ns = time.time_ns  # the clock that the kernel stamps with
 
 
@@ -63,22 +72,27 @@ class Connection:
 
     __slots__ = (
         "address",
+        "beat",
         "broker",
         "channel",
         "closing",
         "connected_ns",
         "delivered",
+        "flights",
+        "guard",
         "heard_ns",
-        "in_flight",
+        "holds",
         "messages",
         "out",
         "protocol",
         "publisher",
         "ready",
+        "resting",
         "sample_rate",
         "sock",
         "timeout_ns",
         "topic",
+        "transport",
         "writing",
     )
 
@@ -88,6 +102,10 @@ class Connection:
         self.sock = sock
         self.address = address
         self.protocol = ServerProtocol(settings)
+        self.transport: Transport | None = None  # TLS and compression
+        self.guard = broker.guard(self)
+        self.holds = 0  # reasons not to read from it
+        self.beat = 0  # which of the heartbeats that were set up is its own
         self.out = bytearray()
         self.writing = False  # the kernel took less than there was; it says when it takes more
         self.closing = False
@@ -95,24 +113,32 @@ class Connection:
         self.topic: Topic | None = None
         self.channel: Channel | None = None
         self.ready = 0
-        self.in_flight = 0
+        self.flights: dict[bytes, Message] = {}
+        self.resting = False  # a busy consumer, read now and then
         self.sample_rate = 0
         self.timeout_ns = settings.msg_timeout_ms * NS_PER_MS
         self.delivered: list[Message] = []
         self.messages = 0
         self.connected_ns = self.heard_ns = _now_ns()
 
-    def can_take(self) -> bool:
-        """Whether it may be sent a message now."""
-        return self.in_flight < self.ready and len(self.out) < self.broker.options.max_unsent_bytes
+    @property
+    def in_flight(self) -> int:
+        """Messages that it has."""
+        return len(self.flights)
 
-    def deliver(self, message: Message) -> None:
-        """Send it a message, at the end of this turn."""
-        if not self.out:
-            self.broker.to_flush.append(self)
-        frames.append_message(self.out, message.arrival_ns, message.attempts, message.id, message.body)
-        self.delivered.append(message)
-        self.messages += 1
+    def room(self) -> int:
+        """How many messages it may be sent now."""
+        return self.ready - len(self.flights) if len(self.out) < self.broker.options.max_unsent_bytes else 0
+
+    def deliver(self, messages: list[Message]) -> None:
+        """Send it messages, at the end of this turn."""
+        if not self.delivered:
+            self.broker.to_deliver.append(self)
+        out = self.out
+        for message in messages:
+            append_message(out, message.arrival_ns, message.attempts, message.id, message.body)
+        self.delivered += messages
+        self.messages += len(messages)
 
     def send(self, data: bytes) -> None:
         """Send it bytes, at the end of this turn."""
@@ -131,7 +157,7 @@ class Connection:
             broker.close(self)
             return
         if not size:
-            broker.close(self)
+            self._ended()
             return
         if ancillary:
             seconds, nanoseconds = _timespec(ancillary[0][2])
@@ -139,35 +165,119 @@ class Connection:
         else:
             arrival_ns = _now_ns()
             broker.unstamped += 1
+        since_ns = arrival_ns - self.heard_ns
         self.heard_ns = arrival_ns
         broker.wake()
-        events: list[Any] = self.protocol.feed(broker.read_view[:size])
-        next_id, publisher = broker.next_id, self.publisher
+        if self.transport is None:
+            self._take(broker.read_view[:size], arrival_ns, since_ns)
+        else:
+            self._take(self.transport.receive(broker.read_view[:size]), arrival_ns, since_ns)
+
+    def _take(self, data: bytes | memoryview, arrival_ns: int, since_ns: int = _REST_NS) -> None:
+        """Read commands, and carry them out as far as they may be."""
+        events: list[Any] = self.protocol.feed(data)
+        if self.channel and not self.resting and since_ns < _REST_NS and self._may_rest(events):
+            self.broker.rest(self)
+        if self.guard is not None:
+            events = self.guard.admit(events, arrival_ns)
+        self.carry_out(events, arrival_ns)
+        if self.transport is not None and self.sock.fileno() >= 0:
+            if self.transport.more:
+                self.hold()
+                self.broker.loop.call_soon(self._take_more, arrival_ns)
+            elif self.transport.ended:
+                self._ended()
+
+    def _take_more(self, arrival_ns: int) -> None:
+        """Go on with a read that was too much for one turn, once nothing else stands against it."""
+        if self.sock.fileno() < 0 or self.transport is None:
+            return
+        if self.holds > 1:
+            self.broker.loop.call_later(_TICK_S, self._take_more, arrival_ns)
+            return
+        self.broker.wake()
+        self._take(self.transport.receive(b""), arrival_ns)
+        self.release()
+
+    def hold(self) -> None:
+        """Read no more from it, until as many have released it as held it."""
+        self.holds += 1
+        if self.holds == 1:
+            self.broker.loop.remove_reader(self.sock)
+
+    def release(self) -> None:
+        """There is one reason less not to read from it."""
+        self.holds -= 1
+        if not self.holds and self.sock.fileno() >= 0 and not self.resting:
+            self.heard_ns = _now_ns()  # it could not be heard
+            self.broker.loop.add_reader(self.sock, self.readable)
+
+    def _ended(self) -> None:
+        """It sends no more; what it had begun to say gets nsqd's error."""
+        problem = self.protocol.end()
+        if self.writing:  # what it does not read while it speaks, it will not read now
+            self.broker.close(self)
+            return
+        self.hold()
+        if problem and not self.closing:
+            self.send(frames.error(problem))
+        self.closing = True
+        self.broker.to_flush.append(self)
+        self.broker.wake()
+
+    def carry_out(self, events: list[Any], arrival_ns: int) -> None:
+        """Do what it says, in order."""
+        broker = self.broker
         for event in events:
             kind = type(event)
             if kind is Pub:
                 name, body = event
                 topic = broker.touch(name)
-                topic.arrived.append(Message(next_id(), arrival_ns, body, publisher))
+                if self.channel is not None and topic.full:
+                    self._refuse("PUB")
+                    break
+                topic.arrived.append(Message(broker.next_id(), arrival_ns, body, self.publisher))
                 topic.bytes += len(body)
                 topic.senders[self] = None
-                self.send(frames.OK)
+                if not self.out:
+                    broker.to_flush.append(self)
+                self.out += _OK
             elif kind is Fin:
-                try:
-                    self.channel.finish(self, event[0])  # type: ignore[union-attr]
-                except ProtocolError as problem:
-                    self.send(frames.error(problem))
-                broker.to_pump[self.channel] = None  # type: ignore[index]
+                self._finish(event[0])
             else:
                 self._carry_out(event, arrival_ns)
             if self.closing:
                 break
+
+    def _finish(self, message_id: bytes) -> None:
+        channel = self.channel
+        assert channel is not None
+        message = self.flights.pop(message_id, None)
+        if message is not None:
+            channel.finished += 1
+            channel.bytes -= len(message.body)
+        else:
+            self.send(frames.error(channel.refusal("FIN", message_id)))
+        if channel.queue:
+            self.broker.to_pump[channel] = None
+
+    def _may_rest(self, events: list[Any]) -> bool:
+        """Whether nobody waits for what it says: it only finishes messages, and may have many more."""
+        return 4 * len(self.flights) < self.ready and all([type(event) is Fin for event in events])  # noqa: C419 - faster
+
+    def attend(self) -> None:
+        """Messages wait, and it can take none: hear now what it has finished."""
+        if self.resting:
+            self.broker.end_rest(self)
 
     def _carry_out(self, event: Any, arrival_ns: int) -> None:
         broker = self.broker
         kind = type(event)
         if kind is Mpub:
             topic = broker.touch(event.topic)
+            if self.channel is not None and topic.full:
+                self._refuse("MPUB")
+                return
             topic.arrived += [Message(broker.next_id(), arrival_ns, body, self.publisher) for body in event.bodies]
             topic.bytes += sum(map(len, event.bodies))
             topic.senders[self] = None
@@ -177,6 +287,9 @@ class Connection:
             broker.to_pump[self.channel] = None  # type: ignore[index]
         elif kind is Dpub:
             topic = broker.touch(event.topic)
+            if self.channel is not None and topic.full:
+                self._refuse("DPUB")
+                return
             delay_ns = event.delay_ms * NS_PER_MS
             topic.arrived.append(Message(broker.next_id(), arrival_ns, event.body, self.publisher, delay_ns))
             topic.bytes += len(event.body)
@@ -190,11 +303,14 @@ class Connection:
             self.sample_rate = identity.sample_rate
             if identity.srtm:
                 self.publisher = identity.srtm.publisher
+                broker.groups[self.publisher] = identity.srtm.group
             self.send(frames.response(identify_response(identity, broker.options.settings)))
             broker.expect_heartbeat(self)
+            if identity.upgrades:
+                self._upgrade(identity, arrival_ns)
         elif kind is Sub:
             self.topic = broker.touch(event.topic)
-            self.channel = self.topic.channel(event.channel)
+            self.channel = broker.channel(self.topic, event.channel)
             self.channel.consumers.append(self)
             broker.to_pump[self.channel] = None
             self.send(frames.OK)
@@ -203,9 +319,24 @@ class Connection:
             self.send(frames.CLOSE_WAIT)
         elif isinstance(event, ProtocolError):
             self.send(frames.error(event))
-            self.closing = True
+            self.closing = self.protocol.closed = True
         else:
             assert kind is Nop, event
+
+    def _refuse(self, verb: str) -> None:
+        """A topic is full, and its publisher is a consumer: it cannot be made to wait, for its FINs would, too."""
+        self.send(frames.error(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed topic is full")))
+        self.closing = self.protocol.closed = True
+
+    def _upgrade(self, identity: Identity, arrival_ns: int) -> None:
+        """Go on through the layers that IDENTIFY settled; it was the last command before them."""
+        rest = self.protocol.take_unparsed()
+        if self.transport is not None:
+            self._carry_out(ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed a second upgrade"), arrival_ns)
+            return
+        self.transport = Transport(self, identity, self.broker.tls)
+        if rest:
+            self._take(self.transport.receive(rest), arrival_ns)
 
     def _give_back(self, event: Any) -> None:
         channel, now_ns = self.channel, _now_ns()
@@ -222,6 +353,9 @@ class Connection:
 
     def flush(self) -> None:
         """One write of all that there is."""
+        if self.transport is not None:
+            self.transport.flush()
+            return
         out = self.out
         if not self.writing and out:
             try:
@@ -237,9 +371,13 @@ class Connection:
                 self.broker.loop.add_writer(self.sock, self._writable)
                 return
             out.clear()
+        self.flushed()
+
+    def flushed(self) -> None:
+        """The kernel has all of it, or is still busy."""
         if self.delivered and not self.writing:
             self._account()
-        if self.closing:
+        if self.closing and not self.writing:
             self.broker.close(self)
 
     def _writable(self) -> None:
@@ -252,17 +390,25 @@ class Connection:
             return
         del self.out[:sent]
         if not self.out:
-            self.writing = False
-            self.broker.loop.remove_writer(self.sock)
-            self.flush()
-            if self.channel:
-                self.broker.to_pump[self.channel] = None
-                self.broker.wake()
+            self.written()
+
+    def written(self) -> None:
+        """The kernel has taken what it had not taken at first."""
+        self.writing = False
+        if self.sock.fileno() < 0:
+            return
+        self.broker.loop.remove_writer(self.sock)
+        self.flush()
+        if self.channel:
+            self.broker.to_pump[self.channel] = None
+            self.broker.wake()
 
     def _account(self) -> None:
         """The messages of this write are with the kernel: their latency ends here."""
         sent_ns, topic = _now_ns(), self.topic
         assert topic is not None
+        if self.broker.recorder is not None:
+            self.broker.recorder.sent(self.delivered, sent_ns)
         recent = topic.recent
         recent.sent += len(self.delivered)
         if not recent.full:
@@ -279,8 +425,18 @@ class Broker:
     """A broker at work: listens, serves, and stops."""
 
     def __init__(self, options: BrokerOptions, loop: asyncio.AbstractEventLoop) -> None:
-        self.options = options
+        self.options = options = transport.settled(options)
         self.loop = loop
+        self.tls = transport.tls_context(options)
+        self.authority: Authority | None = None
+        if options.auth_http_addresses:
+            from srtm.broker.auth import Authority
+
+            self.authority = Authority(options.auth_http_addresses, loop, options.tls_root_ca_file)
+        self.on_change: Callable[[], None] | None = None  # topics or channels came or went
+        self.on_topic: Callable[[Topic], None] | None = None  # one was made: it may have channels elsewhere
+        self.groups: dict[str, str | None] = {}  # correlation groups of publishers
+        self.recorder: Recorder | None = None
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.started_ns = _now_ns()
@@ -291,9 +447,11 @@ class Broker:
         self.next_id: Callable[[], bytes] = ids(self.started_ns).__next__
         self.to_drain: dict[Topic, None] = {}
         self.to_pump: dict[Channel, None] = {}
+        self.to_deliver: list[Connection] = []  # before the answers: a message's latency ends with its own write
         self.to_flush: list[Connection] = []
         self._limited: dict[Topic, None] = {}  # topics in which messages wait for tokens
         self._blocked: dict[Topic, dict[Connection, None]] = {}  # full topics, and the publishers that wait for them
+        self._resting: dict[Connection, None] = {}
         self._awake = False
         self._alarm = Alarm(loop, self.wake)
         self._heartbeats: list[tuple[int, int, Connection]] = []
@@ -338,8 +496,33 @@ class Broker:
         topic = self.topics.get(name)
         if topic is None:
             topic = self.topics[name] = Topic(name, self.options.max_held_messages, self.options.max_held_bytes)
+            if self.on_topic:
+                self.on_topic(topic)
+            self.changed()
         self.to_drain[topic] = None
         return topic
+
+    def channel(self, topic: Topic, name: str) -> Channel:
+        """The topic's channel of that name, made if need be."""
+        known = name in topic.channels
+        channel = topic.channel(name)
+        if not known:
+            self.to_drain[topic] = None
+            self.changed()
+        return channel
+
+    def changed(self) -> None:
+        """Topics or channels came or went."""
+        if self.on_change:
+            self.on_change()
+
+    def guard(self, connection: Connection) -> Guard | None:
+        """Who has to be asked before this client may do anything."""
+        if self.authority is None:
+            return None
+        from srtm.broker.auth import Guard
+
+        return Guard(connection, self.authority)
 
     def wake(self) -> None:
         """End this turn when all that is ready has been read."""
@@ -355,6 +538,8 @@ class Broker:
             to_drain |= self._limited
         for topic in to_drain:
             released = topic.drain(now_ns)
+            if released and self.recorder is not None:
+                self.recorder.released(topic.name, released)
             if released or topic.unclaimed:
                 topic.distribute(released, now_ns)
                 for channel in topic.channels.values():
@@ -370,6 +555,9 @@ class Broker:
         to_pump, self.to_pump = self.to_pump, {}
         for channel in to_pump:
             channel.pump(now_ns)
+        to_deliver, self.to_deliver = self.to_deliver, []
+        for connection in to_deliver:
+            connection.flush()
         to_flush, self.to_flush = self.to_flush, []
         for connection in to_flush:
             connection.flush()
@@ -378,27 +566,54 @@ class Broker:
         if self._limited:
             self._alarm.set(min(topic.next_release_ns() for topic in self._limited), _now_ns())
 
+    def rest(self, consumer: Connection) -> None:
+        """Read a busy consumer now and then instead of waking for each FIN, as network drivers do with interrupts.
+
+        While it finishes messages faster than every _REST_S, a wake-up and a read per message are saved. What it may
+        still be sent lasts for longer; where it does not, the channel attends to it.
+        """
+        if not self._resting:
+            self.loop.call_later(_REST_S, self._after_rest)
+        self._resting[consumer] = None
+        consumer.resting = True
+        self.loop.remove_reader(consumer.sock)
+
+    def end_rest(self, consumer: Connection) -> None:
+        """Read a consumer again as soon as it says something."""
+        consumer.resting = False
+        self._resting.pop(consumer, None)
+        if consumer.sock.fileno() >= 0 and not consumer.holds:
+            self.loop.add_reader(consumer.sock, consumer.readable)
+
+    def _after_rest(self) -> None:
+        for consumer in list(self._resting):
+            heard_ns = consumer.heard_ns
+            if not consumer.holds:
+                consumer.readable()
+            if consumer.resting and (consumer.heard_ns == heard_ns or 4 * consumer.in_flight >= consumer.ready):
+                self.end_rest(consumer)
+        if self._resting:
+            self.loop.call_later(_REST_S, self._after_rest)
+
     def _block(self, topic: Topic) -> None:
         """Read no more from those who publish to a full topic; TCP tells them."""
         waiting = self._blocked.setdefault(topic, {})
         for connection in topic.senders:
-            if connection.sock.fileno() >= 0 and connection not in waiting:
+            if connection.sock.fileno() >= 0 and connection not in waiting and connection.channel is None:
                 waiting[connection] = None
-                self.loop.remove_reader(connection.sock)
+                connection.hold()
 
     def _unblock(self) -> None:
         for topic in [topic for topic in self._blocked if topic.relieved]:
             for connection in self._blocked.pop(topic):
-                still = any(connection in others for others in self._blocked.values())
-                if connection.sock.fileno() >= 0 and not still:
-                    connection.heard_ns = _now_ns()  # it could not be heard
-                    self.loop.add_reader(connection.sock, connection.readable)
+                connection.release()
 
     def expect_heartbeat(self, connection: Connection) -> None:
         """Ask a client for a sign of life when its interval is over."""
         interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
+        connection.beat = next(self._order)
         if interval_ns:
-            heapq.heappush(self._heartbeats, (_now_ns() + interval_ns, next(self._order), connection))
+            heapq.heappush(self._heartbeats, (_now_ns() + interval_ns, connection.beat, connection))
 
     def _on_tick(self) -> None:
         now_ns = _now_ns()
@@ -408,16 +623,15 @@ class Broker:
                 if channel.queue:
                     self.to_pump[channel] = None
         while self._heartbeats and self._heartbeats[0][0] <= now_ns:
-            due_ns, _, connection = heapq.heappop(self._heartbeats)
+            due_ns, beat, connection = heapq.heappop(self._heartbeats)
             interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
-            if connection.sock.fileno() < 0 or not interval_ns:
+            if connection.sock.fileno() < 0 or beat != connection.beat:
                 continue
-            blocked = any(connection in waiting for waiting in self._blocked.values())
-            if now_ns - connection.heard_ns > 2 * interval_ns and not blocked:
+            if now_ns - connection.heard_ns > 2 * interval_ns and not connection.holds:
                 self.close(connection)
                 continue
             connection.send(frames.HEARTBEAT)
-            heapq.heappush(self._heartbeats, (due_ns + interval_ns, next(self._order), connection))
+            heapq.heappush(self._heartbeats, (due_ns + interval_ns, beat, connection))
         if now_ns - self._second_ns >= NS_PER_S:
             self._second_ns = now_ns
             for topic in self.topics.values():
@@ -436,29 +650,42 @@ class Broker:
         self.connections.pop(fd, None)
         connection.sock.close()
         connection.out.clear()
-        if connection.channel:
+        self._resting.pop(connection, None)
+        if connection.transport:
+            connection.transport.close()
+        if connection.guard:
+            connection.guard.close()
+        if connection.channel and connection.topic:
             connection.channel.leave(connection)
             self.to_pump[connection.channel] = None
             self.wake()
+            if connection.channel.ephemeral and not connection.channel.consumers:
+                self.delete_channel(connection.topic, connection.channel)
 
     def delete_channel(self, topic: Topic, channel: Channel) -> None:
-        """Forget a channel; its consumers are disconnected."""
+        """Forget a channel; its consumers are disconnected. With its last channel goes an ephemeral topic."""
+        if topic.channels.pop(channel.name, None) is None:
+            return
         for consumer in list(channel.consumers):
             self.close(consumer)  # type: ignore[arg-type]
-        topic.channels.pop(channel.name, None)
+        channel.empty()
         self.to_pump.pop(channel, None)
+        self.changed()
+        if topic.ephemeral and not topic.channels:
+            self.delete_topic(topic)
 
     def delete_topic(self, topic: Topic) -> None:
         """Forget a topic with its channels."""
+        if self.topics.pop(topic.name, None) is None:
+            return
         for channel in list(topic.channels.values()):
             self.delete_channel(topic, channel)
         topic.empty()
-        self.topics.pop(topic.name, None)
         self.to_drain.pop(topic, None)
         self._limited.pop(topic, None)
         for connection in self._blocked.pop(topic, {}):
-            if connection.sock.fileno() >= 0:
-                self.loop.add_reader(connection.sock, connection.readable)
+            connection.release()
+        self.changed()
 
     def stop(self) -> None:
         """Accept nobody any more, and close every connection."""

@@ -15,9 +15,24 @@ class Message:
     """One message in one channel; topics hold it before it has been copied to channels.
 
     `arrival_ns` is the kernel's receive time of the read that completed it, `release_ns` when its bucket let it go.
+    `taken_ns` and `deadline_ns` are there while a consumer has it: since when, and until when.
     """
 
-    __slots__ = ("arrival_ns", "attempts", "body", "delay_ns", "id", "publisher", "release_ns", "sent_ns")
+    __slots__ = (
+        "arrival_ns",
+        "attempts",
+        "body",
+        "deadline_ns",
+        "delay_ns",
+        "id",
+        "publisher",
+        "release_ns",
+        "sent_ns",
+        "taken_ns",
+    )
+
+    taken_ns: int
+    deadline_ns: int
 
     def __init__(self, id: bytes, arrival_ns: int, body: bytes, publisher: str, delay_ns: int = 0) -> None:  # noqa: A002
         self.id = id

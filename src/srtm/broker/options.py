@@ -19,6 +19,14 @@ class BrokerOptions:
     broadcast_address: str | None = None
     lookupd: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_auth_policy: str = ""  # or require, or require-verify: clients must show a certificate
+    tls_root_ca_file: str | None = None  # who vouches for clients, and for authorities
+    tls_required: bool = False
+    tls_min_version: str = "tls1.2"
+    auth_http_addresses: tuple[str, ...] = ()
+    trace_folder: str | None = None  # where traces may be recorded; nowhere unless given
     # A topic that holds more than this, waiting for tokens or for subscribers, stops reading its publishers.
     max_held_messages: int = 100_000
     max_held_bytes: int = 256 * 1024 * 1024

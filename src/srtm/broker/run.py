@@ -17,7 +17,7 @@ import uvicorn
 
 from srtm.broker.http import app
 from srtm.broker.ioloop import Broker
-from srtm.errors import BrokerError
+from srtm.errors import BrokerError, SRTMError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -33,6 +33,11 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
     """A broker that serves for the time of a block."""
     loop = asyncio.get_running_loop()
     broker = Broker(options, loop)
+    registration = None
+    if options.lookupd:
+        from srtm.broker.lookup import Registration
+
+        registration = Registration(broker)
     with _no_collector():
         try:
             broker.listen()
@@ -47,11 +52,20 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
         server = _Server(uvicorn.Config(app(broker), log_level="warning", lifespan="off", access_log=False))
         pages = loop.create_task(server.serve(sockets=[listener]))
         tidying = loop.create_task(_tidy(broker))
+        if registration:
+            registration.start()
         try:
             yield broker
         finally:
             tidying.cancel()
+            if registration:
+                await registration.stop()
+            if broker.recorder:
+                with contextlib.suppress(SRTMError):
+                    await broker.recorder.stop()
             broker.stop()
+            if broker.authority:
+                await broker.authority.close()
             server.should_exit = True
             await pages
             listener.close()

@@ -30,6 +30,7 @@ class Topic:
         self.name = name
         self.ephemeral = ephemeral(name)
         self.paused = False
+        self.starting = False  # it is being asked elsewhere which channels it has
         self.drops = False  # non-conformant messages are dropped instead of made to wait
         self.limiter: Limiter | None = None
         self.arrived: list[Message] = []  # in this turn
@@ -38,7 +39,7 @@ class Topic:
         self.channels: dict[str, Channel] = {}
         self.senders: dict[Connection, None] = {}  # who published in this turn
         self.messages = self.bytes = 0
-        self.waiting_bytes = 0
+        self.waiting_bytes = self.unclaimed_bytes = 0
         self.recent = Recent()
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -52,18 +53,31 @@ class Topic:
     @property
     def full(self) -> bool:
         """Whether it holds all that it may; its publishers then have to wait."""
-        return self._held >= self._max_messages or self.waiting_bytes >= self._max_bytes
+        return self._held >= self._max_messages or self._held_bytes >= self._max_bytes
 
     @property
     def relieved(self) -> bool:
         """Whether there is room again: half of all."""
-        return 2 * self._held <= self._max_messages and 2 * self.waiting_bytes <= self._max_bytes
+        return 2 * self._held <= self._max_messages and 2 * self._held_bytes <= self._max_bytes
 
     @property
     def _held(self) -> int:
         """Messages of the channel that is furthest behind, and those before it."""
-        behind = (channel.held for channel in self.channels.values() if not channel.ephemeral)
-        return len(self.waiting) + len(self.unclaimed) + max(behind, default=0)
+        behind = 0
+        for channel in self.channels.values():
+            if not channel.ephemeral and channel.held > behind:
+                behind = channel.held
+        unclaimed = 0 if self.ephemeral else len(self.unclaimed)
+        return len(self.waiting) + unclaimed + behind
+
+    @property
+    def _held_bytes(self) -> int:
+        """Their bytes, and those of messages that consumers have: channels share bodies."""
+        behind = 0
+        for channel in self.channels.values():
+            if not channel.ephemeral and channel.bytes > behind:
+                behind = channel.bytes
+        return self.waiting_bytes + self.unclaimed_bytes + behind
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
@@ -81,7 +95,7 @@ class Topic:
         """The channel of that name, made if need be; the first one gets what was held for it."""
         found = self.channels.get(name)
         if found is None:
-            found = self.channels[name] = Channel(name, self._max_messages)
+            found = self.channels[name] = Channel(name, self._max_messages, self._max_bytes)
         return found
 
     def drain(self, now_ns: int) -> list[Message]:
@@ -97,6 +111,8 @@ class Topic:
         if limiter is None:
             if not self.waiting:
                 return self._released(arrived)
+            for message in self.waiting:
+                message.release_ns = min(message.release_ns, now_ns)  # there is no bucket any more
             released = [*self.waiting, *arrived]
             self.waiting.clear()
             self.waiting_bytes = 0
@@ -140,21 +156,26 @@ class Topic:
 
     def distribute(self, messages: list[Message], now_ns: int) -> None:
         """Give each channel its copy of released messages."""
-        if self.unclaimed and self.channels and not self.paused:
+        if not self.channels or self.paused or self.starting:
+            if self.ephemeral:  # nobody will miss what it cannot hold
+                room = max(0, self._max_messages - len(self.unclaimed))
+                self.recent.dropped += len(messages[room:])
+                messages = messages[:room]
+            self.unclaimed.extend(messages)
+            self.unclaimed_bytes += sum(len(message.body) for message in messages)
+            return
+        if self.unclaimed:
             messages = [*self.unclaimed, *messages]
             self.unclaimed.clear()
-        if not self.channels or self.paused:
-            self.unclaimed.extend(messages)
-            return
-        first, *others = self.channels.values()
-        for channel in others:
-            for message in messages:
-                channel.put(message.copy(), now_ns)
-        for message in messages:
-            first.put(message, now_ns)
+            self.unclaimed_bytes = 0
+        channels = iter(self.channels.values())
+        first = next(channels)
+        for channel in channels:
+            channel.put([message.copy() for message in messages], now_ns)
+        first.put(messages, now_ns)
 
     def empty(self) -> None:
         """Forget what no channel has yet."""
         self.waiting.clear()
         self.unclaimed.clear()
-        self.waiting_bytes = 0
+        self.waiting_bytes = self.unclaimed_bytes = 0

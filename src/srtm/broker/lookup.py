@@ -1,0 +1,201 @@
+"""Registration with nsqlookupd: who this broker is, and which topics and channels it has.
+
+Each lookup service is kept up to date by a task of its own, which compares what it was told with what there is: after a
+change at once, after a reconnection from the beginning. PING every 15 s finds out about dead connections.
+
+A topic that is new here may have channels elsewhere, and they are to get its first messages, too. So a new topic gives
+nothing to channels until the lookup services have been asked for them, or did not answer in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import httpx
+
+from srtm.errors import BrokerError, ProtocolError
+from srtm.protocol import lookup
+from srtm.protocol.names import MAGIC_V1, ephemeral, valid_name
+
+if TYPE_CHECKING:
+    from srtm.broker.ioloop import Broker
+    from srtm.broker.topic import Topic
+
+log = logging.getLogger(__name__)
+
+PING_S = 15.0
+CONNECT_S = 1.0
+ANSWER_S = 5.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 15.0
+_BATCH = 500  # commands that are sent before their answers are read
+
+Names = set[tuple[str, str | None]]
+
+
+class Peer:
+    """One lookup service."""
+
+    def __init__(self, address: str, broker: Broker) -> None:
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdigit():
+            raise BrokerError(f"--lookupd-tcp-address is host:port, not {address!r}", address=address)
+        self.address = address
+        self.http: str | None = None  # where it is asked for channels, once it has said so
+        self.changed = asyncio.Event()
+        self._host, self._port = host.strip("[]"), int(port)
+        self._broker = broker
+        self._protocol = lookup.LookupClient()
+        self._answers: list[bytes | ProtocolError] = []
+        self._registered: Names = set()
+
+    async def keep(self) -> None:
+        """Connect, tell everything, and tell changes; again and again, with pauses that grow."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    reader, writer = await asyncio.open_connection(self._host, self._port)
+            except OSError as error:
+                log.debug("LOOKUPD(%s): cannot connect: %s", self.address, error)
+            else:
+                try:
+                    await self._speak(reader, writer)
+                except (OSError, EOFError, ProtocolError) as error:
+                    log.warning("LOOKUPD(%s): %s", self.address, error or type(error).__name__)
+                finally:
+                    if self.http is not None:
+                        wait_s = FIRST_WAIT_S
+                    self.http = None
+                    writer.close()
+                    with suppress(OSError):
+                        await writer.wait_closed()
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        broker = self._broker
+        options = broker.options
+        us = lookup.PeerInfo(
+            options.broadcast_address or options.name,
+            options.name,
+            broker.tcp_port,
+            broker.http_port,
+            options.settings.version,
+        )
+        self._protocol, self._registered = lookup.LookupClient(), set()
+        self._answers.clear()
+        (answer,) = await self._command(reader, writer, [MAGIC_V1 + lookup.identify(us)])
+        them = lookup.read_peer(answer)
+        host = them.broadcast_address or self._host
+        self.http = f"http://{f'[{host}]' if ':' in host else host}:{them.http_port}"
+        log.info("LOOKUPD(%s): registered", self.address)
+        while True:
+            self.changed.clear()
+            await self._update(reader, writer)
+            try:
+                async with asyncio.timeout(PING_S):
+                    await self.changed.wait()
+            except TimeoutError:
+                await self._command(reader, writer, [lookup.PING])
+
+    async def _update(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Tell the difference between what is and what was told."""
+        there: Names = set()
+        for topic in self._broker.topics.values():
+            there.add((topic.name, None))
+            there.update((topic.name, name) for name in topic.channels)
+        gone = self._registered - there
+        commands = [
+            lookup.unregister(topic, channel)
+            for topic, channel in sorted(gone, key=str)
+            if channel is None or (topic, None) not in gone
+        ]
+        commands += [lookup.register(*names) for names in sorted(there - self._registered, key=str)]
+        for at in range(0, len(commands), _BATCH):
+            await self._command(reader, writer, commands[at : at + _BATCH])
+        self._registered = there
+
+    async def _command(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: list[bytes]
+    ) -> list[bytes]:
+        """The answers to commands, one each."""
+        async with asyncio.timeout(ANSWER_S):
+            writer.write(b"".join(commands))
+            await writer.drain()
+            while len(self._answers) < len(commands):
+                data = await reader.read(65536)
+                if not data:
+                    raise EOFError("it closed the connection")
+                self._answers += self._protocol.feed(data)
+                for answer in self._answers:
+                    if isinstance(answer, ProtocolError):
+                        raise answer
+        found = [answer for answer in self._answers[: len(commands)] if isinstance(answer, bytes)]
+        del self._answers[: len(commands)]
+        return found
+
+
+class Registration:
+    """A broker's lookup services."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._peers = [Peer(address, broker) for address in broker.options.lookupd]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S), trust_env=False)
+
+    def start(self) -> None:
+        """Register, and follow the broker from now on."""
+        for peer in self._peers:
+            self._begin(peer)
+        self._broker.on_change = self._changed
+        self._broker.on_topic = self._made
+
+    def _begin(self, peer: Peer) -> None:
+        self._follow(self._broker.loop.create_task(peer.keep()))
+
+    def _follow(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _changed(self) -> None:
+        for peer in self._peers:
+            peer.changed.set()
+
+    def _made(self, topic: Topic) -> None:
+        urls = [peer.http for peer in self._peers if peer.http]
+        if urls:
+            topic.starting = True
+            self._follow(self._broker.loop.create_task(self._start(topic, urls)))
+
+    async def _start(self, topic: Topic, urls: list[str]) -> None:
+        """Make the channels that the topic has elsewhere, and let it begin."""
+        found = await asyncio.gather(*(self._channels(url, topic.name) for url in urls))
+        if self._broker.topics.get(topic.name) is topic:
+            for name in sorted(set().union(*found)):
+                if valid_name(name) and not ephemeral(name):  # those have no consumer here
+                    self._broker.channel(topic, name)
+            topic.starting = False
+            self._broker.touch(topic.name)
+            self._broker.wake()
+
+    async def _channels(self, url: str, topic: str) -> list[str]:
+        try:
+            answer = await self._client.get(f"{url}/channels", params={"topic": topic})
+            answer.raise_for_status()
+            return [str(name) for name in answer.json()["channels"]]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            log.warning("LOOKUPD(%s): cannot say which channels %s has: %s", url, topic, error)
+            return []
+
+    async def stop(self) -> None:
+        """Register no more; the services notice that the connections are closed."""
+        self._broker.on_change = self._broker.on_topic = None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()

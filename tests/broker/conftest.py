@@ -1,0 +1,39 @@
+"""A broker for each test, or one with options of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.broker.authority import Authority
+from tests.broker.running import Running, running
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def get(**options: Any) -> Running:
+            return stack.enter_context(running(**options))
+
+        yield get
+
+
+@pytest.fixture
+def broker(start: Start) -> Running:
+    return start()
+
+
+@pytest.fixture
+def authority() -> Iterator[Authority]:
+    found = Authority()
+    found.thread.start()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+    found.thread.join()

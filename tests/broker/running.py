@@ -1,0 +1,249 @@
+"""A real broker in a thread of its own, and a client that says exactly what a test wants to be said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import uvloop
+
+from srtm.broker.ioloop import Broker
+from srtm.broker.options import BrokerOptions
+from srtm.broker.run import serving
+from srtm.broker.transport import Snappy
+from srtm.protocol import client as say
+from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
+from srtm.protocol.names import MAGIC_V2
+
+T = TypeVar("T")
+PATIENCE_S = 10.0
+
+
+class Running:
+    """A broker that serves, as its tests see it."""
+
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+        self.broker = broker
+        self.loop = loop
+        self.address = ("127.0.0.1", broker.tcp_port)
+        self.url = f"http://127.0.0.1:{broker.http_port}"
+
+    def do(self, action: Callable[[], T]) -> T:
+        """The result of an action in the broker's own thread."""
+
+        async def done() -> T:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(done(), self.loop).result(PATIENCE_S)
+
+    def wait_until(self, holds: Callable[[Broker], bool]) -> None:
+        """Until something is true of the broker."""
+        until = time.monotonic() + PATIENCE_S
+
+        def held() -> bool:
+            try:
+                return holds(self.broker)
+            except KeyError:  # no such topic or channel yet
+                return False
+
+        while not self.do(held):
+            assert time.monotonic() < until, "waited in vain"
+            time.sleep(0.005)
+
+    def post(self, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """The answer to a POST."""
+        return fetch(urllib.request.Request(self.url + path, data=body, method="POST"))
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path."""
+        status, body = fetch(urllib.request.Request(self.url + path))
+        assert status == 200, body
+        return json.loads(body)
+
+    def channel(self, topic: str, channel: str) -> Any:
+        """A channel in /stats."""
+        (found,) = self.get(f"/stats?format=json&topic={topic}&channel={channel}")["topics"]
+        (only,) = found["channels"]
+        return only
+
+
+def fetch(request: urllib.request.Request) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[Running]:
+    """A broker with these options, on ports of its own choice."""
+    ready = threading.Event()
+    found: list[Running] = []
+    problems: list[BaseException] = []
+    stop: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
+        async with serving(BrokerOptions(**{"tcp_port": 0, "http_port": 0, "name": "broker", **options})) as broker:
+            found.append(Running(broker, loop))
+            ready.set()
+            await stopped.wait()
+
+    def run() -> None:
+        try:
+            uvloop.run(serve())
+        except BaseException as problem:
+            problems.append(problem)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        ready.wait(PATIENCE_S)
+        if problems:
+            raise problems.pop()
+        yield found[0]
+    finally:
+        if found:
+            stop[0]()
+        thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert not problems, problems
+
+
+class Client:
+    """One connection to a broker. Heartbeats are answered and not seen."""
+
+    def __init__(self, address: tuple[str, int], **identity: Any) -> None:
+        self.sock = socket.create_connection(address, timeout=PATIENCE_S)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.protocol = ClientProtocol()
+        self.events: deque[Any] = deque()
+        self.heartbeats = 0
+        self._encode: Callable[[bytes], bytes] = bytes
+        self._decode: Callable[[bytes], bytes] = bytes
+        self.send(MAGIC_V2)
+        self.settled: Any = None
+        if identity:
+            self.protocol.pause_after_response()
+            self.send(say.identify({"feature_negotiation": True, **identity}))
+            self.settled = json.loads(self.response())
+            if not any(self.settled[layer] for layer in ("tls_v1", "deflate", "snappy")):
+                self._feed(self.protocol.take_unparsed())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, *commands: bytes) -> None:
+        self.sock.sendall(self._encode(b"".join(commands)))
+
+    def begin_tls(self, context: ssl.SSLContext) -> None:
+        assert not self.protocol.take_unparsed()
+        self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
+        if self.settled["deflate"] or self.settled["snappy"]:
+            self.protocol.pause_after_response()
+        assert self.response() == b"OK"
+
+    def begin_deflate(self) -> None:
+        deflate, inflate = zlib.compressobj(wbits=-15), zlib.decompressobj(wbits=-15)
+        self._begin(lambda data: deflate.compress(data) + deflate.flush(zlib.Z_SYNC_FLUSH), inflate.decompress)
+
+    def begin_snappy(self) -> None:
+        layer = Snappy()
+
+        def decode(data: bytes) -> bytes:
+            found = layer.decode(data)
+            while layer.more:
+                found += layer.decode(b"")
+            return found
+
+        self._begin(layer.encode, decode)
+
+    def encoded(self, data: bytes) -> bytes:
+        return self._encode(data)
+
+    def _begin(self, encode: Callable[[bytes], bytes], decode: Callable[[bytes], bytes]) -> None:
+        self._encode, self._decode = encode, decode
+        self._feed(self.protocol.take_unparsed())
+        assert self.response() == b"OK"
+
+    def _feed(self, data: bytes) -> None:
+        for event in self.protocol.feed(self._decode(data)):
+            if isinstance(event, Heartbeat):
+                self.heartbeats += 1
+                self.send(say.nop())
+            else:
+                self.events.append(event)
+
+    def next(self, timeout_s: float = PATIENCE_S) -> Any:
+        """The next event; None at the end, TimeoutError if there is none."""
+        until = time.monotonic() + timeout_s
+        while not self.events:
+            self.sock.settimeout(max(0.001, until - time.monotonic()))
+            data = self.sock.recv(65536)
+            if not data:
+                return None
+            self._feed(data)
+        return self.events.popleft()
+
+    def response(self) -> bytes:
+        found = self.next()
+        assert isinstance(found, Response), found
+        return found.data
+
+    def error(self) -> bytes:
+        found = self.next()
+        assert isinstance(found, Error), found
+        return found.problem.wire
+
+    def message(self, timeout_s: float = PATIENCE_S) -> Message:
+        found = self.next(timeout_s)
+        assert isinstance(found, Message), found
+        return found
+
+    def silent(self, seconds: float = 0.2) -> bool:
+        """Whether nothing comes for so long."""
+        try:
+            found = self.next(seconds)
+        except TimeoutError:
+            return True
+        self.events.appendleft(found)
+        return False
+
+    def ended(self) -> bool:
+        """Whether the broker closed the connection, and had nothing else to say."""
+        try:
+            return self.next() is None
+        except ConnectionResetError:
+            return True
+
+    def publish(self, topic: str, *bodies: bytes) -> None:
+        self.send(*(say.pub(topic, body) for body in bodies))
+        for _ in bodies:
+            assert self.response() == b"OK"
+
+    def subscribe(self, topic: str, channel: str, ready: int = 1) -> Client:
+        self.send(say.sub(topic, channel))
+        assert self.response() == b"OK"
+        if ready:
+            self.send(say.rdy(ready))
+        return self

@@ -1,0 +1,172 @@
+"""What must not happen under load: a late read that costs tokens, a flood that drowns others, memory that grows."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from srtm.protocol import client as say
+from tests.broker.conftest import Start
+from tests.broker.running import Client, Running
+
+
+def sent_until_stopped(client: Client, command: bytes, times: int) -> int:
+    """How many bytes the broker takes of so many commands before it stops reading."""
+    client.sock.settimeout(0.5)
+    sent = 0
+    try:
+        for _ in range(times):
+            for at in range(0, len(command), 50_000):
+                client.sock.sendall(command[at : at + 50_000])
+                sent += len(command[at : at + 50_000])
+    except TimeoutError:
+        return sent
+    pytest.fail("it was never stopped")
+
+
+def access_ns(broker: Running, topic: str) -> list[int]:
+    """What each message of the second that is running waited for its token."""
+    return broker.do(lambda: list(broker.broker.topics[topic].recent.access))
+
+
+def burst_twice_into_a_stall(broker: Running) -> None:
+    """Two bursts of 20, 200 ms apart, that the loop reads together, 300 ms after the first."""
+    broker.post("/topic/limit?topic=t&r=200&b=20")
+    with Client(broker.address) as one, Client(broker.address) as two:
+        one.subscribe("t", "c", ready=2500)
+        begun = threading.Event()
+
+        def stall() -> None:
+            begun.set()
+            time.sleep(0.3)
+
+        broker.loop.call_soon_threadsafe(stall)
+        assert begun.wait(5)
+        one.send(say.mpub("t", [b"x"] * 20))
+        time.sleep(0.2)
+        two.send(say.mpub("t", [b"x"] * 20))
+        for _ in range(40):
+            found = one.next()
+            while not isinstance(found, say.Message):
+                found = one.next()
+
+
+def test_a_conformant_burst_that_is_read_late_is_not_delayed(broker: Running) -> None:
+    burst_twice_into_a_stall(broker)
+    assert broker.do(lambda: broker.broker.unstamped) == 0
+    waited = access_ns(broker, "t")
+    assert sum(1 for each in waited if each) == 0, "both bursts had their tokens when they came"
+
+
+def test_with_times_of_reading_it_would_have_been(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bursts with user-space stamps: the second one seems to come with the first, and waits 100 ms."""
+    monkeypatch.setattr("srtm.broker.ioloop._ANCILLARY", 0)
+    burst_twice_into_a_stall(broker)
+    assert broker.do(lambda: broker.broker.unstamped) > 0
+    assert max(access_ns(broker, "t"), default=0) > 50_000_000
+
+
+def test_a_flood_on_one_topic_leaves_the_other_alone(start: Start) -> None:
+    """20 times its rate: its publisher is made to wait, nothing is lost, and the other topic gets through."""
+    broker = start(max_held_messages=500)
+    rate, count = 500, 1500
+    for topic in ("flood", "calm"):
+        broker.post(f"/topic/limit?topic={topic}&r={rate}&b=50")
+    received: list[bytes] = []
+
+    def consume() -> None:
+        with Client(broker.address) as client:
+            client.subscribe("flood", "c", ready=500)
+            while len(received) < count:
+                message = client.message()
+                received.append(message.body)
+                client.send(say.fin(message.id))
+
+    def flood() -> None:
+        with Client(broker.address) as client:
+            for i in range(count):
+                client.send(say.pub("flood", b"%d" % i))
+                if i % 200 == 0:
+                    time.sleep(0.02)
+            for _ in range(count):
+                assert client.response() == b"OK"
+
+    threads = [threading.Thread(target=consume), threading.Thread(target=flood)]
+    for thread in threads:
+        thread.start()
+    delays = []
+    with Client(broker.address) as publisher, Client(broker.address) as subscriber:
+        subscriber.subscribe("calm", "c", ready=10)
+        for _ in range(50):
+            begin = time.monotonic()
+            publisher.publish("calm", b"x")
+            subscriber.send(say.fin(subscriber.message().id))
+            delays.append(time.monotonic() - begin)
+            time.sleep(0.02)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert received == [b"%d" % i for i in range(count)], "all of it, in order"
+    assert sorted(delays)[40] < 0.05, "a message of the calm topic does not wait for the flood"
+
+
+def test_a_dead_subscriber_stops_its_publisher_and_no_memory_grows(start: Start) -> None:
+    broker = start(max_held_messages=1000, max_unsent_bytes=100_000)
+    with Client(broker.address) as dead, Client(broker.address) as publisher, Client(broker.address) as other:
+        dead.subscribe("t", "c", ready=2500)
+        assert sent_until_stopped(publisher, say.mpub("t", [b"x" * 1000] * 1000), 200) < 50_000_000
+        topic = broker.do(lambda: broker.broker.topics["t"])
+        assert topic.messages < 10_000
+        other.publish("u", b"x")
+
+
+def test_bytes_count_as_messages_do(start: Start) -> None:
+    broker = start(max_held_bytes=1_000_000)
+    broker.post("/topic/create?topic=t")
+    broker.post("/channel/create?topic=t&channel=c")
+    with Client(broker.address) as publisher:
+        assert sent_until_stopped(publisher, say.pub("t", b"x" * 500_000), 200) < 50_000_000
+        assert broker.do(lambda: broker.broker.topics["t"].channels["c"].bytes) < 3_000_000
+
+
+def test_an_ephemeral_channel_drops_and_counts(start: Start) -> None:
+    broker = start(max_held_messages=100, max_unsent_bytes=1000)
+    with Client(broker.address) as dead, Client(broker.address) as publisher:
+        dead.subscribe("t", "c#ephemeral", ready=0)
+        publisher.publish("t", *[b"x"] * 1000)
+        channel = broker.do(lambda: broker.broker.topics["t"].channels["c#ephemeral"])
+        assert (channel.messages, channel.depth, channel.dropped) == (1000, 100, 900)
+        publisher.publish("alone#ephemeral", *[b"x"] * 1000)
+        assert broker.do(lambda: broker.broker.topics["alone#ephemeral"].depth) == 100
+
+
+def test_who_publishes_and_consumes_on_one_connection_is_told_instead_of_stopped(start: Start) -> None:
+    """Were it made to wait, its own FINs would wait with it, and the topic would stay full for ever."""
+    broker = start(max_held_messages=10)
+    with Client(broker.address) as client:
+        client.subscribe("t", "c", ready=0)
+        client.publish("t", *[b"x"] * 10)
+        client.send(say.pub("t", b"too much"))
+        assert client.error() == b"E_PUB_FAILED PUB failed topic is full"
+        assert client.ended()
+    with Client(broker.address) as client:
+        client.subscribe("t", "c", ready=10)
+        for _ in range(10):
+            client.send(say.fin(client.message().id))
+        broker.wait_until(lambda b: b.topics["t"].channels["c"].finished == 10)
+        client.publish("t", b"room again")
+
+
+def test_a_bucket_taken_away_lets_what_waits_go(broker: Running) -> None:
+    broker.post("/topic/limit?topic=t&r=1&b=1")
+    with Client(broker.address) as client:
+        client.subscribe("t", "c", ready=100)
+        client.publish("t", *[b"x"] * 50)
+        client.message()
+        assert client.silent(0.1)
+        broker.post("/topic/limit?topic=t")
+        for _ in range(49):
+            client.message()
+        assert max(access_ns(broker, "t")) < 2_000_000_000

@@ -1,0 +1,151 @@
+"""Stock nsqlookupd and nsqadmin see the broker, its topics and its channels come and go."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srtm.broker import lookup
+from srtm.errors import BrokerError
+from srtm.protocol import client as say
+from tests.broker.conftest import Start
+from tests.broker.running import PATIENCE_S, Client, fetch
+from tests.conftest import PARTS
+
+
+@contextmanager
+def program(name: str, log: Path, pattern: str, *flags: str) -> Iterator[re.Match[str]]:
+    """A program of NSQ's, once its log matches."""
+    with log.open("w") as stderr:
+        process = subprocess.Popen([PARTS[name].path or "", *flags], stderr=stderr)
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while not (found := re.search(pattern, log.read_text(), re.DOTALL)):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.01)
+        yield found
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@contextmanager
+def nsqlookupd(folder: Path, tcp: int = 0, http: int = 0) -> Iterator[tuple[int, int]]:
+    flags = [f"--tcp-address=127.0.0.1:{tcp}", f"--http-address=127.0.0.1:{http}", "--broadcast-address=127.0.0.1"]
+    pattern = r"(?=.*TCP: listening on \S+:(\d+))(?=.*HTTP: listening on \S+:(\d+))"
+    with program("nsqlookupd", folder / "nsqlookupd.log", pattern, *flags) as ports:
+        yield int(ports[1]), int(ports[2])
+
+
+def ask(port: int, path: str) -> Any:
+    status, body = fetch(urllib.request.Request(f"http://127.0.0.1:{port}{path}"))
+    return json.loads(body) if status == 200 else {}
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.01)
+
+
+@pytest.mark.needs("nsqlookupd")
+def test_topics_and_channels_come_and_go(start: Start, tmp_path: Path) -> None:
+    with nsqlookupd(tmp_path) as (tcp, http):
+        broker = start(lookupd=(f"127.0.0.1:{tcp}",), broadcast_address="127.0.0.1")
+        wait_for(lambda: bool(ask(http, "/nodes")["producers"]))
+        (node,) = ask(http, "/nodes")["producers"]
+        assert (node["broadcast_address"], node["hostname"]) == ("127.0.0.1", "broker")
+        assert (node["tcp_port"], node["http_port"]) == (broker.broker.tcp_port, broker.broker.http_port)
+
+        broker.post("/topic/create?topic=by-http")
+        broker.post("/channel/create?topic=by-http&channel=c")
+        wait_for(lambda: ask(http, "/channels?topic=by-http").get("channels") == ["c"])
+        with Client(broker.address) as client:
+            client.subscribe("by-sub", "short#ephemeral")
+            wait_for(lambda: ask(http, "/lookup?topic=by-sub").get("channels") == ["short#ephemeral"])
+        wait_for(lambda: not ask(http, "/channels?topic=by-sub").get("channels"))
+        assert set(ask(http, "/topics")["topics"]) == {"by-http", "by-sub"}
+        assert ask(http, "/debug")["channel:by-http:c"]
+        broker.post("/channel/delete?topic=by-http&channel=c")  # its name stays known, as with nsqd; without a broker
+        wait_for(lambda: not ask(http, "/debug").get("channel:by-http:c"))
+        broker.post("/topic/delete?topic=by-http")
+        wait_for(lambda: not ask(http, "/lookup?topic=by-http").get("producers"))
+
+
+@pytest.mark.needs("nsqlookupd")
+def test_registers_again_after_the_service_was_away(start: Start, tmp_path: Path) -> None:
+    with nsqlookupd(tmp_path) as (tcp, http):
+        broker = start(lookupd=(f"127.0.0.1:{tcp}",), broadcast_address="127.0.0.1")
+        broker.post("/topic/create?topic=t")
+        wait_for(lambda: bool(ask(http, "/lookup?topic=t").get("producers")))
+    broker.post("/topic/create?topic=u")  # nobody is there to be told, and none to be asked
+    with nsqlookupd(tmp_path, tcp, http):
+        wait_for(lambda: bool(ask(http, "/lookup?topic=u").get("producers")))
+        assert ask(http, "/lookup?topic=t")["producers"]
+
+
+@pytest.mark.needs("nsqlookupd")
+def test_the_first_message_of_a_topic_reaches_channels_that_are_known_elsewhere(start: Start, tmp_path: Path) -> None:
+    with nsqlookupd(tmp_path) as (tcp, http):
+        options = {"lookupd": (f"127.0.0.1:{tcp}",), "broadcast_address": "127.0.0.1"}
+        first, second = start(**options), start(**options)
+        wait_for(lambda: len(ask(http, "/nodes")["producers"]) == 2)
+        first.post("/topic/create?topic=t")
+        for channel in ("a", "b", "x%23ephemeral"):
+            first.post(f"/channel/create?topic=t&channel={channel}")
+        wait_for(lambda: len(ask(http, "/channels?topic=t").get("channels", [])) == 3)
+        with Client(second.address) as client:
+            client.publish("t", b"first")
+        for channel in ("a", "b"):
+            with Client(second.address) as client:
+                assert client.subscribe("t", channel).message().body == b"first"
+        assert set(second.do(lambda: list(second.broker.topics["t"].channels))) == {"a", "b"}
+
+
+@pytest.mark.needs("nsqlookupd")
+def test_a_ping_keeps_it_registered(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "PING_S", 0.05)
+    with nsqlookupd(tmp_path) as (tcp, http):
+        start(lookupd=(f"127.0.0.1:{tcp}",), broadcast_address="127.0.0.1")
+        wait_for(lambda: bool(ask(http, "/nodes")["producers"]))
+        log = tmp_path / "nsqlookupd.log"
+        wait_for(lambda: "pinged" in log.read_text())
+
+
+@pytest.mark.needs("nsqadmin")
+@pytest.mark.needs("nsqlookupd")
+def test_nsqadmin_shows_it(start: Start, tmp_path: Path) -> None:
+    with nsqlookupd(tmp_path) as (tcp, http):
+        broker = start(lookupd=(f"127.0.0.1:{tcp}",), broadcast_address="127.0.0.1")
+        with Client(broker.address) as publisher, Client(broker.address, client_id="me") as subscriber:
+            subscriber.subscribe("t", "c", ready=1)
+            publisher.publish("t", b"1", b"2", b"3")
+            subscriber.send(say.fin(subscriber.message().id))
+            subscriber.message()
+            wait_for(lambda: ask(http, "/channels?topic=t").get("channels") == ["c"])
+            flags = [f"--lookupd-http-address=127.0.0.1:{http}", "--http-address=127.0.0.1:0"]
+            with program("nsqadmin", tmp_path / "admin.log", r"HTTP: listening on \S+:(\d+)", *flags) as found:
+                admin = int(found[1])
+                (node,) = ask(admin, "/api/nodes")["nodes"]
+                assert node["tcp_port"] == broker.broker.tcp_port
+                topic = ask(admin, "/api/topics/t")
+                assert (topic["message_count"], topic["channels"][0]["channel_name"]) == (3, "c")
+                channel = ask(admin, "/api/topics/t/c")
+                assert (channel["depth"], channel["in_flight_count"]) == (1, 1)
+                assert channel["clients"][0]["client_id"] == "me"
+
+
+def test_an_address_without_a_port(start: Start) -> None:
+    with pytest.raises(BrokerError, match="host:port"):
+        start(lookupd=("localhost",))
