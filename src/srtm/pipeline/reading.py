@@ -239,7 +239,7 @@ def opened(
 
 
 def by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each topic of a batch, in the order in which they stand there."""
+    """The rows of each topic of a batch, in the order in which they stand there; the topic need not be among them."""
     topics = batch.column("topic")
     codes = topics.indices.to_numpy()
     if not len(codes):
@@ -248,7 +248,7 @@ def by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         yield topics.dictionary[int(codes[0])].as_py(), batch
         return
     order = np.argsort(codes.astype(np.uint16) if len(topics.dictionary) < 2**16 else codes, kind="stable")
-    ordered, grouped = codes[order], batch.take(pa.array(order))
+    ordered, grouped = codes[order], batch.drop_columns(["topic"]).take(pa.array(order))
     begins = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
     for begin, end in pairwise(begins):
         yield topics.dictionary[int(ordered[begin])].as_py(), grouped.slice(begin, end - begin)
@@ -501,15 +501,22 @@ _SPAN_FIELDS = "topic string, messages long, first_ns long, last_ns long"
 
 def _counting(key: str) -> Work:
     def work(_: int, batches: Batches) -> Batches:
-        spans = _total(
-            (topic, Span(rows.num_rows, times[0].as_py(), times[-1].as_py()))
-            for batch in batches
-            for topic, rows in by_topic(batch)
-            for times in [rows.column(key)]
-        )
+        spans = _total(span for batch in batches for span in _spans_of(batch, key))
         yield batch_of(_SPAN_FIELDS, [(topic, *span) for topic, span in spans.items()])
 
     return work
+
+
+def _spans_of(batch: pa.RecordBatch, key: str) -> Iterator[tuple[str, Span]]:
+    """The spans of the topics of a batch in which each topic's rows are in order."""
+    topics, times = batch.column("topic"), batch.column(key).to_numpy()
+    codes = topics.indices.to_numpy()
+    counts = np.bincount(codes, minlength=len(topics.dictionary))
+    first, last = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64)
+    first[codes[::-1]] = times[::-1]  # of several values for a place, the one that comes last stays
+    last[codes] = times
+    for code in np.flatnonzero(counts).tolist():
+        yield topics.dictionary[code].as_py(), Span(int(counts[code]), int(first[code]), int(last[code]))
 
 
 def _total(spans: Iterable[tuple[str, Span]]) -> dict[str, Span]:
