@@ -45,6 +45,7 @@ _MIXED = 16  # times as many, where they are of several topics: fewer pieces of 
 _STRETCH = 64_000_000  # messages of a stretch at most: what is lost with an executor
 _SMALL = 2_000_000  # messages of which one task is done before a second has started
 _HELD = 32_000_000  # messages of overlapping row groups that a task may hold: 12 to 30 bytes each
+_NAMES = pa.dictionary(pa.int32(), pa.string())
 _KINDS = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -375,18 +376,22 @@ def _read(row_group: RowGroup, columns: list[str], files: ExitStack, opened_file
         rows = opened_files[row_group.path].read_row_group(row_group.number, columns=wanted, use_threads=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise TraceError(f"{row_group.path}, row group {row_group.number}: {error}", path=row_group.path) from None
-    if row_group.topic is None:
-        return rows
-    everywhere = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), pa.array([row_group.topic]))
-    return rows.append_column("topic", everywhere)
+    if row_group.topic is not None:
+        everywhere = np.zeros(rows.num_rows, np.int32)
+        rows = rows.append_column("topic", pa.DictionaryArray.from_arrays(everywhere, pa.array([row_group.topic])))
+    # Files of several writers differ in what they call nullable or large; rows of all of them are put together.
+    kinds = [_NAMES if name in strings else pa.int64() for name in columns]
+    return pa.Table.from_arrays(
+        [
+            rows[name] if rows[name].type == kind else rows[name].cast(kind)
+            for name, kind in zip(columns, kinds, strict=True)
+        ],
+        names=columns,
+    )
 
 
 def _sorted(tables: list[pa.Table], key: str) -> pa.Table:
-    if len(tables) == 1:
-        table = tables[0]
-    else:
-        columns = sorted(tables[0].column_names)
-        table = pa.concat_tables([each.select(columns) for each in tables]).unify_dictionaries()
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
     table = table.combine_chunks()
     times = table[key].to_numpy()
     if is_sorted(times):
