@@ -275,7 +275,7 @@ def polars_many(path: Path, rate: int, token: int) -> int:
     drained = (pl.int_range(pl.len(), dtype=pl.Int64) * token - (at - at.first()) * rate).over("topic")
     backlog = pl.col("c") + pl.max_horizontal(pl.lit(0), -pl.col("c").cum_min().over("topic")) + token
     frame = pl.scan_parquet(path).select("topic", c=drained).select("topic", x=backlog)
-    return frame.group_by("topic").agg(pl.col("x").quantile(0.99, "higher")).collect().height
+    return int(frame.group_by("topic").agg(pl.col("x").quantile(0.99, "higher")).collect().height)
 
 
 _DUCK = """

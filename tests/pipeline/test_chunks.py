@@ -73,6 +73,11 @@ def table_of(rows: list[Message]) -> pa.Table:
     return pa.table(arrays, names=["topic", "publisher", "arrival_ns"])
 
 
+def _otherwise(field: pa.Field) -> pa.Field:
+    kind = pa.large_string() if field.type == pa.string() else field.type
+    return pa.field(field.name, kind, nullable=False)
+
+
 @settings(max_examples=100)
 @given(messages(), st.data())
 def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
@@ -87,7 +92,10 @@ def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.D
             if data.draw(st.booleans()):
                 its_rows = data.draw(st.permutations(its_rows))
             size = data.draw(st.integers(1, 20))
-            pq.write_table(table_of(its_rows), Path(folder, f"{number}.parquet"), row_group_size=size)
+            table = table_of(its_rows)
+            if data.draw(st.booleans()):  # another writer, with other habits
+                table = table.cast(pa.schema([_otherwise(field) for field in table.schema]))
+            pq.write_table(table, Path(folder, f"{number}.parquet"), row_group_size=size)
         spark = cast("SparkSession", LocalSpark(data.draw(st.integers(1, 5))))
         with (
             patch.multiple(reading, _SMALL=0, _BATCH=data.draw(st.integers(1, 50)), _REREAD=1000),

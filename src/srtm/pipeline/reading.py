@@ -45,6 +45,7 @@ _MIXED = 16  # times as many, where they are of several topics: fewer pieces of 
 _STRETCH = 64_000_000  # messages of a stretch at most: what is lost with an executor
 _SMALL = 2_000_000  # messages of which one task is done before a second has started
 _HELD = 32_000_000  # messages of overlapping row groups that a task may hold: 12 to 30 bytes each
+_NAMES = pa.dictionary(pa.int32(), pa.string())
 _KINDS = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -239,7 +240,7 @@ def opened(
 
 
 def by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each topic of a batch, in the order in which they stand there."""
+    """The rows of each topic of a batch, in the order in which they stand there; the topic need not be among them."""
     topics = batch.column("topic")
     codes = topics.indices.to_numpy()
     if not len(codes):
@@ -248,7 +249,7 @@ def by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         yield topics.dictionary[int(codes[0])].as_py(), batch
         return
     order = np.argsort(codes.astype(np.uint16) if len(topics.dictionary) < 2**16 else codes, kind="stable")
-    ordered, grouped = codes[order], batch.take(pa.array(order))
+    ordered, grouped = codes[order], batch.drop_columns(["topic"]).take(pa.array(order))
     begins = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
     for begin, end in pairwise(begins):
         yield topics.dictionary[int(ordered[begin])].as_py(), grouped.slice(begin, end - begin)
@@ -375,18 +376,22 @@ def _read(row_group: RowGroup, columns: list[str], files: ExitStack, opened_file
         rows = opened_files[row_group.path].read_row_group(row_group.number, columns=wanted, use_threads=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise TraceError(f"{row_group.path}, row group {row_group.number}: {error}", path=row_group.path) from None
-    if row_group.topic is None:
-        return rows
-    everywhere = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), pa.array([row_group.topic]))
-    return rows.append_column("topic", everywhere)
+    if row_group.topic is not None:
+        everywhere = np.zeros(rows.num_rows, np.int32)
+        rows = rows.append_column("topic", pa.DictionaryArray.from_arrays(everywhere, pa.array([row_group.topic])))
+    # Files of several writers differ in what they call nullable or large; rows of all of them are put together.
+    kinds = [_NAMES if name in strings else pa.int64() for name in columns]
+    return pa.Table.from_arrays(
+        [
+            rows[name] if rows[name].type == kind else rows[name].cast(kind)
+            for name, kind in zip(columns, kinds, strict=True)
+        ],
+        names=columns,
+    )
 
 
 def _sorted(tables: list[pa.Table], key: str) -> pa.Table:
-    if len(tables) == 1:
-        table = tables[0]
-    else:
-        columns = sorted(tables[0].column_names)
-        table = pa.concat_tables([each.select(columns) for each in tables]).unify_dictionaries()
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
     table = table.combine_chunks()
     times = table[key].to_numpy()
     if is_sorted(times):
@@ -501,15 +506,22 @@ _SPAN_FIELDS = "topic string, messages long, first_ns long, last_ns long"
 
 def _counting(key: str) -> Work:
     def work(_: int, batches: Batches) -> Batches:
-        spans = _total(
-            (topic, Span(rows.num_rows, times[0].as_py(), times[-1].as_py()))
-            for batch in batches
-            for topic, rows in by_topic(batch)
-            for times in [rows.column(key)]
-        )
+        spans = _total(span for batch in batches for span in _spans_of(batch, key))
         yield batch_of(_SPAN_FIELDS, [(topic, *span) for topic, span in spans.items()])
 
     return work
+
+
+def _spans_of(batch: pa.RecordBatch, key: str) -> Iterator[tuple[str, Span]]:
+    """The spans of the topics of a batch in which each topic's rows are in order."""
+    topics, times = batch.column("topic"), batch.column(key).to_numpy()
+    codes = topics.indices.to_numpy()
+    counts = np.bincount(codes, minlength=len(topics.dictionary))
+    first, last = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64)
+    first[codes[::-1]] = times[::-1]  # of several values for a place, the one that comes last stays
+    last[codes] = times
+    for code in np.flatnonzero(counts).tolist():
+        yield topics.dictionary[code].as_py(), Span(int(counts[code]), int(first[code]), int(last[code]))
 
 
 def _total(spans: Iterable[tuple[str, Span]]) -> dict[str, Span]:
