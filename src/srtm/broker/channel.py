@@ -19,6 +19,7 @@ from srtm.protocol.server import failed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from srtm.broker.cursor import Cursor
     from srtm.broker.message import Message
     from srtm.errors import ProtocolError
 
@@ -60,6 +61,7 @@ class Channel:
         self.deferred: list[tuple[int, bytes, Message]] = []
         self.consumers: list[Consumer] = []
         self.messages = self.requeued = self.timed_out = self.finished = self.dropped = 0
+        self.cursor: Cursor | None = None  # its place in the log of a topic on disk
         self.bytes = 0  # of all messages that are not finished
         self._max = max_messages
         self._max_bytes = max_bytes
@@ -113,7 +115,10 @@ class Channel:
             if consumer.sample_rate:
                 for message in batch:
                     self.bytes -= len(message.body)
-                batch = [message for message in batch if _sample.randrange(100) < consumer.sample_rate]
+                everything, batch = batch, [m for m in batch if _sample.randrange(100) < consumer.sample_rate]
+                if self.cursor is not None:
+                    for message in set(everything) - set(batch):
+                        self.cursor.finish(message.offset)
                 self.finished += most - len(batch)  # as nsqd does: what is not in the sample is gone
                 for message in batch:
                     self.bytes += len(message.body)
@@ -187,6 +192,9 @@ class Channel:
 
     def empty(self) -> None:
         """Forget everything."""
+        if self.cursor is not None:
+            for message in self.everything():
+                self.cursor.finish(message.offset)
         self.bytes = 0
         self.queue.clear()
         self.deferred.clear()

@@ -6,6 +6,7 @@ Publishing goes the way of TCP: through the topic's bucket, at the time of the r
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from starlette.routing import Route
 
 import srtm
 from srtm.broker.message import Message
-from srtm.errors import InputError, SRTMError
+from srtm.errors import InputError, LogError, OffsetTrimmed, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol.names import valid_name
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from srtm.broker.batch import Record
     from srtm.broker.channel import Channel
+    from srtm.broker.durable import Durable
     from srtm.broker.ioloop import Broker, Connection
     from srtm.broker.statistics import Second
     from srtm.broker.topic import Topic
@@ -57,6 +60,7 @@ def app(broker: Broker) -> Starlette:
         "/topic/pause": pages.topic_pause,
         "/topic/unpause": pages.topic_unpause,
         "/topic/limit": pages.topic_limit,
+        "/srtm/log/trim": pages.log_trim,
         "/channel/create": pages.channel_create,
         "/channel/delete": pages.channel_delete,
         "/channel/empty": pages.channel_empty,
@@ -66,6 +70,7 @@ def app(broker: Broker) -> Starlette:
         "/srtm/trace/stop": pages.trace_stop,
     }
     gets = {"/ping": pages.ping, "/info": pages.info, "/stats": pages.stats, "/metrics": pages.metrics}
+    gets |= {"/srtm/log": pages.log_extent, "/srtm/log/read": pages.log_read}
     routes = [Route(path, _answered(page), methods=["POST"]) for path, page in posts.items()]
     routes += [Route(path, _answered(page), methods=["GET"]) for path, page in gets.items()]
     return Starlette(routes=routes)
@@ -118,7 +123,7 @@ class Pages:
         delay_ns = self._delay_ns(request)
         body = await request.body()
         self._check_size(len(body), self.broker.options.settings.max_msg_size, "MSG")
-        self._publish(topic, [body], delay_ns, request)
+        await self._publish(topic, [body], delay_ns, request)
         return PlainTextResponse("OK")
 
     async def mpub(self, request: Request) -> Response:
@@ -133,13 +138,60 @@ class Pages:
             bodies = [line for line in body.split(b"\n") if line]
         for each in bodies:
             self._check_size(len(each), settings.max_msg_size, "MSG")
-        self._publish(topic, bodies, 0, request)
+        await self._publish(topic, bodies, 0, request)
         return PlainTextResponse("OK")
 
     async def topic_create(self, request: Request) -> Response:
-        """Make a topic."""
-        self._named_topic(request, make=True)
+        """Make a topic; with ?durability=disk, one whose messages are on disk before they are answered."""
+        wanted = request.query_params.get("durability", "memory")
+        if wanted not in ("memory", "disk"):
+            raise Refused(400, "INVALID_DURABILITY: it is memory or disk")
+        topic = self._named_topic(request, make=True)
+        if wanted == "disk" and topic.durable is None:
+            if self.broker.durable is None:
+                raise Refused(400, "INVALID_DURABILITY: this broker has no --data-path")
+            if topic.messages or topic.ephemeral:
+                raise Refused(400, "INVALID_DURABILITY: the topic is ephemeral, or has messages in memory")
+            self.broker.durable.adopt(topic)
         return Response()
+
+    async def log_extent(self, request: Request) -> Response:
+        """What a disk topic keeps: {"begin", "end", "bytes"}."""
+        topic, durable = self._on_disk(request)
+        return JSONResponse(durable.extent(topic))
+
+    async def log_read(self, request: Request) -> Response:
+        """A range of a disk topic as an Arrow stream: ?topic=…&begin=…&limit=…; the same range gives the same rows."""
+        topic, durable = self._on_disk(request)
+        begin, limit = self._number(request, "begin"), self._number(request, "limit", 10_000)
+        try:
+            records = await durable.read(topic, begin, min(limit, 100_000))
+        except OffsetTrimmed as problem:
+            raise Refused(410, f"OFFSET_TRIMMED: {problem}") from None
+        except LogError as problem:
+            raise Refused(400, f"INVALID_OFFSET: {problem}") from None
+        return Response(_arrow(topic.name, begin, records), media_type="application/vnd.apache.arrow.stream")
+
+    async def log_trim(self, request: Request) -> Response:
+        """Forget what is older than an offset: ?topic=…&before=…"""
+        topic, durable = self._on_disk(request)
+        try:
+            await durable.trim(topic, self._number(request, "before"))
+        except LogError as problem:
+            raise Refused(400, f"INVALID_OFFSET: {problem}") from None
+        return Response()
+
+    def _on_disk(self, request: Request) -> tuple[Topic, Durable]:
+        topic = self._named_topic(request)
+        if topic.durable is None:
+            raise Refused(400, "NOT_ON_DISK: only disk topics have a log")
+        return topic, topic.durable
+
+    def _number(self, request: Request, name: str, default: int | None = None) -> int:
+        text = request.query_params.get(name, "" if default is None else str(default))
+        if not text.isdigit():
+            raise Refused(400, f"INVALID_{name.upper()}: it must be a whole number")
+        return int(text)
 
     async def topic_delete(self, request: Request) -> Response:
         """Forget a topic and all that it holds; its consumers are disconnected."""
@@ -263,13 +315,20 @@ class Pages:
         """The same for Prometheus."""
         return PlainTextResponse("\n".join(_metrics(self.broker)) + "\n", media_type="text/plain; version=0.0.4")
 
-    def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
+    async def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
         if topic.full:
             raise Refused(503, "TOPIC_FULL")
         now_ns = time.time_ns()
         client = f"{request.client.host}:{request.client.port}" if request.client else "http"
+        messages = [Message(self.broker.next_id(), now_ns, body, client, delay_ns) for body in bodies]
+        if topic.durable is not None:
+            stored: asyncio.Future[LogError | None] = self.broker.loop.create_future()
+            topic.durable.publish(topic, messages, stored.set_result)
+            if problem := await stored:
+                raise Refused(503, f"PUB_FAILED: {problem}")
+            return
         self.broker.touch(topic.name)
-        topic.arrived += [Message(self.broker.next_id(), now_ns, body, client, delay_ns) for body in bodies]
+        topic.arrived += messages
         topic.bytes += sum(map(len, bodies))
         self.broker.wake()
 
@@ -310,6 +369,25 @@ class Pages:
             raise Refused(413, f"{what}_TOO_BIG")
         if not size:
             raise Refused(400, f"{what}_EMPTY")
+
+
+def _arrow(topic: str, begin: int, records: list[Record]) -> bytes:
+    """Rows of the log, as Spark reads them."""
+    import pyarrow as pa
+
+    table = pa.table(
+        {
+            "topic": pa.array([topic] * len(records), pa.string()),
+            "offset": pa.array(range(begin, begin + len(records)), pa.int64()),
+            "arrival_ns": pa.array([record.arrival_ns for record in records], pa.int64()),
+            "publisher": pa.array([record.publisher for record in records], pa.string()),
+            "body": pa.array([record.body for record in records], pa.binary()),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
 
 
 def _sized(body: bytes) -> list[bytes]:

@@ -17,6 +17,7 @@ import socket
 import time
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from srtm.broker.message import Message, ids
 from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
 from srtm.broker.transport import Transport
-from srtm.errors import ProtocolError
+from srtm.errors import LogError, ProtocolError
 from srtm.protocol import frames
 from srtm.protocol.frames import append_message
 from srtm.protocol.identify import response as identify_response
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.auth import Authority, Guard
     from srtm.broker.channel import Channel
+    from srtm.broker.durable import Durable
     from srtm.broker.options import BrokerOptions
     from srtm.broker.recorder import Recorder
     from srtm.protocol.identify import Identity
@@ -228,13 +230,16 @@ class Connection:
     def carry_out(self, events: list[Any], arrival_ns: int) -> None:
         """Do what it says, in order."""
         broker = self.broker
-        for event in events:
+        for number, event in enumerate(events):
             kind = type(event)
             if kind is Pub:
                 name, body = event
                 topic = broker.touch(name)
                 if self.channel is not None and topic.full:
                     self._refuse("PUB")
+                    break
+                if topic.durable is not None:
+                    self._store(topic, events[number:], arrival_ns)
                     break
                 topic.arrived.append(Message(broker.next_id(), arrival_ns, body, self.publisher))
                 topic.bytes += len(body)
@@ -244,10 +249,46 @@ class Connection:
                 self.out += _OK
             elif kind is Fin:
                 self._finish(event[0])
+            elif (kind is Mpub or kind is Dpub) and broker.touch(event.topic).durable is not None:
+                self._store(broker.touch(event.topic), events[number:], arrival_ns)
+                break
             else:
                 self._carry_out(event, arrival_ns)
             if self.closing:
                 break
+
+    def _store(self, topic: Topic, events: list[Any], arrival_ns: int) -> None:
+        """Publish to a topic on disk: all of one topic that comes now goes to the log together, and is then answered.
+
+        Nothing else is done for this client meanwhile, so that answers keep the order of commands.
+        """
+        broker, messages, answers = self.broker, list[Message](), 0
+        for event in events:
+            kind = type(event)
+            if kind not in (Pub, Mpub, Dpub) or event.topic != topic.name:
+                break
+            delay_ns = event.delay_ms * NS_PER_MS if kind is Dpub else 0
+            bodies = event.bodies if kind is Mpub else [event.body]
+            messages += [Message(broker.next_id(), arrival_ns, body, self.publisher, delay_ns) for body in bodies]
+            answers += 1
+        verb = type(events[0]).__name__.upper()
+
+        def stored(problem: LogError | None) -> None:
+            if self.sock.fileno() < 0:
+                return
+            if problem:
+                self.send(frames.error(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}")))
+                self.closing = self.protocol.closed = True
+            else:
+                self.send(frames.OK * answers)
+                topic.senders[self] = None
+                self.carry_out(events[answers:], arrival_ns)
+            self.release()
+            broker.wake()
+
+        self.hold()
+        assert topic.durable is not None
+        topic.durable.publish(topic, messages, stored)
 
     def _finish(self, message_id: bytes) -> None:
         channel = self.channel
@@ -256,6 +297,8 @@ class Connection:
         if message is not None:
             channel.finished += 1
             channel.bytes -= len(message.body)
+            if channel.cursor is not None:
+                channel.cursor.finish(message.offset)
         else:
             self.send(frames.error(channel.refusal("FIN", message_id)))
         if channel.queue:
@@ -437,6 +480,11 @@ class Broker:
         self.on_topic: Callable[[Topic], None] | None = None  # one was made: it may have channels elsewhere
         self.groups: dict[str, str | None] = {}  # correlation groups of publishers
         self.recorder: Recorder | None = None
+        self.durable: Durable | None = None
+        if options.data_path:
+            from srtm.broker.durable import Durable
+
+            self.durable = Durable(self, Path(options.data_path))
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.started_ns = _now_ns()
@@ -470,6 +518,8 @@ class Broker:
             listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._listener = listener
         self.tcp_port = int(listener.getsockname()[1])
+        if self.durable:
+            self.durable.recover()
         self.loop.add_reader(listener, self._accept)
         self._on_tick()
         return self.tcp_port
@@ -507,6 +557,8 @@ class Broker:
         known = name in topic.channels
         channel = topic.channel(name)
         if not known:
+            if topic.durable is not None:
+                topic.durable.attach(topic, channel)
             self.to_drain[topic] = None
             self.changed()
         return channel
@@ -668,6 +720,8 @@ class Broker:
             return
         for consumer in list(channel.consumers):
             self.close(consumer)  # type: ignore[arg-type]
+        if topic.durable is not None:
+            topic.durable.forget_channel(topic, channel)
         channel.empty()
         self.to_pump.pop(channel, None)
         self.changed()
@@ -680,6 +734,8 @@ class Broker:
             return
         for channel in list(topic.channels.values()):
             self.delete_channel(topic, channel)
+        if topic.durable is not None:
+            topic.durable.forget_topic(topic)
         topic.empty()
         self.to_drain.pop(topic, None)
         self._limited.pop(topic, None)
@@ -688,7 +744,7 @@ class Broker:
         self.changed()
 
     def stop(self) -> None:
-        """Accept nobody any more, and close every connection."""
+        """Accept nobody any more, close every connection, and save what is not finished."""
         if self._tick:
             self._tick.cancel()
         if self._listener:
@@ -697,3 +753,5 @@ class Broker:
         for connection in list(self.connections.values()):
             self.close(connection)
         self._alarm.close()
+        if self.durable:
+            self.durable.close()

@@ -25,6 +25,7 @@ class Message:
         "deadline_ns",
         "delay_ns",
         "id",
+        "offset",
         "publisher",
         "release_ns",
         "sent_ns",
@@ -43,11 +44,13 @@ class Message:
         self.publisher = publisher
         self.delay_ns = delay_ns
         self.attempts = 0
+        self.offset = -1  # in the log of a topic on disk
 
     def copy(self) -> Message:
         """The same for another channel: deliveries are counted apart."""
         twin = Message(self.id, self.arrival_ns, self.body, self.publisher, self.delay_ns)
         twin.release_ns = self.release_ns
+        twin.offset = self.offset
         return twin
 
 

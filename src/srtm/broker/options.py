@@ -17,6 +17,8 @@ class BrokerOptions:
     http_port: int = 4151
     name: str = field(default_factory=socket.gethostname)
     broadcast_address: str | None = None
+    # Where disk topics are, and where queues of memory topics are kept over a stop; none without.
+    data_path: str | None = None
     lookupd: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
     tls_cert: str | None = None

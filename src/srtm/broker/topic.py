@@ -17,6 +17,7 @@ from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
 
 if TYPE_CHECKING:
+    from srtm.broker.durable import Durable
     from srtm.broker.ioloop import Connection
     from srtm.broker.message import Message
 
@@ -32,6 +33,7 @@ class Topic:
         self.paused = False
         self.starting = False  # it is being asked elsewhere which channels it has
         self.drops = False  # non-conformant messages are dropped instead of made to wait
+        self.durable: Durable | None = None  # on disk, and not in memory alone
         self.limiter: Limiter | None = None
         self.arrived: list[Message] = []  # in this turn
         self.waiting: deque[Message] = deque()  # for tokens

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+_TLS = "TLS and AUTH"
 
 
 def broker(
@@ -13,22 +16,72 @@ def broker(
     tcp_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of NSQ's protocol; 0 takes a free one.")] = 4150,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of HTTP; 0 takes a free one.")] = 4151,
     name: Annotated[str | None, typer.Option(help="What to call it (the name of the host).")] = None,
+    broadcast_address: Annotated[str | None, typer.Option(help="Where clients reach it (its name).")] = None,
+    data_path: Annotated[
+        Path | None,
+        typer.Option(help="A folder for disk topics, and for queues of memory topics over a stop (neither, without)."),
+    ] = None,
+    trace_folder: Annotated[Path | None, typer.Option(help="A folder that runs may be recorded into.")] = None,
+    lookupd: Annotated[
+        list[str] | None,
+        typer.Option("--lookupd-tcp-address", metavar="HOST:PORT", help="An nsqlookupd to register with; repeatable."),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_TLS)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).", rich_help_panel=_TLS)] = None,
+    tls_required: Annotated[
+        bool, typer.Option("--tls-required", help="Clients must use it.", rich_help_panel=_TLS)
+    ] = False,
+    tls_client_auth_policy: Annotated[
+        str, typer.Option(help="Clients' certificates: require or require-verify.", rich_help_panel=_TLS)
+    ] = "",
+    tls_root_ca_file: Annotated[
+        Path | None, typer.Option(help="Who vouches for clients and authorities (PEM).", rich_help_panel=_TLS)
+    ] = None,
+    tls_min_version: Annotated[str, typer.Option(help="The oldest TLS spoken.", rich_help_panel=_TLS)] = "tls1.2",
+    auth: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--auth-http-address", metavar="HOST:PORT", help="Who decides on AUTH; repeatable.", rich_help_panel=_TLS
+        ),
+    ] = None,
 ) -> None:
     """Run one broker, until it is told to stop (Ctrl-C or SIGTERM).
 
     It speaks NSQ's protocol: any NSQ client publishes and subscribes. A topic may be held to a token bucket. Example:
 
-        srtm broker --tcp-port 4150 --http-port 4151
+        srtm broker --data-path data
+
+        curl -X POST 'localhost:4151/topic/limit?topic=traffic&r=11000&b=6001'
     """
     import asyncio
 
     from srtm.broker.options import BrokerOptions
     from srtm.broker.run import run
 
-    options = BrokerOptions(host, tcp_port, http_port, name or socket.gethostname())
+    options = BrokerOptions(
+        host,
+        tcp_port,
+        http_port,
+        name or socket.gethostname(),
+        broadcast_address,
+        data_path=_text(data_path),
+        lookupd=tuple(lookupd or ()),
+        tls_cert=_text(tls_cert),
+        tls_key=_text(tls_key),
+        tls_client_auth_policy=tls_client_auth_policy,
+        tls_root_ca_file=_text(tls_root_ca_file),
+        tls_required=tls_required,
+        tls_min_version=tls_min_version,
+        auth_http_addresses=tuple(auth or ()),
+        trace_folder=_text(trace_folder),
+    )
     try:
         import uvloop
     except ImportError:  # slower, and everything works
         asyncio.run(run(options))
     else:
         uvloop.run(run(options))
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

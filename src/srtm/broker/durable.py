@@ -1,0 +1,198 @@
+"""Topics on disk, and queues over a stop: what stands between the loop and the log.
+
+A message of a `disk` topic is handed to the log when it comes, answered with OK once it is durable, and only then put
+before its topic, with the arrival time that the kernel gave it. A channel's FINs move its cursor. After a restart, what
+a channel had not finished is read from the log again, as fast as there is room for it; its tokens were spent before.
+
+Messages of memory topics are saved when the broker stops in order, and are there again at its next start, as in nsqd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from srtm.broker.batch import Record
+from srtm.broker.log import Log, Retention
+from srtm.broker.message import Message
+from srtm.errors import LogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from srtm.broker.channel import Channel
+    from srtm.broker.ioloop import Broker
+    from srtm.broker.topic import Topic
+
+_BATCH = 1_000  # messages that are read from the log at once
+_PAUSE_S = 0.02  # how long a channel that has enough is left alone
+_SAVED_S = 0.1
+_RETAINED_S = 1.0
+RETENTION = Retention(acknowledged=True)
+
+
+class Durable:
+    """The log of one broker, and what of it is in memory."""
+
+    def __init__(self, broker: Broker, folder: Path) -> None:
+        self._broker = broker
+        self._log = Log.open(folder, broker.loop)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: dict[str, int] = {}  # offsets behind the last message that topics were given
+
+    def recover(self) -> None:
+        """Bring back topics, channels and messages as they were."""
+        for name in self._log.topics:
+            self.adopt(self._broker.touch(name))
+        for (name, channel), records in self._log.load_queues().items():
+            topic = self._broker.touch(name)
+            messages = [_message(record) for record in records]
+            now_ns = self._broker.started_ns
+            if channel is None:
+                topic.unclaimed.extend(messages)
+                topic.unclaimed_bytes += sum(len(message.body) for message in messages)
+            else:
+                self._broker.channel(topic, channel).put(messages, now_ns)
+        self._spawn(self._keep())
+        self._broker.wake()
+
+    def adopt(self, topic: Topic) -> None:
+        """Make a topic one on disk; its channels go on where they were."""
+        topic.durable = self
+        self._ends[topic.name] = self._log.end(topic.name)
+        for cursor in self._log.cursors(topic.name):
+            self._broker.channel(topic, cursor.channel)
+
+    def attach(self, topic: Topic, channel: Channel) -> None:
+        """Give a channel of such a topic its place in the log; the first one gets all that is there."""
+        if channel.ephemeral:
+            return
+        first = not any(other.cursor for other in topic.channels.values())
+        end = self._released(topic)  # later ones come through the bucket
+        start = self._log.begin(topic.name) if first else end
+        channel.cursor = self._log.cursor(topic.name, channel.name, start)
+        ranges = list(channel.cursor.unfinished(end))
+        if ranges:
+            topic.unclaimed.clear()  # they are in the log, and come from there
+            topic.unclaimed_bytes = 0
+            self._spawn(self._reload(topic, channel, ranges))
+
+    def _released(self, topic: Topic) -> int:
+        """The offset of the first message that still waits for a token, or of the next one to come."""
+        for message in (*islice(topic.waiting, 1), *topic.arrived[:1]):
+            return message.offset
+        return self._ends[topic.name]
+
+    def publish(self, topic: Topic, messages: list[Message], done: Callable[[LogError | None], None]) -> None:
+        """Store messages; `done` is called on the loop when they are durable and with their topic, or with why not."""
+
+        def stored(result: int | LogError) -> None:
+            if isinstance(result, LogError):
+                done(result)
+                return
+            for offset, message in enumerate(messages, result):
+                message.offset = offset
+            self._ends[topic.name] = result + len(messages)
+            self._broker.touch(topic.name).arrived += messages
+            topic.bytes += sum(len(message.body) for message in messages)
+            done(None)
+            self._broker.wake()
+
+        self._log.append_nowait(topic.name, [_record(message, self._broker.groups) for message in messages], stored)
+
+    def extent(self, topic: Topic) -> dict[str, int]:
+        """The oldest offset that is kept, the next one, and about how many bytes lie between."""
+        name = topic.name
+        return {"begin": self._log.begin(name), "end": self._log.end(name), "bytes": self._log.size(name)}
+
+    async def read(self, topic: Topic, begin: int, limit: int) -> list[Record]:
+        """A range of the log, beside everything else."""
+        return await self._broker.loop.run_in_executor(None, self._log.read, topic.name, begin, limit)
+
+    async def trim(self, topic: Topic, before: int) -> None:
+        """Forget what is older."""
+        trimmed: asyncio.Future[None] = self._broker.loop.create_future()
+        self._log.trim(topic.name, before, done=lambda result: _settle(trimmed, result))
+        await trimmed
+
+    def forget_channel(self, topic: Topic, channel: Channel) -> None:
+        """A channel is gone for good."""
+        if channel.cursor is not None:
+            self._log.delete_channel(topic.name, channel.name)
+            channel.cursor = None
+
+    def forget_topic(self, topic: Topic) -> None:
+        """So is a topic."""
+        self._log.delete_topic(topic.name)
+
+    def close(self) -> None:
+        """Save what is in memory alone, and close the log."""
+        for task in self._tasks:
+            task.cancel()
+        groups = self._broker.groups
+        for topic in self._broker.topics.values():
+            if topic.ephemeral or topic.durable is not None:
+                continue
+            early = [*topic.unclaimed, *topic.waiting, *topic.arrived]
+            if early:
+                self._log.save_queue(topic.name, None, [_record(message, groups) for message in early])
+            for channel in topic.channels.values():
+                if not channel.ephemeral:
+                    records = [_record(message, groups) for message in channel.everything()]
+                    self._log.save_queue(topic.name, channel.name, records)
+        self._log.save_cursors()
+        self._log.close()
+
+    async def _reload(self, topic: Topic, channel: Channel, ranges: list[tuple[int, int]]) -> None:
+        most = self._broker.options.max_held_messages // 2
+        for begin, end in ranges:
+            at = begin
+            while at < end:
+                while channel.held >= most:
+                    await asyncio.sleep(_PAUSE_S)
+                records = await self.read(topic, at, min(_BATCH, end - at))
+                if topic.channels.get(channel.name) is not channel or not records:
+                    return
+                channel.put([_message(record, offset) for offset, record in enumerate(records, at)], 0)
+                at += len(records)
+                self._broker.to_pump[channel] = None
+                self._broker.wake()
+
+    async def _keep(self) -> None:
+        """Save the progress of channels, and forget what all of them have finished."""
+        turns = 0
+        while True:
+            await asyncio.sleep(_SAVED_S)
+            self._log.save_cursors()
+            turns += 1
+            if turns * _SAVED_S >= _RETAINED_S:
+                turns = 0
+                for topic in self._broker.topics.values():
+                    if topic.durable is not None and any(channel.cursor for channel in topic.channels.values()):
+                        self._log.retain(topic.name, RETENTION, self._broker.started_ns)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = self._broker.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _record(message: Message, groups: dict[str, str | None]) -> Record:
+    group = groups.get(message.publisher)
+    return Record(message.id, message.arrival_ns, message.publisher, message.body, group, message.attempts)
+
+
+def _message(record: Record, offset: int = -1) -> Message:
+    message = Message(record.id, record.arrival_ns, record.body, record.publisher)
+    message.attempts = record.attempts
+    message.offset = offset
+    return message
+
+
+def _settle(future: asyncio.Future[None], result: object) -> None:
+    if isinstance(result, LogError):
+        future.set_exception(result)
+    else:
+        future.set_result(None)

@@ -1,0 +1,220 @@
+"""Topics on disk on real sockets: nothing that was answered with OK is lost, whatever ends the broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from srtm.broker.log import Log
+from srtm.protocol import client as say
+from srtm.protocol.client import Error
+from srtm.protocol.frames import OK
+from srtm.protocol.names import MAGIC_V2
+from tests.broker.running import Client, Running, fetch, running
+
+
+def bodies_of(client: Client, count: int) -> list[bytes]:
+    """The next messages, finished."""
+    found = []
+    for _ in range(count):
+        message = client.message()
+        client.send(say.fin(message.id))
+        found.append(message.body)
+    return found
+
+
+def disk_topic(broker: Running, name: str = "t") -> None:
+    assert broker.post(f"/topic/create?topic={name}&durability=disk")[0] == 200
+
+
+def test_what_was_answered_is_there_after_a_restart_and_what_was_finished_is_not(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path)) as broker:
+        disk_topic(broker)
+        with Client(broker.address) as consumer, Client(broker.address) as publisher:
+            consumer.send(say.sub("t", "c") + say.rdy(3))
+            ok(consumer)
+            publisher.send(b"".join(say.pub("t", b"%d" % number) for number in range(10)))
+            publisher.send(say.mpub("t", [b"10", b"11"]))
+            for _ in range(11):
+                ok(publisher)
+            assert bodies_of(consumer, 3) == [b"0", b"1", b"2"]
+            broker.wait_until(lambda b: b.topics["t"].channels["c"].finished == 3)
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as consumer:
+        assert broker.get("/srtm/log?topic=t")["end"] == 12
+        consumer.send(say.sub("t", "c") + say.rdy(100))
+        ok(consumer)
+        assert bodies_of(consumer, 9) == [b"%d" % number for number in range(3, 12)]
+    with running(data_path=str(tmp_path)) as broker:
+        broker.wait_until(lambda b: "c" in b.topics["t"].channels)
+        assert broker.do(lambda: broker.broker.topics["t"].channels["c"].held) == 0
+
+
+def test_the_first_channel_gets_everything_and_a_later_one_what_comes(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        publisher.send(say.pub("t", b"early"))
+        ok(publisher)
+        with Client(broker.address) as first, Client(broker.address) as second:
+            first.send(say.sub("t", "one") + say.rdy(10))
+            ok(first)
+            assert bodies_of(first, 1) == [b"early"]
+            second.send(say.sub("t", "two") + say.rdy(10))
+            ok(second)
+            publisher.send(say.pub("t", b"late"))
+            ok(publisher)
+            assert bodies_of(first, 1) == bodies_of(second, 1) == [b"late"]
+
+
+def test_a_limited_disk_topic_gives_each_message_once(tmp_path: Path) -> None:
+    """A channel that comes while messages wait for tokens gets those through the bucket alone."""
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        assert broker.post("/topic/limit?topic=t&r=20&b=2")[0] == 200
+        publisher.send(b"".join(say.pub("t", b"%d" % number) for number in range(8)))
+        for _ in range(8):
+            ok(publisher)
+        with Client(broker.address) as consumer:
+            consumer.send(say.sub("t", "c") + say.rdy(100))
+            ok(consumer)
+            assert bodies_of(consumer, 8) == [b"%d" % number for number in range(8)]
+            time.sleep(0.3)
+            assert broker.channel("t", "c")["message_count"] == 8
+
+
+def test_a_range_is_replayed_exactly(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        publisher.send(say.mpub("t", [b"%d" % number for number in range(50)]))
+        ok(publisher)
+        reads = [_read(broker, "topic=t&begin=10&limit=20") for _ in range(2)]
+        assert reads[0] == reads[1]
+        assert reads[0]["body"].to_pylist() == [b"%d" % number for number in range(10, 30)]
+        assert reads[0]["offset"].to_pylist() == list(range(10, 30))
+        assert broker.post("/srtm/log/trim?topic=t&before=20")[0] == 200
+        status, text = _get(broker, "/srtm/log/read?topic=t&begin=10")
+        assert (status, b"OFFSET_TRIMMED" in text) == (410, True)
+        assert _get(broker, "/srtm/log/read?topic=t&begin=99")[0] == 400
+        assert _get(broker, "/srtm/log/read?topic=t&begin=-1")[0] == 400
+
+
+def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
+    with (
+        running(data_path=str(tmp_path)) as broker,
+        Client(broker.address) as publisher,
+        Client(broker.address) as consumer,
+    ):
+        consumer.subscribe("m", "c", 1)
+        publisher.publish("m", *(b"%d" % number for number in range(5)))
+        assert consumer.message().body == b"0"  # in flight when the broker stops
+        publisher.publish("nobody", b"x")
+        broker.wait_until(lambda b: len(b.topics["nobody"].unclaimed) == 1)
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as consumer:
+        consumer.send(say.sub("m", "c") + say.rdy(10))
+        ok(consumer)
+        assert sorted(bodies_of(consumer, 5)) == [b"%d" % number for number in range(5)]
+        with Client(broker.address) as other:
+            other.send(say.sub("nobody", "c") + say.rdy(10))
+            ok(other)
+            assert bodies_of(other, 1) == [b"x"]
+
+
+def test_disk_topics_need_a_folder() -> None:
+    with running() as broker:
+        status, text = broker.post("/topic/create?topic=t&durability=disk")
+        assert (status, b"no --data-path" in text) == (400, True)
+        assert broker.post("/topic/create?topic=t&durability=tape")[0] == 400
+
+
+def test_a_full_disk_is_the_publishers_error_and_the_broker_lives(tmp_path: Path) -> None:
+    """Files may not grow beyond 18 MB: the log's reserve takes 16 of them."""
+    with broker_process(tmp_path, "ulimit -f 18432;") as (_, tcp_port, http_port):
+        make_disk_topic(http_port)
+        stored = 0
+        with Client(("127.0.0.1", tcp_port)) as publisher:
+            while True:
+                publisher.send(say.pub("t", bytes(500_000)))
+                answer = publisher.next()
+                if isinstance(answer, Error):
+                    break
+                stored += 1
+                assert stored < 100
+        assert answer.problem.wire.startswith(b"E_PUB_FAILED PUB failed ")
+        assert fetch(urllib.request.Request(f"http://127.0.0.1:{http_port}/ping")) == (200, b"OK")
+        _, extent = fetch(urllib.request.Request(f"http://127.0.0.1:{http_port}/srtm/log?topic=t"))
+        assert json.loads(extent)["end"] == stored
+
+
+KILLS = int(os.environ.get("SRTM_KILLS", "12"))
+
+
+def test_kill_9_loses_nothing_that_was_answered(tmp_path: Path) -> None:
+    """A broker is killed at random moments while it is published to; then its log is looked at."""
+    rng = random.Random(7)
+    stored: list[int] = []
+    sent = 0
+    for _ in range(KILLS):
+        before, begun, got = len(stored), sent, b""
+        with broker_process(tmp_path) as (process, tcp_port, http_port):
+            make_disk_topic(http_port)
+            with socket.create_connection(("127.0.0.1", tcp_port), timeout=5) as publisher:
+                publisher.sendall(MAGIC_V2)
+                end = time.monotonic() + rng.uniform(0.0, 0.3)
+                while time.monotonic() < end:
+                    publisher.sendall(b"".join(say.pub("t", b"%d" % number) for number in range(sent, sent + 7)))
+                    sent += 7
+                    got += publisher.recv(4096)
+                process.kill()
+                with suppress(ConnectionError):
+                    while more := publisher.recv(4096):
+                        got += more
+        answered = len(got) // len(OK)
+        log = Log.open(tmp_path)
+        try:
+            stored = [int(r.body) for at in range(0, log.end("t"), 1_000) for r in log.read("t", at, 1_000)]
+        finally:
+            log.close()
+        assert stored[before : before + answered] == list(range(begun, begun + answered))
+        assert stored == sorted(set(stored))
+
+
+@contextmanager
+def broker_process(folder: Path, limits: str = "") -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """A broker as a process of its own, which ends with the block if not before; and its ports."""
+    command = f"{limits} exec {sys.executable} -m srtm broker --tcp-port 0 --http-port 0 --data-path {folder}"
+    with subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            tcp_port, http_port = [int(part.rpartition(":")[2]) for part in process.stdout.readline().split(", ")]
+            yield process, tcp_port, http_port
+        finally:
+            process.kill()
+
+
+def make_disk_topic(http_port: int) -> None:
+    url = f"http://127.0.0.1:{http_port}/topic/create?topic=t&durability=disk"
+    assert fetch(urllib.request.Request(url, data=b"", method="POST"))[0] == 200
+
+
+def ok(client: Client) -> None:
+    assert client.response() == b"OK"
+
+
+def _get(broker: Running, path: str) -> tuple[int, bytes]:
+    return fetch(urllib.request.Request(broker.url + path))
+
+
+def _read(broker: Running, query: str) -> pa.Table:
+    status, body = _get(broker, f"/srtm/log/read?{query}")
+    assert status == 200, body
+    return pa.ipc.open_stream(body).read_all()
