@@ -12,6 +12,7 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from srtm.protocol.frames import MAX_ATTEMPTS
 from srtm.protocol.names import ephemeral
 from srtm.protocol.server import failed
 
@@ -105,7 +106,8 @@ class Channel:
                 self.finished += most - len(batch)  # as nsqd does: what is not in the sample is gone
             flights, deadline_ns = consumer.flights, now_ns + consumer.timeout_ns
             for message in batch:
-                message.attempts += 1
+                if message.attempts < MAX_ATTEMPTS:  # two bytes in its frame
+                    message.attempts += 1
                 message.taken_ns = now_ns
                 message.deadline_ns = deadline_ns
                 flights[message.id] = message
