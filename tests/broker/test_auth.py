@@ -169,4 +169,9 @@ def test_the_authority_is_told_who_is_behind_tls(start: Start, authority: Author
         client.begin_tls(certificates.context(certificates.client))
         client.send(say.auth(b"x"))
         client.response()
+        client.subscribe("t", "c")
+        (shown,) = broker.channel("t", "c")["clients"]
+        assert (shown["tls"], shown["authed"], shown["auth_identity"]) == (True, True, "me")
+        assert shown["tls_version"].startswith("TLS1.")
+        assert shown["tls_cipher_suite"].startswith("TLS_")
     assert (authority.asked[0]["tls"], authority.asked[0]["common_name"]) == ("true", "sensor-1")

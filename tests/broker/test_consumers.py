@@ -14,6 +14,7 @@ pytest.importorskip("starlette")
 from srtm.broker.ioloop import Broker
 from srtm.broker.options import BrokerOptions
 from srtm.broker.run import serving
+from srtm.protocol.frames import MAX_ATTEMPTS
 
 
 class Client:
@@ -136,5 +137,19 @@ def test_a_message_of_another_or_of_nobody_is_refused_as_nsqd_does() -> None:
         assert await other.frame() == (1, b"E_FIN_FAILED FIN " + message_id + b" failed client does not own message")
         other.say(b"FIN " + b"0" * 16 + b"\n")
         assert await other.frame() == (1, b"E_FIN_FAILED FIN " + b"0" * 16 + b" failed ID not in flight")
+
+    run(test)
+
+
+def test_attempts_stay_within_their_two_bytes() -> None:
+    async def test(broker: Broker, connect: Callable[[int], Awaitable[Client]]) -> None:
+        consumer, publisher = await connect(1), await connect(0)
+        publisher.publish(b"x")
+        for _ in range(2):
+            message_id, _body = await consumer.message()
+            [message] = broker.topics["t"].channels["c"].everything()
+            message.attempts = MAX_ATTEMPTS
+            consumer.say(b"REQ " + message_id + b" 0\n")
+        assert await consumer.finished(1) == [b"x"]
 
     run(test)

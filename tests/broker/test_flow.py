@@ -54,6 +54,7 @@ def burst_twice_into_a_stall(broker: Running) -> None:
 
 
 def test_a_conformant_burst_that_is_read_late_is_not_delayed(broker: Running) -> None:
+    broker.wait_for_stamps()
     burst_twice_into_a_stall(broker)
     assert broker.do(lambda: broker.broker.unstamped) == 0
     waited = access_ns(broker, "t")

@@ -78,6 +78,7 @@ def upgraded(broker: Running, certificates: Certificates, layers: str, **identit
 )
 def test_messages_go_both_ways(layers: str, start: Start, certificates: Certificates) -> None:
     broker = start(**certificates.options)
+    broker.wait_for_stamps()
     bodies = [b"x", b"y" * 100_000, bytes(range(256)) * 4000, *(b"%d" % i for i in range(500))]
     with upgraded(broker, certificates, layers) as publisher, upgraded(broker, certificates, layers) as subscriber:
         subscriber.subscribe("t", "c", ready=2500)

@@ -124,7 +124,7 @@ class Channel:
                     self.bytes += len(message.body)
             flights, deadline_ns = consumer.flights, now_ns + consumer.timeout_ns
             for message in batch:
-                if message.attempts < MAX_ATTEMPTS:  # all that a frame can say
+                if message.attempts < MAX_ATTEMPTS:  # two bytes in its frame
                     message.attempts += 1
                 message.taken_ns = now_ns
                 message.deadline_ns = deadline_ns

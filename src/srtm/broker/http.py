@@ -465,6 +465,8 @@ def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
 
 def _client(connection: Connection) -> dict[str, Any]:
     identity = connection.protocol.identity
+    tls = connection.transport.tls if connection.transport else None
+    permit = connection.guard.permit if connection.guard else None
     return {
         "client_id": identity.client_id or connection.address,
         "hostname": identity.hostname or connection.address,
@@ -481,8 +483,15 @@ def _client(connection: Connection) -> dict[str, Any]:
         "deflate": identity.deflate,
         "snappy": identity.snappy,
         "user_agent": identity.user_agent,
-        "tls": identity.tls_v1,
+        "tls": tls is not None,
+        "tls_cipher_suite": (tls.ssl.cipher() or ("",))[0] if tls else "",
+        "tls_version": (tls.ssl.version() or "").replace("v", "") if tls else "",
         "msg_timeout": identity.msg_timeout_ms,
+        **(
+            {"authed": True, "auth_identity": permit.identity, "auth_identity_url": permit.identity_url}
+            if permit
+            else {}
+        ),
     }
 
 

@@ -63,6 +63,8 @@ _TIMESPEC = Struct("@ll")
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 _REST_S = 0.002  # how long a busy consumer may not be heard
 _REST_NS = int(_REST_S * NS_PER_S)
+# What is due for many at one time is done for a few, then the loop turns: heartbeats, sums of a second.
+_BEATS, _SUMS, _BREAK_S = 8, 4, 0.001
 _TICK_S = 0.1  # how often time-outs are looked for, as in nsqd
 _timespec = _TIMESPEC.unpack
 _OK = frames.OK
@@ -503,6 +505,8 @@ class Broker:
         self._awake = False
         self._alarm = Alarm(loop, self.wake)
         self._heartbeats: list[tuple[int, int, Connection]] = []
+        self._beating = False
+        self._closing: list[Topic] = []  # whose last second is to be summed up
         self._order = count()
         self._listener: socket.socket | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -674,7 +678,22 @@ class Broker:
                 channel.remind(now_ns)
                 if channel.queue:
                     self.to_pump[channel] = None
-        while self._heartbeats and self._heartbeats[0][0] <= now_ns:
+        if not self._beating:
+            self._beat()
+        if now_ns - self._second_ns >= NS_PER_S and not self._closing:
+            self._second_ns = now_ns
+            self._closing = list(self.topics.values())
+            self._close_seconds()
+        self.wake()
+        self._tick = self.loop.call_later(_TICK_S, self._on_tick)
+
+    def _beat(self) -> None:
+        """Ask for signs of life, a few at a time: clients that came together must not stop the loop together."""
+        now_ns = _now_ns()
+        for _ in range(_BEATS):
+            self._beating = bool(self._heartbeats) and self._heartbeats[0][0] <= now_ns
+            if not self._beating:
+                break
             due_ns, beat, connection = heapq.heappop(self._heartbeats)
             interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
             if connection.sock.fileno() < 0 or beat != connection.beat:
@@ -684,13 +703,19 @@ class Broker:
                 continue
             connection.send(frames.HEARTBEAT)
             heapq.heappush(self._heartbeats, (due_ns + interval_ns, beat, connection))
-        if now_ns - self._second_ns >= NS_PER_S:
-            self._second_ns = now_ns
-            for topic in self.topics.values():
-                peak = topic.limiter.take_peak_ntok() / 1e9 if topic.limiter else 0.0
-                topic.recent.close(now_ns, len(topic.waiting), peak)
         self.wake()
-        self._tick = self.loop.call_later(_TICK_S, self._on_tick)
+        if self._beating:
+            self.loop.call_later(_BREAK_S, self._beat)
+
+    def _close_seconds(self) -> None:
+        """Sum up the last second of topics, a few at a time, because each takes a while."""
+        now_ns = _now_ns()
+        for topic in self._closing[-_SUMS:]:
+            peak = topic.limiter.take_peak_ntok() / 1e9 if topic.limiter else 0.0
+            topic.recent.close(now_ns, len(topic.waiting), peak)
+        del self._closing[-_SUMS:]
+        if self._closing:
+            self.loop.call_later(_BREAK_S, self._close_seconds)
 
     def close(self, connection: Connection) -> None:
         """Forget a client; what it had in flight goes to others."""

@@ -173,12 +173,15 @@ class Registration:
 
     async def _start(self, topic: Topic, urls: list[str]) -> None:
         """Make the channels that the topic has elsewhere, and let it begin."""
-        found = await asyncio.gather(*(self._channels(url, topic.name) for url in urls))
-        if self._broker.topics.get(topic.name) is topic:
-            for name in sorted(set().union(*found)):
-                if valid_name(name) and not ephemeral(name):  # those have no consumer here
-                    self._broker.channel(topic, name)
+        try:
+            found = await asyncio.gather(*(self._channels(url, topic.name) for url in urls))
+            if self._broker.topics.get(topic.name) is topic:
+                for name in sorted(set().union(*found)):
+                    if valid_name(name) and not ephemeral(name):  # those have no consumer here
+                        self._broker.channel(topic, name)
+        finally:
             topic.starting = False
+        if self._broker.topics.get(topic.name) is topic:
             self._broker.touch(topic.name)
             self._broker.wake()
 
