@@ -55,6 +55,7 @@ def test_what_was_answered_is_there_after_a_restart_and_what_was_finished_is_not
         consumer.send(say.sub("t", "c") + say.rdy(100))
         ok(consumer)
         assert bodies_of(consumer, 9) == [b"%d" % number for number in range(3, 12)]
+        broker.wait_until(lambda b: b.topics["t"].channels["c"].finished == 9)
     with running(data_path=str(tmp_path)) as broker:
         broker.wait_until(lambda b: "c" in b.topics["t"].channels)
         assert broker.do(lambda: broker.broker.topics["t"].channels["c"].held) == 0
