@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import time
 from importlib.metadata import version
 from pathlib import Path
+
+from srtm.cli.latency import jitter
 
 
 def cpu() -> str:
@@ -26,17 +27,9 @@ def commit() -> str:
 
 
 def jitter_us(seconds: float = 1.0) -> tuple[float, float]:
-    """Reads of the clock in a tight loop: the longest gap, and the share of time lost in gaps over 50 µs (in %)."""
-    clock = time.perf_counter_ns
-    began = last = clock()
-    longest = lost = 0
-    while last - began < seconds * 1e9:
-        now = clock()
-        gap = now - last
-        last = now
-        longest = max(longest, gap)
-        lost += gap if gap > 50_000 else 0
-    return longest / 1_000, 100 * lost / (last - began)
+    """The longest gap, and the share of time lost in gaps over 50 µs (in %)."""
+    longest_ns, lost = jitter(round(seconds * 1e9))
+    return longest_ns / 1_000, 100 * lost
 
 
 def describe(seed: int) -> str:

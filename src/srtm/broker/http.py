@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import srtm
+from srtm.broker.control import GrantOrder
 from srtm.broker.message import Message
-from srtm.errors import InputError, LogError, OffsetTrimmed, SRTMError
+from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol.names import valid_name
 
@@ -66,6 +67,8 @@ def app(broker: Broker) -> Starlette:
         "/channel/empty": pages.channel_empty,
         "/channel/pause": pages.channel_pause,
         "/channel/unpause": pages.channel_unpause,
+        "/srtm/grant": pages.grant,
+        "/srtm/migrate": pages.migrate,
         "/srtm/trace/start": pages.trace_start,
         "/srtm/trace/stop": pages.trace_stop,
     }
@@ -262,6 +265,32 @@ class Pages:
         self.broker.to_pump[channel] = None
         self.broker.wake()
         return Response()
+
+    async def grant(self, request: Request) -> Response:
+        """Put a share in force: the body is a `control.GrantOrder` as JSON."""
+        try:
+            order = GrantOrder.read(await self._json(request))
+            return JSONResponse(self.broker.control.grant(order, time.time_ns()))
+        except InputError as problem:
+            raise Refused(400, f"INVALID_GRANT: {problem}") from None
+        except BrokerError as problem:
+            raise Refused(409, f"OLD_GRANT: {problem}") from None
+
+    async def migrate(self, request: Request) -> Response:
+        """Send publishers elsewhere: {"topic", "publishers": […], "to": ["host:port", …]}; says who is not here."""
+        order = await self._json(request)
+        fields = [order.get(name) for name in ("publishers", "to")] if isinstance(order, dict) else []
+        lists = [part for part in fields if isinstance(part, list) and all(isinstance(each, str) for each in part)]
+        if len(lists) != 2 or not lists[1] or not isinstance(order["topic"], str) or not valid_name(order["topic"]):
+            raise Refused(400, "INVALID_MIGRATE: it has a topic, publishers and to, the last two lists of names")
+        missing = self.broker.control.migrate(order["topic"], lists[0], tuple(lists[1]))
+        return JSONResponse({"ordered": len(lists[0]) - len(missing), "missing": missing})
+
+    async def _json(self, request: Request) -> Any:
+        try:
+            return json.loads(await request.body())
+        except ValueError:
+            raise Refused(400, "INVALID_JSON") from None
 
     async def trace_start(self, request: Request) -> Response:
         """Record every message from now on: ?file=NAME.parquet, in the folder that was configured."""

@@ -22,6 +22,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from srtm.broker import transport
+from srtm.broker.control import Control, throttled
 from srtm.broker.message import Message, ids
 from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
@@ -487,6 +488,7 @@ class Broker:
             from srtm.broker.durable import Durable
 
             self.durable = Durable(self, Path(options.data_path))
+        self.control = Control(self)
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.started_ns = _now_ns()
@@ -657,6 +659,7 @@ class Broker:
         for connection in topic.senders:
             if connection.sock.fileno() >= 0 and connection not in waiting and connection.channel is None:
                 waiting[connection] = None
+                throttled(connection, topic)
                 connection.hold()
 
     def _unblock(self) -> None:
