@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
-
-import pytest
+from typing import TYPE_CHECKING
 
 from srtm.cli.app import run
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_the_host_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
