@@ -1,0 +1,116 @@
+"""`python -m bench.neighbours`: two topics on one broker, one of which floods at 20 times its rate.
+
+The quiet topic's latency, as the broker counts it (kernel arrival to written), alone and beside the flood, in turns;
+and whether every message of both that was answered has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import urllib.request
+from contextlib import suppress
+
+from bench import host
+from bench.measure import show
+from srtm.protocol import client as say
+from srtm.protocol.client import ClientProtocol, Message
+from srtm.protocol.frames import OK
+from srtm.protocol.names import MAGIC_V2
+
+RATE_MPS = 500  # of both topics
+FLOOD = 20
+TURN_S = 6
+TURNS = 4
+BODY = bytes(100)
+
+
+async def publish(port: int, topic: str, rate_mps: float, seconds: float) -> int:
+    """Publish evenly; returns how many messages were answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(MAGIC_V2)
+    loop = asyncio.get_running_loop()
+    began, sent = loop.time(), 0
+    while loop.time() - began < seconds:
+        due = int((loop.time() - began) * rate_mps)
+        if due > sent:
+            writer.write(say.pub(topic, BODY) * (due - sent))
+            sent = due
+        with suppress(TimeoutError):  # it is pushed back, and goes on as fast as it may
+            async with asyncio.timeout(0.002):
+                await writer.drain()
+        await asyncio.sleep(0.002)
+    answers = b""
+    with suppress(TimeoutError):
+        while len(answers) < sent * len(OK):
+            async with asyncio.timeout(2):
+                answers += await reader.read(65536)
+    writer.close()
+    return len(answers) // len(OK)
+
+
+async def consume(port: int, topic: str, counted: list[int]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(MAGIC_V2 + say.sub(topic, "c") + say.rdy(2500))
+    protocol = ClientProtocol()
+    while data := await reader.read(65536):
+        messages = [event for event in protocol.feed(data) if isinstance(event, Message)]
+        counted[0] += len(messages)
+        writer.write(b"".join(say.fin(message.id) for message in messages))
+
+
+def p99_us(http_port: int, topic: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/stats?format=json&topic={topic}") as answer:
+        (found,) = json.load(answer)["topics"]
+    tails = [second["total_ns"]["p99"] for second in found["srtm"]["seconds"][-TURN_S + 1 :] if second["total_ns"]]
+    return float(statistics.median(tails)) / 1_000
+
+
+async def measure(port: int, http_port: int) -> None:
+    counted = {topic: [0] for topic in ("quiet", "flood")}
+    consumers = [asyncio.create_task(consume(port, topic, found)) for topic, found in counted.items()]
+    answered = {"quiet": 0, "flood": 0}
+    tails: dict[str, list[float]] = {"alone": [], "beside the flood": []}
+    for _ in range(TURNS):
+        answered["quiet"] += await publish(port, "quiet", RATE_MPS, TURN_S)
+        tails["alone"].append(p99_us(http_port, "quiet"))
+        quiet = asyncio.create_task(publish(port, "quiet", RATE_MPS, TURN_S))
+        flood = asyncio.create_task(publish(port, "flood", FLOOD * RATE_MPS, TURN_S))
+        answered["quiet"] += await quiet
+        tails["beside the flood"].append(p99_us(http_port, "quiet"))
+        answered["flood"] += await flood
+    for _ in range(600):
+        if all(counted[topic][0] >= answered[topic] for topic in answered):
+            break
+        await asyncio.sleep(0.5)
+    for task in consumers:
+        task.cancel()
+    rows = []
+    for name, each in tails.items():
+        rows.append([name, f"{statistics.median(each):.0f}", ", ".join(f"{tail:.0f}" for tail in each)])
+    title = f"p99 of {RATE_MPS} msg/s beside a topic of {FLOOD * RATE_MPS} msg/s that may have {RATE_MPS}"
+    show(title, ["", "µs", "turns"], rows)
+    for topic, found in counted.items():
+        print(f"{topic}: {answered[topic]:,} answered, {found[0]:,} arrived")
+
+
+def main() -> None:
+    print(host.describe(1))
+    command = [sys.executable, "-m", "srtm", "broker", "--tcp-port", "0", "--http-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ports = [int(part.rpartition(":")[2]) for part in process.stdout.readline().split(", ")]
+            for topic in ("quiet", "flood"):
+                url = f"http://127.0.0.1:{ports[1]}/topic/limit?topic={topic}&r={RATE_MPS}&b=1000"
+                urllib.request.urlopen(urllib.request.Request(url, data=b"", method="POST")).close()
+            asyncio.run(measure(*ports))
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    main()
