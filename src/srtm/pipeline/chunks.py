@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Batches = Iterator[pa.RecordBatch]
     Work = Callable[[int, Batches], Batches]
+    Both = tuple[scan.State, scan.State]  # behind a piece: after what came before it, and alone
 
 PART_FIELDS = (
     "topic string, messages long, first_ns long, last_ns long, backlog long,"
@@ -239,7 +240,10 @@ def corrected(part: Part, bucket: TokenBucket, entering: scan.State) -> Part | N
     times = np.frombuffer(part.beginning, np.int64)
     if not len(times):
         return None
-    more, filled = scan.backlog_histogram(times, bucket, entering)
+    try:
+        more, filled = scan.backlog_histogram(times, bucket, entering)
+    except SRTMError as error:
+        return Part(part.topic, error=str(error))
     less, empty = scan.backlog_histogram(times, bucket)
     if filled != empty and len(times) < part.messages:
         return None
@@ -248,30 +252,55 @@ def corrected(part: Part, bucket: TokenBucket, entering: scan.State) -> Part | N
 
 def correcting(rates: Mapping[str, int], entering: Mapping[tuple[str, int], scan.State]) -> Work:
     """Work over batches of (topic, arrival_ns): what the state before a part changes in its histogram."""
-    awaited = {topic for topic, _ in entering}
 
     def work(_: int, batches: Batches) -> Batches:
         changed: dict[str, Ints] = {}
-        states: dict[str, tuple[scan.State, scan.State | None] | None] = {}
-        for batch in batches:
-            for topic, rows in by_topic(batch):
-                times = rows.column("arrival_ns").to_numpy()
-                if topic not in states:
-                    start = entering.get((topic, int(times[0])))
-                    states[topic] = (start, None) if start else None
-                before = states[topic]
-                if before is None:
-                    continue
-                bucket = scanned_at(rates[topic])
-                more, filled = scan.backlog_histogram(times, bucket, before[0])
-                less, empty = scan.backlog_histogram(times, bucket, before[1])
-                changed[topic] = add_counts(changed.get(topic, _NOTHING), add_counts(more, -less))
-                states[topic] = None if filled == empty else (filled, empty)
-            if awaited <= states.keys() and not any(states.values()):
-                break  # nothing that follows can differ
-        yield as_batch(Part(topic, counts=counts.tobytes()) for topic, counts in changed.items())
+        errors: dict[str, str] = {}
+
+        def go_on(topic: str, times: Ints, after: scan.State, alone: scan.State | None) -> Both | None:
+            bucket = scanned_at(rates[topic])
+            try:
+                more, filled = scan.backlog_histogram(times, bucket, after)
+            except SRTMError as error:
+                errors[topic] = str(error)
+                return None
+            less, empty = scan.backlog_histogram(times, bucket, alone)
+            changed[topic] = add_counts(changed.get(topic, _NOTHING), add_counts(more, -less))
+            return filled, empty
+
+        until_rejoined(batches, "arrival_ns", entering, go_on)
+        yield as_batch(
+            [Part(topic, counts=counts.tobytes()) for topic, counts in changed.items()]
+            + [Part(topic, error=error) for topic, error in errors.items()]
+        )
 
     return work
+
+
+def until_rejoined(
+    batches: Batches,
+    key: str,
+    entering: Mapping[tuple[str, int], scan.State],
+    go_on: Callable[[str, Ints, scan.State, scan.State | None], Both | None],
+) -> None:
+    """Follow parts from the state before them and from none at once, as long as that makes a difference.
+
+    `go_on` takes a topic's next times and both states, and gives the states behind them, or None to give up.
+    """
+    awaited = {topic for topic, _ in entering}
+    states: dict[str, tuple[scan.State, scan.State | None] | None] = {}
+    for batch in batches:
+        for topic, rows in by_topic(batch):
+            times = rows.column(key).to_numpy()
+            if topic not in states:
+                start = entering.get((topic, int(times[0])))
+                states[topic] = (start, None) if start else None
+            before = states[topic]
+            if before is not None:
+                both = go_on(topic, times, *before)
+                states[topic] = None if both is None or both[0] == both[1] else both
+        if awaited <= states.keys() and not any(states.values()):
+            break  # nothing that follows can differ
 
 
 def widening(begin_ns: int, batches: Batches) -> Batches:

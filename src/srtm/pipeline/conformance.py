@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from srtm.errors import SRTMError
 from srtm.model import scan, timeline
 from srtm.model.timeline import Excess, Piece, Timeline
+from srtm.pipeline.chunks import until_rejoined
 from srtm.pipeline.reading import batch_of, by_topic, opened
 from srtm.units import PICO_PER_TOKEN
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from srtm.model.scan import State
+    from srtm.pipeline.chunks import Both, Ints
     from srtm.pipeline.reading import Batches, Files, Frame, Trace, Work
 
     Contracts = Mapping[str, Timeline] | Timeline  # of each topic, or the same for all
@@ -142,32 +144,21 @@ def _checked(topic: str, rows: pa.RecordBatch, contract: Timeline | None, part: 
 
 def _checking_again(contracts: Mapping[str, Timeline], entering: Mapping[tuple[str, int], State]) -> Work:
     """Work over batches of (topic, release_ns): the windows that reach into a stretch, while these are the fuller."""
-    awaited = {topic for topic, _ in entering}
 
     def work(_: int, batches: Batches) -> Batches:
-        states: dict[str, tuple[State, State | None] | None] = {}
         found = []
-        for batch in batches:
-            for topic, rows in by_topic(batch):
-                times = rows.column("release_ns").to_numpy()
-                if topic not in states:
-                    start = entering.get((topic, int(times[0])))
-                    states[topic] = (start, None) if start else None
-                before = states[topic]
-                if before is None:
-                    continue
-                try:
-                    reaching = timeline.check(times, contracts[topic], before[0])
-                except SRTMError as error:
-                    found.append(_Part(topic, error=str(error)))
-                    states[topic] = None
-                    continue
-                alone = timeline.check(times, contracts[topic], before[1])
-                worst = reaching.excess
-                found.append(_Part(topic, excess_ptok=int(worst.tokens * PICO_PER_TOKEN), at_ns=worst.at_ns))
-                states[topic] = None if reaching.state == alone.state else (reaching.state, alone.state)
-            if awaited <= states.keys() and not any(states.values()):
-                break
+
+        def go_on(topic: str, times: Ints, after: State, alone: State | None) -> Both | None:
+            try:
+                reaching = timeline.check(times, contracts[topic], after)
+            except SRTMError as error:
+                found.append(_Part(topic, error=str(error)))
+                return None
+            worst = reaching.excess
+            found.append(_Part(topic, excess_ptok=int(worst.tokens * PICO_PER_TOKEN), at_ns=worst.at_ns))
+            return reaching.state, timeline.check(times, contracts[topic], alone).state
+
+        until_rejoined(batches, "release_ns", entering, go_on)
         yield batch_of(_FIELDS, found)
 
     return work
