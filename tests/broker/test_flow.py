@@ -63,7 +63,7 @@ def test_a_conformant_burst_that_is_read_late_is_not_delayed(broker: Running) ->
 
 def test_with_times_of_reading_it_would_have_been(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bursts with user-space stamps: the second one seems to come with the first, and waits 100 ms."""
-    monkeypatch.setattr("srtm.broker.ioloop._ANCILLARY", 0)
+    monkeypatch.setattr("srtm.broker.connection._ANCILLARY", 0)
     burst_twice_into_a_stall(broker)
     assert broker.do(lambda: broker.broker.unstamped) > 0
     assert max(access_ns(broker, "t"), default=0) > 50_000_000

@@ -29,7 +29,7 @@ from srtm.protocol.server import Auth, Dpub, Mpub, Pub, Sub, auth_first, unautho
 if TYPE_CHECKING:
     import asyncio
 
-    from srtm.broker.ioloop import Connection
+    from srtm.broker.connection import Connection
 
 log = logging.getLogger(__name__)
 

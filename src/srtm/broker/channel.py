@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from srtm.protocol.frames import MAX_ATTEMPTS
 from srtm.protocol.names import ephemeral
 from srtm.protocol.server import failed
+from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from srtm.broker.message import Message
     from srtm.errors import ProtocolError
 
-NS_PER_MS = 1_000_000
 _AT_ONCE = 32  # messages handed over between two looks at what a consumer has not read yet
 _BYTES_AT_ONCE = 64 * 1024  # about: messages of a topic are alike
 _sample = Random(0)

@@ -18,7 +18,8 @@ from srtm.protocol.orders import Migrate, Throttle, encode
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from srtm.broker.ioloop import Broker, Connection
+    from srtm.broker.connection import Connection
+    from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
 
 _LONGEST_MS = 10_000  # that a publisher is told to wait before it may try again

@@ -22,6 +22,7 @@ from srtm.broker.message import Message
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol.names import valid_name
+from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
 
     from srtm.broker.batch import Record
     from srtm.broker.channel import Channel
+    from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
-    from srtm.broker.ioloop import Broker, Connection
+    from srtm.broker.ioloop import Broker
     from srtm.broker.statistics import Second
     from srtm.broker.topic import Topic
     from srtm.model.latency import Distribution
 
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
 _VERSION = "1.3.0"  # of nsqd, whose shapes these are; tools look at it
 
 

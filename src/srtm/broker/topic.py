@@ -17,8 +17,8 @@ from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
 
 if TYPE_CHECKING:
+    from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
-    from srtm.broker.ioloop import Connection
     from srtm.broker.message import Message
 
 _by_arrival = attrgetter("arrival_ns")

@@ -25,7 +25,7 @@ from srtm.protocol import frames
 if TYPE_CHECKING:
     import asyncio
 
-    from srtm.broker.ioloop import Connection
+    from srtm.broker.connection import Connection
     from srtm.broker.options import BrokerOptions
     from srtm.protocol.identify import Identity
 
