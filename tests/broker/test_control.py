@@ -1,68 +1,191 @@
-"""What the control plane asks of a broker, on real sockets."""
+"""A broker under a controller: exchanges on real sockets."""
 
 from __future__ import annotations
 
-import json
+import time
 from typing import Any
+
+import pytest
 
 from srtm.protocol import client as say
 from srtm.protocol.client import Response
+from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Move, Second, Share, read, write
 from srtm.protocol.orders import Migrate, Throttle
 from tests.broker.running import Client, Running, running
 
 TOKEN = 10**9
+CONTRACT = Contract(1_000_000, 100 * TOKEN)
+NOBODY = "127.0.0.1:1"  # a controller that is not there: it is played by the test
 
 
-def order(broker: Running, path: str, **document: Any) -> tuple[int, Any]:
-    status, body = broker.post(path, json.dumps(document).encode())
-    return status, json.loads(body)
+def said(number: int = 1, **parts: Any) -> Exchange:
+    return Exchange(
+        **{
+            "epoch": 1,
+            "number": number,
+            "echo": None,
+            "lease_ns": 10**12,
+            "safe_percent": 50,
+            "version": 1,
+            "contracts": {"t": CONTRACT},
+            **parts,
+        }
+    )
+
+
+def exchange(broker: Running, message: Exchange) -> Answer:
+    status, body = broker.post("/srtm/exchange", write(message))
+    assert status == 200, body
+    return read(body, Answer)
+
+
+def share(r: int, b: int) -> Share:
+    return Share(r * 1000, b * TOKEN)
+
+
+def tokens(broker: Running) -> float:
+    return float(broker.get("/stats?format=json&topic=t")["topics"][0]["srtm"]["tokens"])
 
 
 def test_a_grant_is_put_in_force_once() -> None:
-    with running() as broker:
-        first = {"topic": "t", "epoch": 1, "sequence": 1, "r_mtps": 1_000, "b_ntok": 9 * TOKEN, "gift_ntok": 5 * TOKEN}
-        assert order(broker, "/srtm/grant", **first) == (200, {"epoch": 1, "sequence": 1, "surrendered_ntok": 0})
-        stats = broker.get("/stats?format=json&topic=t")["topics"][0]["srtm"]
-        assert (stats["r"], stats["b"]) == (1, 9)
-        assert 5 <= stats["tokens"] < 6  # what came along, not a full bucket
-        again = {**first, "gift_ntok": 9 * TOKEN}
-        assert order(broker, "/srtm/grant", **again)[0] == 200
-        assert broker.get("/stats?format=json&topic=t")["topics"][0]["srtm"]["tokens"] < 7
-        smaller = {**first, "sequence": 2, "b_ntok": 2 * TOKEN, "gift_ntok": 0}
-        status, answer = order(broker, "/srtm/grant", **smaller)
-        assert status == 200
-        assert 3 * TOKEN <= answer["surrendered_ntok"] < 5 * TOKEN
-        status, refusal = order(broker, "/srtm/grant", **first)
-        assert status == 409
-        assert "comes after 1, 2" in refusal["message"]
-        assert order(broker, "/srtm/grant", topic="t", epoch=2, sequence=0, r_mtps=None, b_ntok=None)[0] == 200
-        assert broker.get("/stats?format=json&topic=t")["topics"][0]["srtm"]["r"] is None
+    with running(controller=NOBODY) as broker:
+        first = Grant(1, share(1, 9), 5 * TOKEN)
+        report = exchange(broker, said(grants={"t": first})).topics["t"]
+        assert (report.epoch, report.sequence, report.share) == (1, 1, share(1, 9))
+        assert 5 <= tokens(broker) < 6  # what came along, not a full bucket
+        exchange(broker, said(2, grants={"t": Grant(1, share(1, 9), 9 * TOKEN)}))
+        assert tokens(broker) < 7
+        report = exchange(broker, said(3, grants={"t": Grant(2, share(1, 2))})).topics["t"]
+        assert 3 * TOKEN <= report.surrendered_ntok < 5 * TOKEN
+        report = exchange(broker, said(4, grants={"t": first})).topics["t"]  # an old one comes late
+        assert (report.sequence, report.share) == (2, share(1, 2))
 
 
-def test_bad_orders_are_refused() -> None:
-    good = {"topic": "t", "epoch": 1, "sequence": 1, "r_mtps": 1_000, "b_ntok": TOKEN}
-    with running() as broker:
-        for wrong in ({"topic": "a b"}, {"epoch": -1}, {"sequence": "1"}, {"b_ntok": 1}, {"r_mtps": None}):
-            status, answer = order(broker, "/srtm/grant", **{**good, **wrong})
-            assert (status, "INVALID_GRANT" in answer["message"]) == (400, True)
-        assert broker.post("/srtm/grant", b"{")[0] == 400
-        moves: list[dict[str, Any]] = [{"to": []}, {"publishers": "p"}, {"topic": "a b"}]
-        for wrong_move in moves:
-            move = {"topic": "t", "publishers": ["p"], "to": ["a:1"], **wrong_move}
-            assert order(broker, "/srtm/migrate", **move)[0] == 400
+def test_a_topic_without_a_share_waits_for_one_and_free_topics_do_not() -> None:
+    with (
+        running(controller=NOBODY) as broker,
+        Client(broker.address) as publisher,
+        Client(broker.address).subscribe("t", "c", 10) as reader,
+        Client(broker.address) as other,
+    ):
+        publisher.publish("t", b"before the controller spoke")
+        assert reader.silent()
+        report = exchange(broker, said()).topics["t"]
+        assert (report.share, report.waiting) == (None, 1)
+        other.subscribe("free", "c", 1)
+        publisher.publish("free", b"x")
+        assert other.message().body == b"x"
+        publisher.publish("t", b"after")
+        assert reader.silent()
+        exchange(broker, said(2, grants={"t": Grant(1, share(1000, 10), 10 * TOKEN)}))
+        assert [reader.message().body for _ in range(2)] == [b"before the controller spoke", b"after"]
+        exchange(broker, said(3, grants={"t": Grant(2, None)}))
+        publisher.publish("t", b"closed again")
+        assert reader.silent()
+        exchange(broker, said(4, version=2, contracts={}))  # the contract is over
+        assert reader.message().body == b"closed again"
+
+
+def test_a_lapsed_lease_halves_the_share_until_it_is_granted_anew() -> None:
+    with running(controller=NOBODY) as broker:
+        answer = exchange(broker, said(grants={"t": Grant(1, share(100, 20), 0)}))
+        answer = exchange(broker, said(2, echo=answer.stamp, lease_ns=300_000_000))
+        assert answer.topics["t"].share == share(100, 20)
+        time.sleep(0.6)
+        answer = exchange(broker, said(3, echo=answer.stamp, lease_ns=10**10))
+        assert (answer.topics["t"].safe, answer.topics["t"].share) == (True, share(50, 10))
+        answer = exchange(broker, said(4, grants={"t": Grant(2, share(80, 16))}))
+        assert (answer.topics["t"].safe, answer.topics["t"].share) == (False, share(80, 16))
+
+
+def test_an_exchange_that_was_long_under_way_brings_no_lease() -> None:
+    with running(controller=NOBODY) as broker:
+        stamp = exchange(broker, said()).stamp
+        report = exchange(broker, said(2, echo=stamp - 10**10, lease_ns=10**9, grants={"t": Grant(1, share(100, 20))}))
+        assert report.topics["t"].share == share(50, 10)
+
+
+def test_who_may_speak() -> None:
+    with running() as free:
+        assert free.post("/srtm/exchange", write(said()))[0] == 409
+    with running(controller=NOBODY, control_token="secret") as guarded:
+        assert guarded.post("/srtm/exchange", write(said()))[0] == 401
+    with running(controller=NOBODY) as broker:
+        exchange(broker, said(epoch=2))
+        status, body = broker.post("/srtm/exchange", write(said(epoch=1)))
+        assert (status, b"epoch 2 has taken over" in body) == (409, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{",
+        b"[]",
+        b'{"epoch": -1}',
+        write(said()).replace(b'"epoch":1', b'"epoch":NaN'),
+        write(said()).replace(b'"epoch":1', b'"epoch":-1'),
+        write(said()).replace(b'"t"', b'"a b"'),
+        write(said(grants={"t": Grant(1, share(1, 1))})).replace(b"1000000000,", b"-1,").replace(b":1000,", b":-1,"),
+    ],
+)
+def test_what_cannot_be_read_changes_nothing(text: bytes) -> None:
+    with running(controller=NOBODY) as broker:
+        status, body = broker.post("/srtm/exchange", text)
+        assert (status, b"INVALID_EXCHANGE" in body) == (400, True), body
+        assert exchange(broker, said(contracts=None, version=0)).version == 0
 
 
 def test_publishers_that_declared_themselves_are_sent_elsewhere_and_others_hear_nothing() -> None:
     with (
-        running() as broker,
-        Client(broker.address, srtm={"publisher": "p", "group": "g"}) as ours,
+        running(controller=NOBODY) as broker,
+        Client(broker.address, srtm={"publisher": "p", "group": "g", "topic": "t"}) as ours,
         Client(broker.address) as stock,
     ):
         stock.publish("t", b"x")
-        status, answer = order(broker, "/srtm/migrate", topic="t", publishers=["p", "q"], to=["other:4150"])
-        assert (status, answer) == (200, {"ordered": 1, "missing": ["q"]})
+        answer = exchange(broker, said(moves=[Move("t", ("other:4150",), ["p", "q"])], roll=["t"]))
+        assert answer.topics["t"].roll == [("p", "g")]
         assert ours.next() == Migrate("t", ("other:4150",))
         assert stock.silent()
+        ours.sock.close()
+        while exchange(broker, said(2)).topics["t"].publishers:
+            time.sleep(0.01)
+
+
+def test_a_publisher_that_leaves_is_let_go_when_its_last_message_has_its_token() -> None:
+    with (
+        running(controller=NOBODY) as broker,
+        Client(broker.address, srtm={"publisher": "p", "group": None, "topic": "t"}) as ours,
+        Client(broker.address).subscribe("t", "c", 10) as reader,
+    ):
+        exchange(broker, said(grants={"t": Grant(1, share(10, 1), TOKEN)}))
+        ours.publish("t", b"1", b"2", b"3", b"4")
+        began = time.monotonic()
+        ours.sock.shutdown(1)
+        assert ours.ended()
+        assert time.monotonic() - began > 0.2  # three more tokens took 0.3 s
+        assert [reader.message(0.1).body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+
+
+def test_what_a_second_was_like() -> None:
+    with (
+        running(controller=NOBODY) as broker,
+        Client(broker.address) as publisher,
+        Client(broker.address).subscribe("t", "c", 100),
+    ):
+        strict = Contract(1_000_000, 100 * TOKEN, slo_ns=1)
+        answer = exchange(broker, said(contracts={"t": strict}, grants={"t": Grant(1, share(1000, 100), 0)}))
+        publisher.send(say.mpub("t", [b"x"] * 7))
+        assert publisher.response() == b"OK"
+        seconds: list[Second] = []
+        while not sum(second.messages for second in seconds):
+            time.sleep(0.1)
+            answer = exchange(broker, said(2))
+            seconds = answer.topics["t"].seconds
+        (busy,) = [second for second in seconds if second.messages]
+        assert (busy.messages, busy.largest_batch, busy.sent, busy.over) == (7, 7, 7, 7)
+        assert sum(busy.total[1::2]) == 7
+        assert busy.max_backlog_ntok > 100 * TOKEN  # no tokens had come along
+        assert not exchange(broker, said(3, heard=seconds[-1].number)).topics["t"].seconds[:-1]
 
 
 def test_a_publisher_of_a_full_topic_is_told_so_if_it_declared_itself() -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 REST_S = 0.002  # how long a busy consumer may not be heard
 TICK_S = 0.1  # how often time-outs are looked for, as in nsqd
+TICK_NS = int(TICK_S * NS_PER_S)
 _REST_NS = int(REST_S * NS_PER_S)
 _TIMESPEC = Struct("@ll")
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
@@ -204,6 +205,11 @@ class Connection:
         self.hold()
         if problem and not self.closing:
             self.send(frames.error(problem))
+        declared = self.protocol.identity.srtm
+        topic = self.broker.topics.get(declared.topic) if declared and declared.topic else None
+        if topic is not None and not problem:
+            self.broker.part(topic, self)
+            return
         self.closing = True
         self.broker.to_flush.append(self)
         self.broker.wake()
@@ -303,6 +309,7 @@ class Connection:
                 self._refuse("MPUB")
                 return
             topic.arrived += [Message(broker.next_id(), arrival_ns, body, self.publisher) for body in event.bodies]
+            topic.recent.largest_batch = max(topic.recent.largest_batch, len(event.bodies))
             topic.bytes += sum(map(len, event.bodies))
             topic.senders[self] = None
             self.send(frames.OK)
@@ -328,6 +335,7 @@ class Connection:
             if identity.srtm:
                 self.publisher = identity.srtm.publisher
                 broker.groups[self.publisher] = identity.srtm.group
+                broker.control.came(self)
             self.send(frames.response(identify_response(identity, broker.options.settings)))
             broker.expect_heartbeat(self)
             if identity.upgrades:

@@ -1,23 +1,29 @@
-"""What the control plane asks of a broker: to put a share in force, and to send publishers elsewhere.
+"""A broker under a controller: shares and their lease, topics that are closed, publishers that are sent elsewhere.
 
-A grant carries an epoch (of the controller) and a sequence (of the topic). It is put in force once: the same one again
-gets the same answer, and an older one is refused. The answer says how many nano-tokens had to be given up, which travel
-with the next grant that enlarges a share (`model.transfer`).
+In: exchanges of the controller, in any order, late or twice. Out: answers. Time is an argument: `now_ns` of the clock
+that stamps messages, `mono_ns` of the one that leases run by. docs/adr/0012-control-exchange.md has the rules:
+
+- a grant is put in force once, and never after a newer one; the same one again gets the same answer;
+- when the lease ends, every share is cut to its safe part, and stays so until it is granted anew;
+- a topic under contract without a share here is closed: its messages wait.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from srtm.errors import BrokerError, InputError
+from srtm.errors import BrokerError
 from srtm.model.bucket import Limiter, TokenBucket
-from srtm.protocol.names import valid_name
+from srtm.model.transfer import safe_share
+from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Second, Share, TopicReport
 from srtm.protocol.orders import Migrate, Throttle, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from srtm.broker import statistics
     from srtm.broker.connection import Connection
     from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
@@ -26,76 +32,187 @@ _LONGEST_MS = 10_000  # that a publisher is told to wait before it may try again
 _UNKNOWN_MS = 100  # where nobody can say when a topic will have room
 
 
-@dataclass(frozen=True, slots=True)
-class GrantOrder:
-    """A share for a topic here, or none; `gift_ntok` are tokens that come along."""
+@dataclass(slots=True)
+class _Holding:
+    """A topic under contract, and what this broker has of it."""
 
-    topic: str
-    epoch: int
-    sequence: int
-    share: TokenBucket | None
-    gift_ntok: int = 0
-
-    @classmethod
-    def read(cls, document: Any) -> GrantOrder:
-        """The order in a JSON document with these fields, the share as r_mtps and b_ntok: null to give it up."""
-        if not isinstance(document, dict):
-            raise InputError("a grant is a JSON object")
-        numbers = {}
-        for name in ("epoch", "sequence", "gift_ntok"):
-            value = document.get(name, 0 if name == "gift_ntok" else None)
-            if type(value) is not int or value < 0:
-                raise InputError(f"{name} must be a whole number of at least 0, not {value!r}")
-            numbers[name] = value
-        topic, r_mtps, b_ntok = (document.get(name) for name in ("topic", "r_mtps", "b_ntok"))
-        if not isinstance(topic, str) or not valid_name(topic):
-            raise InputError(f"topic must be the name of one, not {topic!r}")
-        if (r_mtps is None) != (b_ntok is None):
-            raise InputError("give r_mtps and b_ntok, or neither")
-        share = None if r_mtps is None else TokenBucket(r_mtps, b_ntok)  # type: ignore[arg-type]
-        return cls(topic, numbers["epoch"], numbers["sequence"], share, numbers["gift_ntok"])
+    contract: Contract
+    stamp: tuple[int, int] = (0, 0)  # epoch and sequence of the grant in force
+    surrendered_ntok: int = 0
+    safe: bool = False
 
 
 class Control:
-    """Grants that are in force at a broker."""
+    """What the controller has said to this broker, as far as it holds."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, *, managed: bool) -> None:
         self._broker = broker
-        self._last: dict[str, tuple[tuple[int, int], dict[str, int]]] = {}
+        self._managed = managed
+        self._epoch = self._version = 0
+        self._holdings: dict[str, _Holding] = {}
+        self._informed = False  # of the topics that are under contract
+        self._lease_ends: int | None = None
+        self._safe_percent = 50
+        self._publishers: defaultdict[str, dict[str, list[Connection]]] = defaultdict(dict)
 
-    def grant(self, order: GrantOrder, now_ns: int) -> dict[str, int]:
-        """Put a share in force; the answer for its sender."""
-        stamp = (order.epoch, order.sequence)
-        known, answer = self._last.get(order.topic, ((-1, -1), {}))
-        if stamp == known:
-            return answer
-        if stamp < known:
-            raise BrokerError(f"epoch {order.epoch}, sequence {order.sequence} comes after {known[0]}, {known[1]}")
-        topic = self._broker.touch(order.topic)
-        if topic.limiter is None and order.share is not None:
-            topic.limiter = Limiter(order.share, now_ns, order.gift_ntok)  # no more than what came along
-            surrendered = max(0, order.gift_ntok - order.share.b_ntok)
-        else:
-            surrendered = topic.limit(order.share, now_ns, order.gift_ntok)
+    def closes(self, topic: str) -> bool:
+        """Whether a topic that comes up here has to wait for a share."""
+        return self._managed and (topic in self._holdings or not self._informed)
+
+    def exchange(self, said: Exchange, now_ns: int, mono_ns: int) -> Answer:
+        """Do as the controller says, and tell it how things are."""
+        if not self._managed:
+            raise BrokerError("this broker has no controller: start it with --controller to put it under one")
+        if said.epoch < self._epoch:
+            raise BrokerError(f"a controller of epoch {self._epoch} has taken over from epoch {said.epoch}")
+        if said.epoch > self._epoch:
+            self._epoch, self._version = said.epoch, 0
+        if said.contracts is not None and said.version > self._version:
+            self._version = said.version
+            self._learn(said.contracts, now_ns)
+        for name, grant in said.grants.items():
+            self._grant(name, said.epoch, grant, now_ns)
+        if said.echo is not None:
+            self._safe_percent = said.safe_percent
+            ends = said.echo + said.lease_ns
+            self._lease_ends = max(ends, self._lease_ends or ends)
+        self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
+        for move in said.moves:
+            self._send_away(move.topic, move.to, move.publishers)
         self._broker.wake()
-        answer = {"epoch": order.epoch, "sequence": order.sequence, "surrendered_ntok": surrendered}
-        self._last[order.topic] = stamp, answer
-        return answer
+        return self._answer(said, mono_ns)
 
-    def migrate(self, topic: str, publishers: Iterable[str], to: tuple[str, ...]) -> list[str]:
-        """Tell publishers to go on elsewhere; those who are not here, or would not understand, are returned."""
-        here: dict[str, list[Connection]] = {}
-        for connection in self._broker.connections.values():
-            if connection.protocol.identity.srtm:
-                here.setdefault(connection.publisher, []).append(connection)
-        missing = []
+    def check_lease(self, now_ns: int, mono_ns: int) -> None:
+        """Cut every share to its safe part once the lease is over."""
+        if self._lease_ends is None or mono_ns < self._lease_ends:
+            return
+        for name, holding in self._holdings.items():
+            if not holding.safe:
+                holding.safe = True
+                topic = self._broker.touch(name)
+                if topic.limiter is not None:
+                    self._put_in_force(topic, safe_share(topic.limiter.bucket, self._safe_percent), now_ns)
+                    self._broker.wake()
+
+    def came(self, connection: Connection) -> None:
+        """A publisher has declared itself."""
+        declared = connection.protocol.identity.srtm
+        if declared and declared.topic:
+            self._publishers[declared.topic].setdefault(declared.publisher, []).append(connection)
+
+    def went(self, connection: Connection) -> None:
+        """It is gone."""
+        declared = connection.protocol.identity.srtm
+        if declared and declared.topic:
+            here = self._publishers[declared.topic]
+            left = [other for other in here.get(declared.publisher, ()) if other is not connection]
+            if left:
+                here[declared.publisher] = left
+            else:
+                here.pop(declared.publisher, None)
+
+    def _learn(self, contracts: dict[str, Contract], now_ns: int) -> None:
+        """Topics came under contract, or are free again."""
+        ended = self._holdings.keys() - contracts.keys()
+        for name in ended:
+            del self._holdings[name]
+        for name, contract in contracts.items():
+            known = self._holdings.get(name)
+            if known:
+                known.contract = contract
+            else:
+                self._holdings[name] = _Holding(contract)
+                if name in self._broker.topics:
+                    self._put_in_force(self._broker.touch(name), None, now_ns)
+            if contract.durability == "disk":
+                self._make_durable(self._broker.touch(name))
+        self._informed = True
+        for topic in list(self._broker.topics.values()):
+            if topic.name in ended:
+                topic.limit(None, now_ns)
+            if topic.name not in contracts and topic.closed:
+                topic.closed = False
+            if topic.name in ended or topic.waiting:
+                self._broker.touch(topic.name)
+
+    def _make_durable(self, topic: Topic) -> None:
+        """What is in memory already would be lost between the two: such a topic has to be emptied first."""
+        if topic.durable is None and self._broker.durable and not topic.messages:
+            self._broker.durable.adopt(topic)
+
+    def _grant(self, name: str, epoch: int, grant: Grant, now_ns: int) -> None:
+        holding, stamp = self._holdings.get(name), (epoch, grant.sequence)
+        if holding is None or stamp <= holding.stamp:
+            return
+        holding.stamp, holding.safe = stamp, False
+        bucket = grant.share.bucket if grant.share else None
+        holding.surrendered_ntok = self._put_in_force(self._broker.touch(name), bucket, now_ns, grant.gift_ntok)
+
+    def _put_in_force(self, topic: Topic, share: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
+        """Give a topic its share, or close it; returns the nano-tokens that were given up."""
+        contract = self._holdings[topic.name].contract
+        topic.drops, topic.slo_ns = contract.overflow == "drop", contract.slo_ns
+        topic.closed = share is None
+        if topic.limiter is None and share is not None:
+            return topic.open(Limiter(share, now_ns, gift_ntok), now_ns) + max(0, gift_ntok - share.b_ntok)
+        return topic.limit(share, now_ns, gift_ntok)
+
+    def _send_away(self, topic: str, to: tuple[str, ...], publishers: Iterable[str]) -> None:
+        here = self._publishers.get(topic, {})
+        order = encode(Migrate(topic, to))
         for publisher in publishers:
             for connection in here.get(publisher, ()):
-                connection.send(encode(Migrate(topic, to)))
-            if publisher not in here:
-                missing.append(publisher)
-        self._broker.wake()
-        return missing
+                connection.send(order)
+
+    def _answer(self, said: Exchange, mono_ns: int) -> Answer:
+        broker = self._broker
+        rates = {topic.name: topic.recent.last_messages for topic in broker.topics.values()}
+        return Answer(
+            broker.options.name,
+            broker.started_ns,
+            said.number,
+            mono_ns,
+            self._version,
+            {
+                name: self._report(broker.topics[name], holding, said)
+                for name, holding in self._holdings.items()
+                if name in broker.topics
+            },
+            rate_mps=sum(rates.values()),
+            lag_ns=broker.lag_ns,
+            free_mps=sum(rate for name, rate in rates.items() if name not in self._holdings),
+            contracts={name: holding.contract for name, holding in self._holdings.items()} if said.recall else None,
+        )
+
+    def _report(self, topic: Topic, holding: _Holding, said: Exchange) -> TopicReport:
+        here = self._publishers.get(topic.name, {})
+        listed = topic.name in said.roll
+        return TopicReport(
+            *holding.stamp,
+            Share.of(topic.limiter.bucket) if topic.limiter else None,
+            holding.safe,
+            holding.surrendered_ntok,
+            len(topic.waiting),
+            len(here),
+            topic.durable is not None,
+            [_second(second) for second in topic.recent.history if second.number > said.heard],
+            [(name, self._broker.groups.get(name)) for name in here] if listed else None,
+        )
+
+
+def _second(second: statistics.Second) -> Second:
+    # Where no subscriber was there to be sent to, the wait for a token is all that is known.
+    latencies = second.total_sketch if second.total_sketch.counts else second.access_sketch
+    return Second(
+        second.number,
+        second.messages,
+        second.max_backlog_ntok,
+        second.largest_batch,
+        latencies.total,
+        second.over,
+        second.access_sketch.flat,
+        latencies.flat,
+    )
 
 
 def throttled(connection: Connection, topic: Topic) -> None:

@@ -7,10 +7,10 @@ Publishing goes the way of TCP: through the topic's bucket, at the time of the r
 from __future__ import annotations
 
 import asyncio
-import json
+import hmac
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 import srtm
 from srtm.broker import snapshot
-from srtm.broker.control import GrantOrder
 from srtm.broker.message import Message
-from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, SRTMError
+from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, ProtocolError, SRTMError
 from srtm.model.bucket import TokenBucket
+from srtm.protocol import exchange
 from srtm.protocol.names import valid_name
 from srtm.units import NS_PER_MS, NS_PER_S
 
@@ -63,8 +63,7 @@ def app(broker: Broker) -> Starlette:
         "/channel/empty": pages.channel_empty,
         "/channel/pause": pages.channel_pause,
         "/channel/unpause": pages.channel_unpause,
-        "/srtm/grant": pages.grant,
-        "/srtm/migrate": pages.migrate,
+        "/srtm/exchange": pages.exchange,
         "/srtm/trace/start": pages.trace_start,
         "/srtm/trace/stop": pages.trace_stop,
     }
@@ -262,31 +261,19 @@ class Pages:
         self.broker.wake()
         return Response()
 
-    async def grant(self, request: Request) -> Response:
-        """Put a share in force: the body is a `control.GrantOrder` as JSON."""
+    async def exchange(self, request: Request) -> Response:
+        """What the controller says, and what it wants to know (`protocol.exchange`)."""
+        token = self.broker.options.control_token
+        if token is not None and not _shows(request, token):
+            raise Refused(401, "UNAUTHORIZED: the controller has to show this broker's --control-token")
         try:
-            order = GrantOrder.read(await self._json(request))
-            return JSONResponse(self.broker.control.grant(order, time.time_ns()))
-        except InputError as problem:
-            raise Refused(400, f"INVALID_GRANT: {problem}") from None
+            said = exchange.read(await request.body(), exchange.Exchange)
+            answer = self.broker.control.exchange(said, time.time_ns(), time.monotonic_ns())
+        except ProtocolError as problem:
+            raise Refused(400, f"INVALID_EXCHANGE: {problem}") from None
         except BrokerError as problem:
-            raise Refused(409, f"OLD_GRANT: {problem}") from None
-
-    async def migrate(self, request: Request) -> Response:
-        """Send publishers elsewhere: {"topic", "publishers": […], "to": ["host:port", …]}; says who is not here."""
-        order = await self._json(request)
-        fields = [order.get(name) for name in ("publishers", "to")] if isinstance(order, dict) else []
-        lists = [part for part in fields if isinstance(part, list) and all(isinstance(each, str) for each in part)]
-        if len(lists) != 2 or not lists[1] or not isinstance(order["topic"], str) or not valid_name(order["topic"]):
-            raise Refused(400, "INVALID_MIGRATE: it has a topic, publishers and to, the last two lists of names")
-        missing = self.broker.control.migrate(order["topic"], lists[0], tuple(lists[1]))
-        return JSONResponse({"ordered": len(lists[0]) - len(missing), "missing": missing})
-
-    async def _json(self, request: Request) -> Any:
-        try:
-            return json.loads(await request.body())
-        except ValueError:
-            raise Refused(400, "INVALID_JSON") from None
+            raise Refused(409, f"NOT_MANAGED: {problem}") from None
+        return Response(exchange.write(answer), media_type="application/json")
 
     async def trace_start(self, request: Request) -> Response:
         """Record every message from now on: ?file=NAME.parquet, in the folder that was configured."""
@@ -387,6 +374,11 @@ class Pages:
             raise Refused(413, f"{what}_TOO_BIG")
         if not size:
             raise Refused(400, f"{what}_EMPTY")
+
+
+def _shows(request: Request, token: str) -> bool:
+    shown = request.headers.get("authorization", "")
+    return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())
 
 
 def _arrow(topic: str, begin: int, records: list[Record]) -> bytes:

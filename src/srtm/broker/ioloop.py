@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srtm.broker import transport
-from srtm.broker.connection import REST_S, TICK_S, Connection
+from srtm.broker.connection import REST_S, TICK_NS, TICK_S, Connection
 from srtm.broker.control import Control, throttled
 from srtm.broker.message import ids
 from srtm.broker.timer import Alarm
@@ -66,7 +66,7 @@ class Broker:
             from srtm.broker.durable import Durable
 
             self.durable = Durable(self, Path(options.data_path))
-        self.control = Control(self)
+        self.control = Control(self, managed=options.controller is not None)
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.started_ns = _now_ns()
@@ -90,7 +90,8 @@ class Broker:
         self._order = count()
         self._listener: socket.socket | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._second_ns = 0
+        self._second_ns = self._tick_due_ns = self._late_ns = 0
+        self.lag_ns = 0  # how late a tick was at most, in the last second
 
     def listen(self) -> int:
         """Accept clients from now on; returns the port."""
@@ -130,6 +131,7 @@ class Broker:
         topic = self.topics.get(name)
         if topic is None:
             topic = self.topics[name] = Topic(name, self.options.max_held_messages, self.options.max_held_bytes)
+            topic.closed = self.control.closes(name)
             if self.on_topic:
                 self.on_topic(topic)
             self.changed()
@@ -180,10 +182,12 @@ class Broker:
                 topic.distribute(released, now_ns)
                 for channel in topic.channels.values():
                     self.to_pump[channel] = None
-            if topic.waiting:
+            if topic.waiting and topic.limiter is not None:
                 self._limited[topic] = None
             else:
                 self._limited.pop(topic, None)
+            if topic.farewells:
+                self._let_go(topic)
             if topic.senders:
                 if topic.full:
                     self._block(topic)
@@ -201,6 +205,20 @@ class Broker:
             self._unblock()
         if self._limited:
             self._alarm.set(min(topic.next_release_ns() for topic in self._limited), _now_ns())
+
+    def part(self, topic: Topic, connection: Connection) -> None:
+        """Close a publisher's connection when all of its messages have their tokens: then it may go on elsewhere."""
+        topic.farewells.append((topic.messages + len(topic.arrived), connection))
+        self.to_drain[topic] = None
+        self.wake()
+
+    def _let_go(self, topic: Topic) -> None:
+        for sent, connection in topic.farewells:
+            if topic.passed >= sent:
+                connection.closing = True
+                self.to_flush.append(connection)
+                self.wake()
+        topic.farewells = [(sent, connection) for sent, connection in topic.farewells if topic.passed < sent]
 
     def rest(self, consumer: Connection) -> None:
         """Read a busy consumer now and then instead of waking for each FIN, as network drivers do with interrupts.
@@ -254,6 +272,9 @@ class Broker:
 
     def _on_tick(self) -> None:
         now_ns = _now_ns()
+        self.control.check_lease(now_ns, time.monotonic_ns())
+        self._late_ns = max(self._late_ns, now_ns - self._tick_due_ns) if self._tick_due_ns else 0
+        self._tick_due_ns = now_ns + TICK_NS
         for topic in self.topics.values():
             for channel in topic.channels.values():
                 channel.remind(now_ns)
@@ -263,6 +284,7 @@ class Broker:
             self._beat()
         if now_ns - self._second_ns >= NS_PER_S and not self._closing:
             self._second_ns = now_ns
+            self.lag_ns, self._late_ns = self._late_ns, 0
             self._closing = list(self.topics.values())
             self._close_seconds()
         self.wake()
@@ -292,8 +314,8 @@ class Broker:
         """Sum up the last second of topics, a few at a time, because each takes a while."""
         now_ns = _now_ns()
         for topic in self._closing[-_SUMS:]:
-            peak = topic.limiter.take_peak_ntok() / 1e9 if topic.limiter else 0.0
-            topic.recent.close(now_ns, len(topic.waiting), peak)
+            peak_ntok = topic.limiter.take_peak_ntok() if topic.limiter else 0
+            topic.recent.close(now_ns, len(topic.waiting), peak_ntok, topic.slo_ns)
         del self._closing[-_SUMS:]
         if self._closing:
             self.loop.call_later(_BREAK_S, self._close_seconds)
@@ -309,6 +331,7 @@ class Broker:
         connection.sock.close()
         connection.out.clear()
         self._resting.pop(connection, None)
+        self.control.went(connection)
         if connection.transport:
             connection.transport.close()
         if connection.guard:
@@ -338,6 +361,8 @@ class Broker:
         """Forget a topic with its channels."""
         if self.topics.pop(topic.name, None) is None:
             return
+        for _, connection in topic.farewells:
+            self.close(connection)
         for channel in list(topic.channels.values()):
             self.delete_channel(topic, channel)
         if topic.durable is not None:

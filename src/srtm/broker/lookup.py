@@ -41,7 +41,9 @@ class Peer:
     def __init__(self, address: str, broker: Broker) -> None:
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdigit():
-            raise BrokerError(f"--lookupd-tcp-address is host:port, not {address!r}", address=address)
+            raise BrokerError(
+                f"the address of a controller or nsqlookupd is host:port, not {address!r}", address=address
+            )
         self.address = address
         self.http: str | None = None  # where it is asked for channels, once it has said so
         self.changed = asyncio.Event()
@@ -143,7 +145,9 @@ class Registration:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._peers = [Peer(address, broker) for address in broker.options.lookupd]
+        options = broker.options
+        controllers = (options.controller,) if options.controller else ()
+        self._peers = [Peer(address, broker) for address in (*controllers, *options.lookupd)]
         self._tasks: set[asyncio.Task[None]] = set()
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S), trust_env=False)
 

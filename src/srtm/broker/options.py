@@ -20,6 +20,9 @@ class BrokerOptions:
     # Where disk topics are, and where queues of memory topics are kept over a stop; none without.
     data_path: str | None = None
     lookupd: tuple[str, ...] = ()
+    # The controller that this broker is under (host:port, as of nsqlookupd); topics under contract wait for its grants.
+    controller: str | None = None
+    control_token: str | None = None  # that the controller has to show
     settings: Settings = field(default_factory=Settings)
     tls_cert: str | None = None
     tls_key: str | None = None

@@ -34,7 +34,7 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
     loop = asyncio.get_running_loop()
     broker = Broker(options, loop)
     registration = None
-    if options.lookupd:
+    if options.lookupd or options.controller:
         from srtm.broker.lookup import Registration
 
         registration = Registration(broker)

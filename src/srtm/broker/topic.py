@@ -32,6 +32,9 @@ class Topic:
         self.ephemeral = ephemeral(name)
         self.paused = False
         self.starting = False  # it is being asked elsewhere which channels it has
+        self.closed = False  # it is under contract and has no share here: everything waits
+        self.slo_ns: int | None = None  # the latency that it was promised
+        self.farewells: list[tuple[int, Connection]] = []  # publishers that go when so many messages have left
         self.drops = False  # non-conformant messages are dropped instead of made to wait
         self.durable: Durable | None = None  # on disk, and not in memory alone
         self.limiter: Limiter | None = None
@@ -93,6 +96,18 @@ class Topic:
             return 0
         return self.limiter.reconfigure(now_ns, bucket, gift_ntok)
 
+    def open(self, limiter: Limiter, now_ns: int) -> int:
+        """Begin a share of the topic; what waits already is counted from now on."""
+        self.limiter, self._changed_ns = limiter, now_ns
+        for message in self.waiting:
+            message.release_ns = limiter.admit(now_ns)
+        return 0
+
+    @property
+    def passed(self) -> int:
+        """Messages that wait no longer, of all that ever came."""
+        return self.messages - len(self.waiting)
+
     def channel(self, name: str) -> Channel:
         """The channel of that name, made if need be; the first one gets what was held for it."""
         found = self.channels.get(name)
@@ -110,11 +125,18 @@ class Topic:
             self.messages += len(arrived)
             self.recent.messages += len(arrived)
         limiter = self.limiter
+        if self.closed:
+            if self.drops:
+                self.recent.dropped += len(arrived)
+            else:
+                self.waiting.extend(arrived)
+                self.waiting_bytes += sum(len(message.body) for message in arrived)
+            return []
         if limiter is None:
             if not self.waiting:
                 return self._released(arrived)
             for message in self.waiting:
-                message.release_ns = min(message.release_ns, now_ns)  # there is no bucket any more
+                message.release_ns = min(message.release_ns, now_ns) or now_ns  # there is no bucket any more
             released = [*self.waiting, *arrived]
             self.waiting.clear()
             self.waiting_bytes = 0

@@ -15,7 +15,9 @@ def broker(
     host: Annotated[str, typer.Option(help="Address to listen on; this machine alone unless given.")] = "127.0.0.1",
     tcp_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of NSQ's protocol; 0 takes a free one.")] = 4150,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of HTTP; 0 takes a free one.")] = 4151,
-    name: Annotated[str | None, typer.Option(help="What to call it (the name of the host).")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What to call it (the host's name, and the port if it is not 4150).")
+    ] = None,
     broadcast_address: Annotated[str | None, typer.Option(help="Where clients reach it (its name).")] = None,
     data_path: Annotated[
         Path | None,
@@ -25,6 +27,15 @@ def broker(
     lookupd: Annotated[
         list[str] | None,
         typer.Option("--lookupd-tcp-address", metavar="HOST:PORT", help="An nsqlookupd to register with; repeatable."),
+    ] = None,
+    controller: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="The controller that it is under: topics under contract wait for its grants."
+        ),
+    ] = None,
+    control_token: Annotated[
+        str | None, typer.Option(envvar="SRTM_CONTROL_TOKEN", help="What the controller has to show.")
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_TLS)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).", rich_help_panel=_TLS)] = None,
@@ -62,10 +73,12 @@ def broker(
         host,
         tcp_port,
         http_port,
-        name or socket.gethostname(),
+        name or (socket.gethostname() if tcp_port == 4150 else f"{socket.gethostname()}-{tcp_port}"),
         broadcast_address,
         data_path=_text(data_path),
         lookupd=tuple(lookupd or ()),
+        controller=controller,
+        control_token=control_token,
         tls_cert=_text(tls_cert),
         tls_key=_text(tls_key),
         tls_client_auth_policy=tls_client_auth_policy,

@@ -81,19 +81,23 @@ class History:
 
 def adapt(
     whole: TokenBucket,
-    shares: Mapping[str, TokenBucket],
+    shares: Mapping[str, TokenBucket | None],
     histories: Mapping[str, History],
     number: int,
     *,
     hysteresis: Fraction = HYSTERESIS,
 ) -> dict[str, TokenBucket]:
-    """The shares that fit the traffic at step `number`, or the present ones if none would change by `hysteresis`."""
-    if not within(whole, shares.values()):
-        raise InputError(f"the shares {[str(share) for share in shares.values()]} exceed the whole bucket {whole}")
+    """The shares that fit the traffic at step `number`, or the present ones if none would change by `hysteresis`.
+
+    A broker whose share is None has traffic of the topic but no share of it yet.
+    """
+    held = {name: share for name, share in shares.items() if share}
+    if not within(whole, held.values()):
+        raise InputError(f"the shares {[str(share) for share in held.values()]} exceed the whole bucket {whole}")
     known = [name for name in shares if name in histories and histories[name].is_current(number)]
     if not known:
-        return dict(shares)
-    silent = [share for name, share in shares.items() if name not in known]
+        return held
+    silent = [share for name, share in held.items() if name not in known]
     r_left = whole.r_mtps - sum(share.r_mtps for share in silent)
     b_left = whole.b_ntok - sum(share.b_ntok for share in silent)
     seen = [histories[name] for name in known]
@@ -103,14 +107,14 @@ def adapt(
     if sum(b_floors) > b_left:  # b is too small for everyone's batch: nobody below a token, the rest by backlog
         b_floors = [NANO_PER_TOKEN] * len(known)
     bursts = apportion(b_left, [history.max_backlog_ntok for history in seen], b_floors)
-    wanted = dict(shares) | {
+    wanted = held | {
         name: TokenBucket(r_mtps, b_ntok) for name, r_mtps, b_ntok in zip(known, rates, bursts, strict=True)
     }
     moved = any(_differs(shares[name], wanted[name], hysteresis) for name in known)
-    return wanted if moved else dict(shares)
+    return wanted if moved else held
 
 
-def _differs(old: TokenBucket, new: TokenBucket, hysteresis: Fraction) -> bool:
-    return (
+def _differs(old: TokenBucket | None, new: TokenBucket, hysteresis: Fraction) -> bool:
+    return old is None or (
         abs(new.r_mtps - old.r_mtps) > hysteresis * old.r_mtps or abs(new.b_ntok - old.b_ntok) > hysteresis * old.b_ntok
     )

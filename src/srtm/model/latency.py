@@ -6,12 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from srtm.errors import InputError
-from srtm.units import NS_PER_MS, exact, percentiles
+from srtm.units import NS_PER_MS, Number, exact, percentiles, rank
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
+
+_SUB_BITS = 5  # of a bin: 32 to a doubling, so that a value is known to 1 in 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +66,61 @@ class Latency:
             Distribution.of(processing_ns),
             Distribution.of(access_ns + processing_ns),
         )
+
+
+class Sketch:
+    """How many latencies fell into which bin: small, and sketches of parts add up to that of the whole.
+
+    Bins are a nanosecond wide up to 64 ns, and 1/32 of their value or less from there on.
+    """
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: dict[int, int] | None = None) -> None:
+        self.counts = {} if counts is None else counts
+
+    @classmethod
+    def of(cls, values_ns: NDArray[np.int64]) -> Sketch:
+        """The sketch of these latencies; negative ones count as zero."""
+        values = np.maximum(values_ns, 0)
+        shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 1 - _SUB_BITS, 0)
+        bins, counts = np.unique((shift << _SUB_BITS) + (values >> shift), return_counts=True)
+        return cls(dict(zip(bins.tolist(), counts.tolist(), strict=True)))
+
+    @classmethod
+    def read(cls, flat: Iterable[int]) -> Sketch:
+        """The sketch in `flat`: bin, count, bin, count, …"""
+        pairs = iter(flat)
+        return cls(dict(zip(pairs, pairs, strict=True)))
+
+    @property
+    def flat(self) -> list[int]:
+        """The sketch as one list, to be sent."""
+        return [number for pair in self.counts.items() for number in pair]
+
+    @property
+    def total(self) -> int:
+        """How many latencies it has."""
+        return sum(self.counts.values())
+
+    def add(self, other: Sketch) -> None:
+        """Count another sketch in."""
+        for bin_, count in other.counts.items():
+            self.counts[bin_] = self.counts.get(bin_, 0) + count
+
+    def quantile_ns(self, quantile: Number) -> int:
+        """The largest value of the bin that holds this quantile; 0 where there is none."""
+        left = rank(self.total, quantile) if self.counts else 0
+        top = 0
+        for bin_ in sorted(self.counts):
+            top = _top(bin_)
+            left -= self.counts[bin_]
+            if left <= 0:
+                break
+        return top
+
+
+def _top(bin_: int) -> int:
+    """The largest value of a bin."""
+    shift = max(0, (bin_ >> _SUB_BITS) - 1)
+    return ((bin_ - (shift << _SUB_BITS) + 1) << shift) - 1

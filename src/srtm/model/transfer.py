@@ -4,7 +4,8 @@ A loop without IO: `orders` says which grants to send now, `acknowledged` hears 
 What a broker may be using is what it last acknowledged or what it was sent since, whichever is larger, for r and for b.
 Those amounts add up to no more than the whole bucket, always. Tokens that a smaller bucket had to give up travel with
 the next grants that enlarge one; a broker applies a grant, and its gift, once per sequence number. A broker that never
-answers holds back what it was to give, no more.
+answers holds back what it was to give, no more. One whose lease lapsed has cut itself to its safe share (`lapsed`), and
+one that is proven dead holds nothing (`gone`); the tokens that it had are lost.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ class Transfer:
         held: Mapping[str, TokenBucket],
         wanted: Mapping[str, TokenBucket],
         first_sequence: int = 1,
+        pool_ntok: int = 0,
     ) -> None:
+        """`pool_ntok` are tokens that nobody holds yet: all of b where the contract begins."""
         _check(whole, held, "held")
         self._whole = whole
         self._held = {name: _amount(share) for name, share in held.items()}
         self._sent: dict[str, Grant] = {}
-        self._pool_ntok = 0
+        self._pool_ntok = pool_ntok
         self.next_sequence = first_sequence
         self.retarget(wanted)
 
@@ -71,6 +74,21 @@ class Transfer:
         """Go for other shares from here on; grants that are under way stay valid."""
         _check(self._whole, wanted, "wanted")
         self._wanted = {name: _amount(share) for name, share in wanted.items()}
+
+    @property
+    def whole(self) -> TokenBucket:
+        """The bucket that is shared."""
+        return self._whole
+
+    @property
+    def wanted(self) -> dict[str, TokenBucket]:
+        """The shares that brokers should hold."""
+        return {name: share for name, amount in self._wanted.items() if (share := amount.share)}
+
+    @property
+    def held(self) -> dict[str, TokenBucket]:
+        """The shares that brokers have acknowledged."""
+        return {name: share for name, amount in self._held.items() if (share := amount.share)}
 
     @property
     def possible(self) -> dict[str, TokenBucket]:
@@ -111,6 +129,23 @@ class Transfer:
         self._held[grant.broker] = now
         self._pool_ntok += min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
 
+    def lapsed(self, broker: str, safe_percent: int) -> None:
+        """The broker's lease has ended: whatever it had in force, it has cut to this part of it."""
+        most = self._possible(broker)
+        self._sent.pop(broker, None)
+        self._held[broker] = _amount(safe_share(most.share, safe_percent))
+
+    def gone(self, broker: str) -> None:
+        """The broker is dead for certain, or has started anew: it holds nothing."""
+        self._sent.pop(broker, None)
+        self._held.pop(broker, None)
+
+    def found(self, broker: str, share: TokenBucket | None) -> None:
+        """The broker says what it has in force. Less than was thought frees the rest; more is not believed."""
+        has, said = self._has(broker), _amount(share)
+        if broker not in self._sent:
+            self._held[broker] = _Amount(min(has.r_mtps, said.r_mtps), min(has.b_ntok, said.b_ntok))
+
     def _send(self, name: str, amount: _Amount) -> Grant:
         gift_ntok = min(self._pool_ntok, max(0, amount.b_ntok - self._has(name).b_ntok))
         self._pool_ntok -= gift_ntok
@@ -145,6 +180,12 @@ class Transfer:
         has = self._has(name)
         sent = _amount(self._sent[name].share) if name in self._sent else has
         return _Amount(max(has.r_mtps, sent.r_mtps), max(has.b_ntok, sent.b_ntok))
+
+
+def safe_share(share: TokenBucket | None, percent: int) -> TokenBucket | None:
+    """What a broker goes on with when its lease has ended; none where so little is no bucket."""
+    has = _amount(share)
+    return _Amount(has.r_mtps * percent // 100, has.b_ntok * percent // 100).share
 
 
 def _amount(share: TokenBucket | None) -> _Amount:

@@ -3,8 +3,8 @@
 In: the JSON body of IDENTIFY and the server's settings. Out: an `Identity`, settled by nsqd's rules in nsqd's order,
 and the body of the response. Times are whole milliseconds, as on the wire; 0 means off.
 
-SRTM's clients add `"srtm": {"publisher": str, "group": str or null}`. nsqd passes over it; our response repeats it, to
-those alone who sent it.
+SRTM's clients add `"srtm": {"publisher": str, "group": str or null, "topic": str or null}`. nsqd passes over it; our
+response repeats it, to those alone who sent it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from srtm.errors import ProtocolError
 from srtm.protocol import gojson
-from srtm.protocol.names import Settings
+from srtm.protocol.names import Settings, valid_name
 
 MAX_SRTM_NAME = 256  # characters of a publisher's or a group's name: one key of the controller's store
 
@@ -39,10 +39,11 @@ _INT32 = frozenset({"sample_rate"})
 
 
 class Declared(NamedTuple):
-    """What a client of SRTM says about itself; `group` is its correlation group."""
+    """What a client of SRTM says about itself: its correlation group, and the topic that it will publish to."""
 
     publisher: str
     group: str | None
+    topic: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,10 @@ def _declared(found: Any) -> Declared | None:
         raise ProtocolError("E_BAD_BODY", f"IDENTIFY srtm publisher must be 1 to {MAX_SRTM_NAME} characters")
     if group is not None and not _name(group):
         raise ProtocolError("E_BAD_BODY", f"IDENTIFY srtm group must be null or 1 to {MAX_SRTM_NAME} characters")
-    return Declared(gojson.text(publisher), None if group is None else gojson.text(group))
+    topic: Any = found.get("topic")
+    if topic is not None and not (isinstance(topic, str) and valid_name(topic)):
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm topic must be null or the name of one")
+    return Declared(gojson.text(publisher), None if group is None else gojson.text(group), topic)
 
 
 def _name(value: Any) -> bool:
