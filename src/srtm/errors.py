@@ -14,6 +14,7 @@ SRTMError
 │   └── OffsetTrimmed     the offset is older than what the log still holds
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
+├── ControlError          a controller cannot start or go on
 ├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
@@ -83,6 +84,10 @@ class PipelineError(SRTMError):
 
 class BrokerError(SRTMError):
     """A broker cannot start or go on."""
+
+
+class ControlError(SRTMError):
+    """A controller cannot start or go on."""
 
 
 class ProtocolError(SRTMError):

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from srtm.protocol import client as say
 from srtm.protocol.client import Response
@@ -23,6 +24,7 @@ def said(number: int = 1, **parts: Any) -> Exchange:
         **{
             "epoch": 1,
             "number": number,
+            "incarnation": 0,
             "echo": None,
             "lease_ns": 10**12,
             "safe_percent": 50,
@@ -34,6 +36,7 @@ def said(number: int = 1, **parts: Any) -> Exchange:
 
 
 def exchange(broker: Running, message: Exchange) -> Answer:
+    message = structs.replace(message, incarnation=message.incarnation or broker.broker.started_ns)
     status, body = broker.post("/srtm/exchange", write(message))
     assert status == 200, body
     return read(body, Answer)
@@ -103,6 +106,12 @@ def test_an_exchange_that_was_long_under_way_brings_no_lease() -> None:
         stamp = exchange(broker, said()).stamp
         report = exchange(broker, said(2, echo=stamp - 10**10, lease_ns=10**9, grants={"t": Grant(1, share(100, 20))}))
         assert report.topics["t"].share == share(50, 10)
+
+
+def test_a_grant_for_the_broker_that_was_here_before_is_void() -> None:
+    with running(controller=NOBODY) as broker:
+        report = exchange(broker, said(incarnation=1, grants={"t": Grant(1, share(1, 1))}))
+        assert "t" not in report.topics or report.topics["t"].share is None
 
 
 def test_who_may_speak() -> None:

@@ -200,7 +200,11 @@ def test_srtm_is_answered_only_to_those_who_declared_it() -> None:
     body = b'{"feature_negotiation":true,"srtm":{"publisher":"p","group":"junction-17"}}'
     ours = identify.negotiate(body, SETTINGS, Identity.default(SETTINGS))
     assert ours.srtm == Declared("p", "junction-17")
-    assert json.loads(identify.response(ours, SETTINGS))["srtm"] == {"publisher": "p", "group": "junction-17"}
+    assert json.loads(identify.response(ours, SETTINGS))["srtm"] == {
+        "publisher": "p",
+        "group": "junction-17",
+        "topic": None,
+    }
     alone = identify.negotiate(b'{"srtm":{"publisher":"p"}}', SETTINGS, Identity.default(SETTINGS))
     assert alone.srtm == Declared("p", None)
     assert identify.response(alone, SETTINGS) == b"OK"

@@ -70,9 +70,10 @@ class Control:
         if said.contracts is not None and said.version > self._version:
             self._version = said.version
             self._learn(said.contracts, now_ns)
-        for name, grant in said.grants.items():
-            self._grant(name, said.epoch, grant, now_ns)
-        if said.echo is not None:
+        if said.incarnation == self._broker.started_ns:
+            for name, grant in said.grants.items():
+                self._grant(name, said.epoch, grant, now_ns)
+        if said.incarnation == self._broker.started_ns and said.echo is not None:
             self._safe_percent = said.safe_percent
             ends = said.echo + said.lease_ns
             self._lease_ends = max(ends, self._lease_ends or ends)
@@ -86,12 +87,13 @@ class Control:
         """Cut every share to its safe part once the lease is over."""
         if self._lease_ends is None or mono_ns < self._lease_ends:
             return
+        ended_ns = now_ns - (mono_ns - self._lease_ends)  # perhaps a while ago, where this process stood still
         for name, holding in self._holdings.items():
             if not holding.safe:
                 holding.safe = True
                 topic = self._broker.touch(name)
                 if topic.limiter is not None:
-                    self._put_in_force(topic, safe_share(topic.limiter.bucket, self._safe_percent), now_ns)
+                    self._put_in_force(topic, safe_share(topic.limiter.bucket, self._safe_percent), ended_ns)
                     self._broker.wake()
 
     def came(self, connection: Connection) -> None:

@@ -48,7 +48,9 @@ class Topic:
         self.recent = Recent()
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._changed_ns = 0  # when (r, b) changed last: release times computed before are void
+        self._changed_ns = 0  # when (r, b) changed last
+        self._stale = 0  # messages at the head of the queue whose release times were computed before that
+        self._ready: list[Message] = []  # had their token when (r, b) changed, and leave with the next drain
 
     @property
     def depth(self) -> int:
@@ -86,7 +88,8 @@ class Topic:
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
-        self._changed_ns = now_ns
+        self._ready += self._due(now_ns)
+        self._changed_ns, self._stale = now_ns, len(self.waiting)
         if bucket is None:
             surrendered = self.limiter.surrender(now_ns) if self.limiter else 0
             self.limiter = None
@@ -98,7 +101,7 @@ class Topic:
 
     def open(self, limiter: Limiter, now_ns: int) -> int:
         """Begin a share of the topic; what waits already is counted from now on."""
-        self.limiter, self._changed_ns = limiter, now_ns
+        self.limiter, self._changed_ns, self._stale = limiter, now_ns, 0
         for message in self.waiting:
             message.release_ns = limiter.admit(now_ns)
         return 0
@@ -124,30 +127,29 @@ class Topic:
                 arrived.sort(key=_by_arrival)
             self.messages += len(arrived)
             self.recent.messages += len(arrived)
-        limiter = self.limiter
+        released, self._ready = self._ready, []
         if self.closed:
             if self.drops:
                 self.recent.dropped += len(arrived)
             else:
                 self.waiting.extend(arrived)
                 self.waiting_bytes += sum(len(message.body) for message in arrived)
-            return []
+            return self._released(released)
+        limiter, waiting = self.limiter, self.waiting
         if limiter is None:
-            if not self.waiting:
-                return self._released(arrived)
-            for message in self.waiting:
-                message.release_ns = min(message.release_ns, now_ns) or now_ns  # there is no bucket any more
-            released = [*self.waiting, *arrived]
-            self.waiting.clear()
+            for message in waiting:
+                message.release_ns = self._changed_ns  # there is no bucket any more
+            released += [*waiting, *arrived]
+            waiting.clear()
             self.waiting_bytes = 0
             return self._released(released)
         if self.drops:
-            released = [message for message in arrived if limiter.offer(message.arrival_ns)]
-            self.recent.dropped += len(arrived) - len(released)
-            return self._released(released)
-        released = []
-        waiting = self.waiting
+            passed = [message for message in arrived if limiter.offer(message.arrival_ns)]
+            self.recent.dropped += len(arrived) - len(passed)
+            return self._released(released + passed)
         for message in arrived:
+            if self._stale:
+                released += self._due(message.arrival_ns)
             message.release_ns = limiter.admit(message.arrival_ns)
             if waiting or message.release_ns > now_ns:
                 waiting.append(message)
@@ -155,13 +157,24 @@ class Topic:
             else:
                 released.append(message)
         if waiting:
-            for _ in range(limiter.due(now_ns, len(waiting))):
-                message = waiting.popleft()
-                self.waiting_bytes -= len(message.body)
-                if message.arrival_ns <= self._changed_ns <= message.release_ns or message.release_ns > now_ns:
-                    message.release_ns = now_ns  # what it was told when it came does not hold any more
-                released.append(message)
+            released += self._due(now_ns)
         return self._released(released)
+
+    def _due(self, now_ns: int) -> list[Message]:
+        """Take those that have their token by now out of the queue, with the time at which they got it."""
+        limiter, waiting = self.limiter, self.waiting
+        if limiter is None or not waiting:
+            return []
+        released = []
+        for _ in range(limiter.due(now_ns, len(waiting))):
+            message = waiting[0]
+            if self._stale:
+                message.release_ns = limiter.next_release_ns(len(waiting))
+                self._stale -= 1
+            waiting.popleft()
+            self.waiting_bytes -= len(message.body)
+            released.append(message)
+        return released
 
     def _released(self, messages: list[Message]) -> list[Message]:
         recent = self.recent
@@ -200,6 +213,7 @@ class Topic:
 
     def empty(self) -> None:
         """Forget what no channel has yet."""
+        self._stale = 0
         self.waiting.clear()
         self.unclaimed.clear()
         self.waiting_bytes = self.unclaimed_bytes = 0

@@ -92,12 +92,12 @@ def adapt(
     A broker whose share is None has traffic of the topic but no share of it yet.
     """
     held = {name: share for name, share in shares.items() if share}
-    if not within(whole, held.values()):
-        raise InputError(f"the shares {[str(share) for share in held.values()]} exceed the whole bucket {whole}")
     known = [name for name in shares if name in histories and histories[name].is_current(number)]
+    silent = [share for name, share in held.items() if name not in known]
+    if not within(whole, silent if known else held.values()):
+        raise InputError(f"the shares {[str(share) for share in held.values()]} exceed the whole bucket {whole}")
     if not known:
         return held
-    silent = [share for name, share in held.items() if name not in known]
     r_left = whole.r_mtps - sum(share.r_mtps for share in silent)
     b_left = whole.b_ntok - sum(share.b_ntok for share in silent)
     seen = [histories[name] for name in known]
@@ -110,7 +110,7 @@ def adapt(
     wanted = held | {
         name: TokenBucket(r_mtps, b_ntok) for name, r_mtps, b_ntok in zip(known, rates, bursts, strict=True)
     }
-    moved = any(_differs(shares[name], wanted[name], hysteresis) for name in known)
+    moved = any(_differs(shares[name], wanted[name], hysteresis) for name in known) or not within(whole, held.values())
     return wanted if moved else held
 
 

@@ -66,6 +66,7 @@ class Transfer:
         self._whole = whole
         self._held = {name: _amount(share) for name, share in held.items()}
         self._sent: dict[str, Grant] = {}
+        self._firm: set[str] = set()  # brokers that have a share for as long as their lease, and would cut it then
         self._pool_ntok = pool_ntok
         self.next_sequence = first_sequence
         self.retarget(wanted)
@@ -79,6 +80,11 @@ class Transfer:
     def whole(self) -> TokenBucket:
         """The bucket that is shared."""
         return self._whole
+
+    @property
+    def pool_ntok(self) -> int:
+        """Tokens that nobody holds."""
+        return self._pool_ntok
 
     @property
     def wanted(self) -> dict[str, TokenBucket]:
@@ -130,21 +136,39 @@ class Transfer:
         self._pool_ntok += min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
 
     def lapsed(self, broker: str, safe_percent: int) -> None:
-        """The broker's lease has ended: whatever it had in force, it has cut to this part of it."""
-        most = self._possible(broker)
-        self._sent.pop(broker, None)
-        self._held[broker] = _amount(safe_share(most.share, safe_percent))
+        """The broker's lease has ended: what it had in force by that lease, it has cut to this part of it."""
+        has, sent = self._has(broker), self._sent.pop(broker, None)
+        if broker in self._firm:
+            has = _amount(safe_share(has.share, safe_percent))
+            self._firm.discard(broker)
+        late = _amount(safe_share(sent.share, safe_percent)) if sent else _NOTHING
+        self._held[broker] = _most(has, late)
 
     def gone(self, broker: str) -> None:
         """The broker is dead for certain, or has started anew: it holds nothing."""
         self._sent.pop(broker, None)
         self._held.pop(broker, None)
+        self._firm.discard(broker)
 
-    def found(self, broker: str, share: TokenBucket | None) -> None:
-        """The broker says what it has in force. Less than was thought frees the rest; more is not believed."""
+    def found(self, broker: str, share: TokenBucket | None, *, safe: bool) -> None:
+        """The broker says what it has in force, and whether that is its safe share already.
+
+        Less than was thought frees the rest; more is not believed.
+        """
         has, said = self._has(broker), _amount(share)
         if broker not in self._sent:
             self._held[broker] = _Amount(min(has.r_mtps, said.r_mtps), min(has.b_ntok, said.b_ntok))
+        if safe:
+            self._firm.discard(broker)
+        else:
+            self._firm.add(broker)
+
+    def recalled(self, broker: str, share: TokenBucket) -> None:
+        """The books are lost, and the broker says that it holds this: believed as far as the whole allows."""
+        others = {name: held for name, held in self.held.items() if name != broker}
+        if within(self._whole, [*others.values(), share]):
+            self._held[broker] = _amount(share)
+            self._pool_ntok = 0  # who knows where they are
 
     def _send(self, name: str, amount: _Amount) -> Grant:
         gift_ntok = min(self._pool_ntok, max(0, amount.b_ntok - self._has(name).b_ntok))
@@ -178,8 +202,11 @@ class Transfer:
 
     def _possible(self, name: str) -> _Amount:
         has = self._has(name)
-        sent = _amount(self._sent[name].share) if name in self._sent else has
-        return _Amount(max(has.r_mtps, sent.r_mtps), max(has.b_ntok, sent.b_ntok))
+        return _most(has, _amount(self._sent[name].share)) if name in self._sent else has
+
+
+def _most(one: _Amount, other: _Amount) -> _Amount:
+    return _Amount(max(one.r_mtps, other.r_mtps), max(one.b_ntok, other.b_ntok))
 
 
 def safe_share(share: TokenBucket | None, percent: int) -> TokenBucket | None:

@@ -77,6 +77,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
     epoch: Count
     number: Count
+    incarnation: Count  # of the broker that is spoken to: grants for the one before are void
     echo: int | None
     lease_ns: Count
     safe_percent: Annotated[int, msgspec.Meta(ge=0, le=100)]

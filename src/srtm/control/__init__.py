@@ -1,0 +1,1 @@
+"""The control plane: discovery, Load Distributor, TB Adaptor."""

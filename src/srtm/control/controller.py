@@ -1,0 +1,551 @@
+"""The controller: which topics are under contract, who publishes where, and which broker holds how much of a bucket.
+
+A state machine without IO, time as an argument (`now_ns`, by a monotonic clock). In: brokers that come and go, their
+answers, wishes of people and clients, and the passing of time. Out: exchanges to be sent (`compose`), jobs to be run
+beside (`jobs`), and what has to be kept (`store`). Always holds, whatever comes and whatever is lost:
+
+- for each topic, what brokers may have in force adds up to no more than the contract (`model.transfer`, and
+  docs/adr/0012-control-exchange.md for leases);
+- a grant is in the store before it is sent, so that a controller that comes back knows what may be out;
+- nonsense from a broker changes nothing for others.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from srtm.control.distributor import Fit
+from srtm.control.members import Declared, Member
+from srtm.control.shedding import overloaded, shed
+from srtm.control.topic import Topic
+from srtm.errors import InputError, SRTMError
+from srtm.model.adaptation import Step
+from srtm.model.placement import UNPLACED, Broker, place, policy_named
+from srtm.model.transfer import Transfer
+from srtm.protocol.exchange import Answer, Exchange, Grant, Move, Share
+from srtm.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from srtm.control.options import ControllerOptions
+    from srtm.control.store import Store
+    from srtm.protocol.exchange import Contract, TopicReport
+
+log = logging.getLogger(__name__)
+
+_CLOCKS = 1.02  # how much faster than ours a broker's clock may run
+_SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little late
+_SILENT_S = 3.0  # of exchanges, until a broker counts as silent
+_HURRY_S = 0.1  # between exchanges while something is under way
+_GROWTH = 1.1  # of what was fitted, until the difference is fitted
+
+
+class Controller:
+    """All that is known, and what is to be done about it."""
+
+    def __init__(self, options: ControllerOptions, store: Store, now_ns: int) -> None:
+        self.options = options
+        self.store = store
+        self.epoch = store.next_epoch()
+        self.members: dict[str, Member] = {}
+        self.topics: dict[str, Topic] = {}
+        self.on_change: Callable[[str], None] = lambda _: None  # the topic of that name changed
+        self._version = 1
+        self._lease_ns = round(options.lease_s * NS_PER_S)
+        self._safe_percent = round(100 * options.safe_share)
+        self._orders: dict[str, list[Move]] = {}
+        self._due: set[str] = set()
+        self._recalling: set[str] = set()
+        self._load(now_ns)
+
+    # Brokers come and go.
+
+    def joined(self, name: str, host: str, tcp_port: int, http_port: int, now_ns: int) -> None:
+        """A broker has registered; it is part of the cluster once it has answered."""
+        member = self.members.get(name)
+        if member is None or member.status == "dead":
+            member = Member(name, host, tcp_port, http_port, self.options.mcap_mps, since_ns=now_ns)
+            self.members[name] = member
+        member.host, member.tcp_port, member.http_port = host, tcp_port, http_port
+        self.store.save_member(member)
+        self._due.add(name)
+
+    def died(self, name: str, now_ns: int, reason: str) -> None:
+        """A broker is dead for certain: what it held is free, and its publishers go elsewhere."""
+        member = self.members.get(name)
+        if member is None or member.status == "dead":
+            return
+        self._turn(member, "dead", now_ns)
+        member.stamp = member.lease_ends_ns = None
+        for topic in self.topics.values():
+            topic.transfer.gone(name)
+            if topic.seen.pop(name, None) is not None or name in topic.place.values():
+                topic.note(now_ns, "broker", f"{name} is dead: {reason}")
+            self._leave(topic, name, now_ns)
+
+    def forget(self, name: str, now_ns: int) -> None:
+        """An operator says that a broker will not come back."""
+        self.died(name, now_ns, "removed by an operator")
+        self.members.pop(name, None)
+        self.store.delete_member(name)
+
+    def drain(self, name: str, now_ns: int, *, on: bool = True) -> None:
+        """Send all publishers of a broker elsewhere, and send it no more; or end that."""
+        member = self._member(name)
+        member.draining = on
+        self.store.save_member(member)
+        if on:
+            for topic in self.topics.values():
+                self._leave(topic, name, now_ns)
+
+    def recall(self) -> None:
+        """The store is lost: ask brokers which contracts they know, and believe them."""
+        self._recalling = {"*"}
+
+    # Topics and publishers.
+
+    def create(self, name: str, contract: Contract, now_ns: int) -> Topic:
+        """Put a topic under contract, or change nothing if it is under the same."""
+        policy_named(contract.policy)
+        known = self.topics.get(name)
+        if known is not None:
+            if known.contract != contract:
+                raise InputError(f"topic {name!r} is under another contract already: remove it first", topic=name)
+            return known
+        whole = contract.bucket
+        self._version += 1
+        topic = Topic(name, contract, Transfer(whole, {}, {}, pool_ntok=whole.b_ntok), self._version)
+        self.topics[name] = topic
+        topic.note(now_ns, "created", f"under {whole}, policy {contract.policy}")
+        self.store.save_topic(topic)
+        self._hurry_all()
+        return topic
+
+    def remove(self, name: str) -> None:
+        """End a contract; the topic is free where brokers have it."""
+        self._topic(name)
+        del self.topics[name]
+        self._version += 1
+        self.store.delete_topic(name)
+        self._hurry_all()
+        self.on_change(name)
+
+    def register(
+        self, name: str, publishers: Iterable[Declared], now_ns: int, lost: Iterable[str] = ()
+    ) -> dict[str, str]:
+        """Where these publishers of a topic are to publish; who is known stays where it is, if that is reachable."""
+        topic, unreachable = self._topic(name), set(lost)
+        homeless, listed = [], list(publishers)
+        for publisher in listed:
+            known = topic.publishers.get(publisher.id)
+            if known != publisher:
+                topic.publishers[publisher.id] = publisher
+            broker = topic.place.get(publisher.id)
+            member = self.members.get(broker) if broker else None
+            if member is None or not member.usable or broker in unreachable:
+                topic.place.pop(publisher.id, None)
+                homeless.append(publisher)
+        self._house(topic, homeless, unreachable)
+        self.store.save_publishers(topic, [publisher.id for publisher in listed])
+        if homeless:
+            self._changed(topic)
+            self._grown(topic, now_ns)
+        return {publisher.id: topic.place[publisher.id] for publisher in listed if publisher.id in topic.place}
+
+    def unregister(self, name: str, publisher: str) -> None:
+        """A publisher will not come back."""
+        topic = self._topic(name)
+        if topic.publishers.pop(publisher, None) is None:
+            raise InputError(f"topic {name!r} has no publisher {publisher!r}", publisher=publisher)
+        topic.place.pop(publisher, None)
+        self.store.delete_publisher(topic, publisher)
+
+    def least_loaded(self) -> Member | None:
+        """A broker for a topic that is under no contract."""
+        usable = [member for member in self.members.values() if member.usable]
+        return min(usable, key=lambda member: (member.rate_mps / member.mcap_mps, member.name), default=None)
+
+    def move(self, name: str, publishers: Iterable[str], broker: str, now_ns: int) -> None:
+        """Send publishers to a broker, because an operator wants it."""
+        topic, member = self._topic(name), self._member(broker)
+        if not member.usable:
+            raise InputError(f"broker {broker!r} is {member.status}: publishers cannot be sent to it", broker=broker)
+        wanted = list(publishers)
+        unknown = [publisher for publisher in wanted if publisher not in topic.publishers]
+        if unknown:
+            raise InputError(f"topic {name!r} has no publisher {unknown[0]!r}", publisher=unknown[0])
+        self._resettle(topic, dict.fromkeys(wanted, broker), now_ns, "moved", f"{len(wanted)} publishers to {broker}")
+
+    def fit(self, name: str, now_ns: int, *, only: Sequence[Declared] | None = None) -> None:
+        """Begin a fitting of a topic's publishers, or of some of them; one that is under way is given up."""
+        topic = self._topic(name)
+        chosen = list(topic.publishers.values()) if only is None else list(only)
+        if not chosen:
+            raise InputError(f"topic {name!r} has no publishers to be placed: register them first", topic=name)
+        brokers = self.brokers_for(topic, {publisher.id for publisher in chosen})
+        if not brokers:
+            raise InputError("no broker is there to be placed on: start one with --controller", topic=name)
+        predicts = topic.contract.fit == "model" and only is None
+        topic.fit = Fit(topic, chosen, brokers, self.options.service, now_ns, predicts=predicts, seed=self.options.seed)
+        topic.note(now_ns, "fit", f"{len(chosen)} publishers over {len(brokers)} brokers")
+        self._changed(topic)
+
+    def brokers_for(self, topic: Topic, movable: set[str]) -> list[Broker]:
+        """Usable brokers, with what they carry besides these publishers of the topic."""
+        carried = {name: float(member.free_mps) for name, member in self.members.items()}
+        for other in self.topics.values():
+            for publisher, broker in other.place.items():
+                if broker in carried and (other is not topic or publisher not in movable):
+                    carried[broker] += other.publishers[publisher].rate_mps
+        return [
+            Broker(member.name, member.mcap_mps, min(carried[member.name], member.mcap_mps))
+            for member in sorted(self.members.values(), key=lambda member: member.name)
+            if member.usable
+        ]
+
+    # Exchanges.
+
+    def due(self, name: str, last_sent_ns: int, now_ns: int) -> bool:
+        """Whether it is time for the next exchange with a broker."""
+        member = self.members.get(name)
+        if member is None:
+            return False
+        waited_s = (now_ns - last_sent_ns) / NS_PER_S
+        hurried = name in self._due or any(self._under_way(topic) for topic in self.topics.values())
+        return waited_s >= (min(_HURRY_S, self.options.exchange_s) if hurried else self.options.exchange_s)
+
+    def compose(self, name: str) -> Exchange:
+        """The next exchange for a broker. What it grants is in the store when this returns."""
+        member = self.members[name]
+        grants = {}
+        for topic in self.topics.values():
+            if topic.opened and member.version >= topic.version:
+                if topic.transfer.orders():
+                    self.store.save_topic(topic)
+                for grant in topic.transfer.unanswered:
+                    if grant.broker == name:
+                        grants[topic.name] = Grant(grant.sequence, Share.of(grant.share), grant.gift_ntok)
+        member.number += 1
+        if member.stamp is not None:
+            ends_ns = member.stamp_heard_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
+            member.lease_ends_ns = max(ends_ns, member.lease_ends_ns or ends_ns)
+        self._due.discard(name)
+        heard = [topic.seen[name].last_number for topic in self.topics.values() if name in topic.seen]
+        return Exchange(
+            self.epoch,
+            member.number,
+            member.incarnation,
+            member.stamp,
+            self._lease_ns,
+            self._safe_percent,
+            self._version,
+            {topic.name: topic.contract for topic in self.topics.values()} if member.version < self._version else None,
+            grants,
+            self._orders.pop(name, []),
+            min(heard, default=0),
+            [topic.name for topic in self.topics.values() if topic.moving or topic.fit],
+            bool(self._recalling),
+        )
+
+    def heard(self, name: str, said: Exchange, answer: Answer, now_ns: int) -> None:
+        """A broker has answered an exchange."""
+        member = self.members.get(name)
+        if member is None or not self._plausible(member, said, answer):
+            return
+        if answer.incarnation > member.incarnation:
+            self._restarted(member, answer.incarnation, now_ns)
+        member.answered = answer.number
+        member.stamp, member.stamp_heard_ns = answer.stamp, now_ns
+        member.version, member.rate_mps = answer.version, answer.rate_mps
+        member.free_mps, member.lag_ns = answer.free_mps, answer.lag_ns
+        if member.status != "alive":
+            self._turn(member, "alive", now_ns)
+        if self._recalling and answer.contracts:
+            self._recall(name, answer, now_ns)
+        for topic_name, report in answer.topics.items():
+            topic = self.topics.get(topic_name)
+            if topic is not None:
+                self._take(topic, name, report)
+        self._plan(now_ns)
+
+    def failed(self, name: str, now_ns: int, *, refused: bool = False) -> None:
+        """An exchange got no answer; where its host refused the connection, the broker is dead."""
+        if refused:
+            self.died(name, now_ns, "its host refuses the connection")
+
+    def tick(self, now_ns: int) -> None:
+        """Time has passed: leases end, shares follow the traffic, fittings go on. Call it every 0.1 s or so."""
+        for member in self.members.values():
+            silent_s = (now_ns - max(member.stamp_heard_ns, member.since_ns)) / NS_PER_S
+            if member.status == "alive" and silent_s > _SILENT_S * self.options.exchange_s:
+                self._turn(member, "silent", now_ns)
+            if member.status == "silent" and member.lease_ends_ns is not None and now_ns > member.lease_ends_ns:
+                self._turn(member, "lapsed", now_ns)
+                for topic in self.topics.values():
+                    topic.transfer.lapsed(member.name, self._safe_percent)
+        self._plan(now_ns)
+
+    def adapt(self, now_ns: int) -> None:
+        """The TB Adaptor's period is over."""
+        for topic in self.topics.values():
+            if topic.opened and topic.fit is None and not topic.moving:
+                if topic.adapt(self.members):
+                    self._hurry(topic)
+                self._relieve(topic, now_ns)
+
+    def jobs(self) -> list[Fit]:
+        """Fittings that wait for their `job` to be run; call `done` after it."""
+        return [topic.fit for topic in self.topics.values() if topic.fit and topic.fit.job]
+
+    def done(self, fit: Fit, now_ns: int) -> None:
+        """A fitting's job was run."""
+        topic = next((topic for topic in self.topics.values() if topic.fit is fit), None)
+        if topic is None:  # given up meanwhile
+            return
+        before = dict(topic.place)
+        fit.resume(now_ns)
+        self._send_from(topic, before, now_ns)
+        if fit.outcome:
+            topic.fit, topic.fitted = None, fit.outcome
+            topic.settled = frozenset(topic.publishers)
+            verdict = "met" if fit.outcome.met else f"not met: {fit.outcome.reason}"
+            topic.note(now_ns, "fit", f"k = {fit.outcome.k} after {len(fit.outcome.rounds)} rounds: SLO {verdict}")
+            self.store.save_topic(topic)
+        self.store.save_publishers(topic, topic.publishers)
+        self._changed(topic)
+
+    # How it is done.
+
+    def _plan(self, now_ns: int) -> None:
+        alive = [name for name, member in self.members.items() if member.status == "alive"]
+        for topic in self.topics.values():
+            if not topic.opened:
+                self._try_open(topic, now_ns)
+                continue
+            if topic.moving:
+                wrong = set().union(*topic.misplaced().values())
+                waited_s = (now_ns - topic.moving_since_ns) / NS_PER_S
+                topic.moving &= wrong if waited_s > 2 * _HURRY_S else topic.moving
+                if topic.moving and waited_s > self.options.move_s:
+                    topic.moving.clear()
+            if topic.fit is not None:
+                topic.fit.tick(now_ns, shares_done=topic.transfer.done)
+                if not topic.fit.names <= set(alive):
+                    topic.note(now_ns, "fit", "begun anew, because a broker was lost")
+                    self._again(topic, now_ns)
+            if topic.moving or topic.fit is not None:
+                topic.share_out(alive)
+            if not topic.transfer.done:
+                self._hurry(topic)
+
+    def _again(self, topic: Topic, now_ns: int) -> None:
+        topic.fit = None
+        try:
+            self.fit(topic.name, now_ns)
+        except SRTMError as problem:
+            topic.note(now_ns, "fit", f"given up: {problem}")
+
+    def _try_open(self, topic: Topic, now_ns: int) -> None:
+        """A contract begins when nobody is left who might let its messages pass freely."""
+        there = [member for member in self.members.values() if member.status != "dead"]
+        if there and all(member.version >= topic.version for member in there):
+            topic.opened = True
+            topic.share_out([member.name for member in there if member.status == "alive"])
+            topic.note(now_ns, "opened", f"known to {len(there)} brokers")
+            self.store.save_topic(topic)
+            self._changed(topic)
+            self._hurry(topic)
+
+    def waited_for(self, topic: Topic) -> list[str]:
+        """Brokers that have yet to learn of a contract."""
+        return sorted(
+            member.name
+            for member in self.members.values()
+            if member.status != "dead" and member.version < topic.version
+        )
+
+    def _plausible(self, member: Member, said: Exchange, answer: Answer) -> bool:
+        late = answer.number <= member.answered and answer.incarnation <= member.incarnation
+        odd = answer.broker != member.name or answer.number != said.number or answer.version > self._version
+        if odd:
+            member.oddities += 1
+            log.warning("BROKER(%s): answers what it was not asked: %s, %s", member.name, answer.broker, answer.number)
+        return not odd and not late and answer.incarnation >= member.incarnation
+
+    def _restarted(self, member: Member, incarnation: int, now_ns: int) -> None:
+        if member.incarnation:
+            for topic in self.topics.values():
+                topic.transfer.gone(member.name)
+                topic.seen.pop(member.name, None)
+                topic.note(now_ns, "broker", f"{member.name} has started anew")
+        member.incarnation, member.lease_ends_ns, member.answered = incarnation, None, 0
+        self.store.save_member(member)
+
+    def _take(self, topic: Topic, name: str, report: TopicReport) -> None:
+        """What a broker says of one topic."""
+        transfer, seen = topic.transfer, topic.seen[name]
+        for grant in transfer.unanswered:
+            if grant.broker == name and (report.epoch, report.sequence) == (self.epoch, grant.sequence):
+                transfer.acknowledged(grant, report.surrendered_ntok)
+        transfer.found(name, report.share.bucket if report.share else None, safe=report.safe)
+        seen.waiting, seen.publishers, seen.durable = report.waiting, report.publishers, report.durable
+        seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
+        for second in report.seconds:
+            if second.number > seen.last_number and second.over <= second.sent:
+                seen.seconds.append(second)
+                seen.history.add(
+                    Step(second.number, second.messages, second.max_backlog_ntok, max(1, second.largest_batch))
+                )
+
+    def _recall(self, name: str, answer: Answer, now_ns: int) -> None:
+        """Rebuild what was lost from what a broker has in force."""
+        for topic_name, contract in (answer.contracts or {}).items():
+            if topic_name not in self.topics:
+                self.create(topic_name, contract, now_ns).note(now_ns, "recovered", f"as {name} knew it")
+            topic, report = self.topics[topic_name], answer.topics.get(topic_name)
+            if report and report.share:
+                topic.transfer.recalled(name, report.share.bucket)
+            for publisher, group in (report.roll or ()) if report else ():
+                topic.publishers.setdefault(publisher, Declared(publisher, group=group))
+                topic.place[publisher] = name
+            self.store.save_publishers(topic, topic.publishers)
+
+    def _house(self, topic: Topic, homeless: Sequence[Declared], unreachable: set[str]) -> None:
+        """Find a place for publishers that have none."""
+        if not homeless:
+            return
+        movable = {publisher.id for publisher in homeless}
+        brokers = [broker for broker in self.brokers_for(topic, movable) if broker.name not in unreachable]
+        if not brokers:
+            return
+        if not topic.place:
+            try:
+                chosen = place([each.publisher for each in homeless], brokers, topic.contract.policy, self.options.seed)
+            except InputError:  # more than all of them can carry: everybody gets a place all the same
+                pass
+            else:
+                for publisher, number in zip(homeless, chosen.broker_of.tolist(), strict=True):
+                    assert number != UNPLACED
+                    topic.place[publisher.id] = brokers[number].name
+                return
+        room = {broker.name: broker.mcap_mps - broker.allocated_mps for broker in brokers}
+        groups: dict[tuple[str, str], int] = {}
+        for publisher_id, name in topic.place.items():
+            group = topic.publishers[publisher_id].group
+            if group is not None:
+                groups[name, group] = groups.get((name, group), 0) + 1
+        in_use = set(topic.place.values()) & room.keys()
+        spreads = not policy_named(topic.contract.policy).concentrates
+        for publisher in homeless:
+            fits = [name for name in in_use if room[name] >= publisher.rate_mps]
+            among = list(room) if spreads or not fits else fits
+            group = publisher.group if topic.by_group else None
+            best = min(among, key=lambda name: (groups.get((name, group or ""), 0) if group else 0, -room[name], name))
+            topic.place[publisher.id] = best
+            room[best] -= publisher.rate_mps
+            in_use.add(best)
+            if group is not None:
+                groups[best, group] = groups.get((best, group), 0) + 1
+
+    def _leave(self, topic: Topic, broker: str, now_ns: int) -> None:
+        """Find other places for all publishers of a broker."""
+        leaving = [publisher for publisher, where in topic.place.items() if where == broker]
+        if not leaving:
+            return
+        before = dict(topic.place)
+        for publisher in leaving:
+            del topic.place[publisher]
+        self._house(topic, [topic.publishers[publisher] for publisher in leaving], {broker})
+        topic.note(now_ns, "moved", f"{len(leaving)} publishers away from {broker}")
+        self._send_from(topic, before, now_ns)
+        self.store.save_publishers(topic, leaving)
+        topic.share_out([name for name, member in self.members.items() if member.status == "alive"])
+        self._changed(topic)
+        self._hurry(topic)
+
+    def _resettle(self, topic: Topic, places: Mapping[str, str], now_ns: int, kind: str, text: str) -> None:
+        before = dict(topic.place)
+        topic.place.update(places)
+        topic.note(now_ns, kind, text)
+        self._send_from(topic, before, now_ns)
+        self.store.save_publishers(topic, places)
+        self._changed(topic)
+
+    def _send_from(self, topic: Topic, before: Mapping[str, str], now_ns: int) -> None:
+        """Order publishers whose place has changed to go there."""
+        moves: dict[tuple[str, str], list[str]] = {}
+        for publisher, old in before.items():
+            new = topic.place.get(publisher)
+            if new is not None and new != old:
+                moves.setdefault((old, new), []).append(publisher)
+        for (old, new), publishers in moves.items():
+            self._orders.setdefault(old, []).append(Move(topic.name, (self.members[new].address,), publishers))
+            topic.moving |= set(publishers)
+            self._due |= {old, new}
+        if moves:
+            topic.moving_since_ns = now_ns
+
+    def _grown(self, topic: Topic, now_ns: int) -> None:
+        """Publishers that came since the last fitting are fitted on their own once they are many."""
+        if topic.fitted is None or topic.fit is not None or topic.rate_mps <= _GROWTH * topic.fitted.rate_mps:
+            return
+        new = [publisher for name, publisher in topic.publishers.items() if name not in topic.settled]
+        if new:
+            self.fit(topic.name, now_ns, only=new)
+
+    def _relieve(self, topic: Topic, now_ns: int) -> None:
+        """Send publishers away from a broker that is too busy."""
+        for broker in overloaded(topic, self.members):
+            if now_ns >= topic.calm_after_ns:
+                targets = self.brokers_for(topic, set())
+                places = shed(topic, broker, targets, self.topics.values())
+                if places:
+                    topic.calm_after_ns = now_ns + round(self.options.calm_s * NS_PER_S)
+                    text = f"{len(places)} publishers away from {broker}, which was too slow"
+                    self._resettle(topic, places, now_ns, "shed", text)
+
+    def _under_way(self, topic: Topic) -> bool:
+        measuring = topic.fit is not None and topic.fit.state in ("measuring", "computing")
+        return bool(topic.moving) or (topic.fit is not None and not measuring) or not topic.opened
+
+    def _turn(self, member: Member, status: str, now_ns: int) -> None:
+        log.info("BROKER(%s): %s, was %s", member.name, status, member.status)
+        member.status, member.since_ns = status, now_ns  # type: ignore[assignment]
+        for topic in self.topics.values():
+            if member.name in topic.brokers():
+                topic.generation += 1
+                self.on_change(topic.name)
+
+    def _hurry(self, topic: Topic) -> None:
+        self._due |= topic.transfer.wanted.keys() | topic.transfer.held.keys()
+        self._due |= {grant.broker for grant in topic.transfer.unanswered}
+
+    def _hurry_all(self) -> None:
+        self._due |= self.members.keys()
+
+    def _changed(self, topic: Topic) -> None:
+        topic.generation += 1
+        self.on_change(topic.name)
+
+    def _topic(self, name: str) -> Topic:
+        if name not in self.topics:
+            raise InputError(f"there is no topic {name!r} under contract: create it first", topic=name)
+        return self.topics[name]
+
+    def _member(self, name: str) -> Member:
+        if name not in self.members:
+            known = ", ".join(sorted(self.members)) or "none"
+            raise InputError(f"there is no broker {name!r}: there is {known}", broker=name)
+        return self.members[name]
+
+    def _load(self, now_ns: int) -> None:
+        """Go on where the last controller stopped: what brokers may hold, they may hold for a whole lease yet."""
+        for member in self.store.members(self.options.mcap_mps):
+            member.status, member.since_ns = "silent", now_ns
+            member.lease_ends_ns = now_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
+            self.members[member.name] = member
+        for topic in self.store.topics():
+            topic.version = self._version
+            self.topics[topic.name] = topic

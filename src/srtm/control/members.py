@@ -1,0 +1,113 @@
+"""Who is there: brokers as the controller knows them, publishers as they declared themselves."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from srtm.model.adaptation import History
+from srtm.model.latency import Sketch
+from srtm.model.placement import Publisher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from srtm.protocol.exchange import Second
+
+KEPT_S = 10  # seconds of a topic at a broker that are remembered, as brokers do
+Status = Literal["joining", "alive", "silent", "lapsed", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A publisher: how much it sends, how, and whom it bursts with."""
+
+    id: str
+    rate_mps: float = 1.0
+    group: str | None = None
+    process: Literal["poisson", "periodic"] = "poisson"
+    batch: int = 1
+    jitter_ns: int = 0
+
+    @property
+    def publisher(self) -> Publisher:
+        """What placing needs of it."""
+        return Publisher(self.id, self.rate_mps, self.group)
+
+
+@dataclass(slots=True)
+class Member:
+    """A broker. Times are the controller's own, by its monotonic clock."""
+
+    name: str
+    host: str
+    tcp_port: int
+    http_port: int
+    mcap_mps: float
+    status: Status = "joining"
+    draining: bool = False
+    incarnation: int = 0
+    stamp: int | None = None  # of its last answer, to be echoed
+    stamp_heard_ns: int = 0  # when that answer came: no lease by it can last beyond this and the lease
+    lease_ends_ns: int | None = None  # the latest time at which its lease may end
+    number: int = 0  # of the last exchange that was sent
+    answered: int = 0  # of the last one that was answered
+    version: int = 0  # of the list of contracts that it has acknowledged
+    rate_mps: int = 0
+    free_mps: int = 0
+    lag_ns: int = 0
+    oddities: int = 0  # answers that could not be true
+    since_ns: int = 0  # when its status last changed
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return f"[{self.host}]:{self.tcp_port}" if ":" in self.host else f"{self.host}:{self.tcp_port}"
+
+    @property
+    def url(self) -> str:
+        """Where its HTTP is."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.http_port}"
+
+    @property
+    def usable(self) -> bool:
+        """Whether publishers may be sent to it."""
+        return self.status == "alive" and not self.draining
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one broker reported of one topic."""
+
+    history: History = field(default_factory=History)
+    seconds: deque[Second] = field(default_factory=lambda: deque(maxlen=KEPT_S))
+    waiting: int = 0
+    publishers: int = 0
+    roll: frozenset[str] | None = None
+    durable: bool = False
+
+    @property
+    def last_number(self) -> int:
+        """The newest second that was heard of."""
+        return self.seconds[-1].number if self.seconds else 0
+
+    @property
+    def rate_mps(self) -> float:
+        """Messages of the last second."""
+        return self.seconds[-1].messages if self.seconds else 0.0
+
+    def total(self) -> Sketch:
+        """Latencies from arrival to subscriber, over the seconds that are remembered."""
+        return _merged(second.total for second in self.seconds)
+
+    def access(self) -> Sketch:
+        """Waiting for tokens, over the same seconds."""
+        return _merged(second.access for second in self.seconds)
+
+
+def _merged(parts: Iterable[list[int]]) -> Sketch:
+    merged = Sketch()
+    for part in parts:
+        merged.add(Sketch.read(part))
+    return merged

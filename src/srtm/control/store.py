@@ -1,0 +1,177 @@
+"""What must outlive the controller: topics with their contracts and shares, publishers with their places, brokers.
+
+In: changes, each committed (and synced to disk) before the call returns. Out: all of it, at the next start. SQLite,
+because a file that is half written must not be possible. The shares that are kept are the most that brokers
+may have in force.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from srtm.control.members import Declared, Member
+from srtm.control.topic import Fitted, Round, Topic, described
+from srtm.errors import ControlError
+from srtm.model.bucket import TokenBucket
+from srtm.model.transfer import Transfer
+from srtm.protocol.exchange import Contract
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_VERSION = 1
+_FILE = "controller.sqlite"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS members (
+    name TEXT PRIMARY KEY, host TEXT NOT NULL, tcp_port INTEGER NOT NULL, http_port INTEGER NOT NULL,
+    incarnation INTEGER NOT NULL, draining INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS topics (
+    name TEXT PRIMARY KEY, contract TEXT NOT NULL, sequence INTEGER NOT NULL, pool_ntok INTEGER NOT NULL,
+    shares TEXT NOT NULL, opened INTEGER NOT NULL, fitted TEXT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS publishers (
+    topic TEXT NOT NULL, id TEXT NOT NULL, declared TEXT NOT NULL, broker TEXT, settled INTEGER NOT NULL,
+    PRIMARY KEY (topic, id)
+) WITHOUT ROWID;
+"""
+
+
+class Store:
+    """The controller's memory."""
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        """In a folder, or for this process alone."""
+        self.path = Path(folder) / _FILE if folder is not None else None
+        try:
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path or ":memory:", isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+            found = self._db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+            if self.path is not None and self._db.execute("PRAGMA quick_check").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("its pages contradict each other")
+        except (sqlite3.Error, OSError) as problem:
+            raise ControlError(
+                f"cannot use {self.path}: {problem}; mend or move the file, and start with --recover to rebuild it"
+                " from what brokers report",
+                path=str(self.path),
+            ) from None
+        if found and found[0] != _VERSION:
+            raise ControlError(f"{self.path} was written by another version of SRTM ({found[0]}, not {_VERSION})")
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('version', ?)", (_VERSION,))
+
+    @staticmethod
+    def set_aside(folder: str | Path) -> Path | None:
+        """Make room for a new store, and keep the old one beside it; returns where."""
+        path = Path(folder) / _FILE
+        if not path.exists():
+            return None
+        number = 1
+        while (aside := path.with_name(f"{_FILE}.{number}")).exists():
+            number += 1
+        path.rename(aside)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(_FILE + suffix).unlink(missing_ok=True)
+        return aside
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._db.close()
+
+    def next_epoch(self) -> int:
+        """The number of this start."""
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
+        epoch = int(found[0]) + 1 if found else 1
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (epoch,))
+        return epoch
+
+    def at_least_epoch(self, epoch: int) -> None:
+        """Begin beyond the epoch of a controller whose store was lost."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (epoch,))
+
+    def save_member(self, member: Member) -> None:
+        """A broker, as it is now."""
+        row = (member.name, member.host, member.tcp_port, member.http_port, member.incarnation, member.draining)
+        self._db.execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def delete_member(self, name: str) -> None:
+        """A broker that will not come back."""
+        self._db.execute("DELETE FROM members WHERE name = ?", (name,))
+
+    def members(self, mcap_mps: float) -> list[Member]:
+        """All brokers."""
+        return [
+            Member(name, host, tcp_port, http_port, mcap_mps, incarnation=incarnation, draining=bool(draining))
+            for name, host, tcp_port, http_port, incarnation, draining in self._db.execute("SELECT * FROM members")
+        ]
+
+    def save_topic(self, topic: Topic) -> None:
+        """A topic's contract, and the most that brokers may have in force."""
+        shares = {name: [share.r_mtps, share.b_ntok] for name, share in topic.transfer.possible.items()}
+        self._db.execute(
+            "INSERT OR REPLACE INTO topics VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                topic.name,
+                msgspec.json.encode(topic.contract).decode(),
+                topic.transfer.next_sequence,
+                topic.transfer.pool_ntok,
+                json.dumps(shares),
+                topic.opened,
+                json.dumps(described(topic.fitted)) if topic.fitted else None,
+            ),
+        )
+
+    def delete_topic(self, name: str) -> None:
+        """A contract that is over."""
+        self._db.execute("BEGIN")
+        self._db.execute("DELETE FROM topics WHERE name = ?", (name,))
+        self._db.execute("DELETE FROM publishers WHERE topic = ?", (name,))
+        self._db.execute("COMMIT")
+
+    def topics(self) -> list[Topic]:
+        """All topics with their publishers."""
+        publishers: defaultdict[str, list[tuple[Declared, str | None, bool]]] = defaultdict(list)
+        for topic, _, declared, broker, settled in self._db.execute("SELECT * FROM publishers"):
+            publishers[topic].append((Declared(**json.loads(declared)), broker, bool(settled)))
+        found = []
+        for name, contract, sequence, pool_ntok, shares, opened, fitted in self._db.execute("SELECT * FROM topics"):
+            promised = msgspec.json.decode(contract, type=Contract)
+            held = {broker: TokenBucket(*share) for broker, share in json.loads(shares).items()}
+            topic = Topic(name, promised, Transfer(promised.bucket, held, held, sequence, pool_ntok), 1, bool(opened))
+            topic.publishers = {each.id: each for each, _, _ in publishers[name]}
+            topic.place = {each.id: broker for each, broker, _ in publishers[name] if broker is not None}
+            topic.settled = frozenset(each.id for each, _, settled in publishers[name] if settled)
+            topic.fitted = _fitted(json.loads(fitted)) if fitted else None
+            found.append(topic)
+        return found
+
+    def save_publishers(self, topic: Topic, ids: Iterable[str]) -> None:
+        """Publishers of a topic, and where they are placed."""
+        rows = [
+            (topic.name, name, json.dumps(asdict(topic.publishers[name])), topic.place.get(name), name in topic.settled)
+            for name in ids
+            if name in topic.publishers
+        ]
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR REPLACE INTO publishers VALUES (?, ?, ?, ?, ?)", rows)
+        self._db.execute("COMMIT")
+
+    def delete_publisher(self, topic: Topic, publisher: str) -> None:
+        """A publisher that will not come back."""
+        self._db.execute("DELETE FROM publishers WHERE topic = ? AND id = ?", (topic.name, publisher))
+
+
+def _fitted(kept: dict[str, Any]) -> Fitted:
+    rounds = tuple(Round(**each) for each in kept["rounds"])
+    return Fitted(kept["policy"], kept["met"], kept["k"], kept["rate"], rounds, kept["elapsed_s"], kept["reason"])

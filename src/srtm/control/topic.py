@@ -1,0 +1,207 @@
+"""A topic under contract: its publishers and where they are, its shares, and what its brokers say of it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from srtm.control.members import Declared, Seen
+from srtm.errors import SplitError
+from srtm.model.adaptation import adapt
+from srtm.model.placement import policy_named
+from srtm.model.split import split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from srtm.control.distributor import Fit
+    from srtm.control.members import Member
+    from srtm.model.bucket import TokenBucket
+    from srtm.model.transfer import Transfer
+    from srtm.protocol.exchange import Contract
+
+_EVENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a topic, for people."""
+
+    at_ns: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One measured round of a fitting: latency at the SLO's quantile by broker, and whether that was certain."""
+
+    k: int
+    latency_ns: Mapping[str, int]
+    within: bool
+    certain: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """How a fitting ended."""
+
+    policy: str
+    met: bool
+    k: int
+    rate_mps: float  # that was placed
+    rounds: tuple[Round, ...]
+    elapsed_s: float
+    reason: str = ""
+
+
+@dataclass
+class Topic:
+    """A topic as the controller keeps it."""
+
+    name: str
+    contract: Contract
+    transfer: Transfer
+    version: int  # of the list of contracts that first had it
+    opened: bool = False  # every broker knows of the contract
+    publishers: dict[str, Declared] = field(default_factory=dict)
+    place: dict[str, str] = field(default_factory=dict)  # publisher to broker
+    seen: defaultdict[str, Seen] = field(default_factory=lambda: defaultdict(Seen))
+    fit: Fit | None = None
+    fitted: Fitted | None = None
+    settled: frozenset[str] = frozenset()  # publishers that the last fitting placed
+    moving: set[str] = field(default_factory=set)  # publishers that have been told to go elsewhere
+    moving_since_ns: int = 0
+    busy_s: Counter[str] = field(default_factory=Counter)  # seconds in a row that a broker was too slow
+    calm_after_ns: int = 0  # until then nobody is sent away for being too many
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=_EVENTS))
+    generation: int = 0  # counts changes that watchers want to hear of
+
+    @property
+    def by_group(self) -> bool:
+        """Whether publishers that burst together are kept apart."""
+        return policy_named(self.contract.policy).by_group
+
+    def note(self, now_ns: int, kind: str, text: str) -> None:
+        """Remember an event."""
+        self.events.append(Event(now_ns, kind, text))
+        self.generation += 1
+
+    def brokers(self) -> set[str]:
+        """Where its publishers are placed, and where there is traffic of it."""
+        active = {name for name, seen in self.seen.items() if seen.publishers or seen.waiting or seen.rate_mps}
+        return set(self.place.values()) | active
+
+    def rates(self) -> dict[str, float]:
+        """Declared rate that is placed at each broker."""
+        rates: defaultdict[str, float] = defaultdict(float)
+        for publisher, broker in self.place.items():
+            rates[broker] += self.publishers[publisher].rate_mps
+        return dict(rates)
+
+    @property
+    def rate_mps(self) -> float:
+        """Declared rate of all publishers."""
+        return sum(publisher.rate_mps for publisher in self.publishers.values())
+
+    def bursts(self) -> dict[str, int]:
+        """The largest number of messages that publishers of one broker send together."""
+        largest: dict[str, int] = {}
+        together: Counter[tuple[str, str | None]] = Counter()
+        for publisher, broker in self.place.items():
+            declared = self.publishers[publisher]
+            key = (broker, declared.group if declared.group is not None else f"\0{publisher}")
+            together[key] += declared.batch
+            largest[broker] = max(largest.get(broker, 1), together[key])
+        return largest
+
+    def misplaced(self) -> dict[str, set[str]]:
+        """Publishers that are connected to another broker than theirs, by the broker where they are."""
+        return {
+            broker: wrong
+            for broker, seen in self.seen.items()
+            if seen.roll and (wrong := {name for name in seen.roll if self.place.get(name, broker) != broker})
+        }
+
+    def share_out(self, alive: Iterable[str]) -> None:
+        """Shares by what is declared and, where publishers are on their way, by where they still are."""
+        usable = set(alive)
+        weights: defaultdict[str, float] = defaultdict(float)
+        for broker, rate in self.rates().items():
+            if broker in usable:
+                weights[broker] += rate
+        for broker, wrong in self.misplaced().items():
+            if broker in usable:
+                weights[broker] += sum(self.publishers[name].rate_mps for name in wrong)
+        for broker, seen in self.seen.items():
+            if broker in usable and broker not in weights and (seen.waiting or seen.rate_mps or seen.publishers):
+                weights[broker] += max(seen.rate_mps, 0.01 * self.rate_mps, 0.001)
+        self._want(dict(weights), usable)
+
+    def _want(self, weights: Mapping[str, float], usable: set[str]) -> None:
+        kept = {name: share for name, share in self.transfer.possible.items() if name not in usable}
+        left = _without(self.transfer.whole, kept.values())
+        names = sorted(weights, key=lambda name: (-weights[name], name))
+        while names and left is not None:
+            try:
+                parts = split(left, [repr(weights[name]) for name in names])
+            except SplitError:
+                names.pop()  # b has not that many tokens: those with the least traffic go without
+                continue
+            self.transfer.retarget(kept | dict(zip(names, parts, strict=True)))
+            return
+        self.transfer.retarget(kept)
+
+    def adapt(self, members: Mapping[str, Member]) -> bool:
+        """Let shares follow the traffic; returns whether they are to change."""
+        alive = {name for name, member in members.items() if member.status == "alive"}
+        held = self.transfer.wanted
+        kept = {name: share for name, share in self.transfer.possible.items() if name not in alive}
+        wanting = self.brokers() & alive
+        shares: dict[str, TokenBucket | None] = {name: held.get(name) for name in sorted(wanting)}
+        newest = max((self.seen[name].last_number for name in wanting), default=0)
+        left = _without(self.transfer.whole, kept.values())
+        if not wanting or left is None:
+            target = kept
+        else:
+            histories = {name: self.seen[name].history for name in wanting}
+            try:
+                target = kept | adapt(left, shares, histories, newest - 1)
+            except SplitError:
+                return False
+        if target == held:
+            return False
+        self.transfer.retarget(target)
+        return True
+
+
+def _without(whole: TokenBucket, shares: Iterable[TokenBucket]) -> TokenBucket | None:
+    """What is left of a bucket; none where that is no bucket."""
+    r_mtps, b_ntok = whole.r_mtps, whole.b_ntok
+    for share in shares:
+        r_mtps, b_ntok = r_mtps - share.r_mtps, b_ntok - share.b_ntok
+    return type(whole)(r_mtps, b_ntok) if r_mtps >= 1 and b_ntok >= 10**9 else None
+
+
+def described(fitted: Fitted) -> dict[str, Any]:
+    """A fitting for people and for the store."""
+    return {
+        "policy": fitted.policy,
+        "met": fitted.met,
+        "k": fitted.k,
+        "rate": fitted.rate_mps,
+        "elapsed_s": fitted.elapsed_s,
+        "reason": fitted.reason,
+        "rounds": [
+            {
+                "k": each.k,
+                "latency_ns": dict(each.latency_ns),
+                "within": each.within,
+                "certain": each.certain,
+                "seconds": each.seconds,
+            }
+            for each in fitted.rounds
+        ],
+    }

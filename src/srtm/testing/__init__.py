@@ -1,0 +1,1 @@
+"""Tools for tests, also for those of users: clusters in virtual time."""
