@@ -1,8 +1,8 @@
 """The Load Distributor at work: one topic's fitting, driven over live brokers.
 
 A loop without IO. `model.fitting` says what to try; a `Fit` sends publishers there, waits until they have gone and
-shares have followed, measures until `model.sequential` is certain, and tells the result. What takes long to
-compute (a search by prediction) is handed out as `job`, to be run beside everything else, and `resume` goes on after it.
+shares have followed, measures until `model.sequential` is certain, and tells the result. What takes long to compute (a
+search by prediction) is handed out as `job`, to be run beside everything else, and `resume` goes on after it.
 
 Publishers that the search leaves unplaced for a round are parked at the broker with most room that is not measured.
 """
@@ -64,6 +64,7 @@ class Fit:
     ) -> None:
         self.brokers = tuple(brokers)
         self.begun_ns = now_ns
+        self.size = len(publishers)
         self.outcome: Fitted | None = None
         self.rounds: list[Round] = []
         self.job: Callable[[], None] | None = self._begin

@@ -1,8 +1,8 @@
 """Overload at run time: which broker is too slow for a topic, and which publishers should leave it.
 
 A broker sheds only for being busy: where messages wait for tokens instead, a smaller share would make it worse, and the
-TB Adaptor is at work. It has to be too slow for several seconds in a row, a topic rests after each time, and a broker that
-is itself too slow for any topic takes nobody. So load does not run back and forth between brokers.
+TB Adaptor is at work. It has to be too slow for several seconds in a row, a topic rests after each time, and a broker
+that is itself too slow for any topic takes nobody. So load does not run back and forth between brokers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cluster in virtual time: the real controller and the real broker's topics and control, over a network that may fail.
+"""A cluster in virtual time: the real controller, real topics and control of brokers, over a network that may fail.
 
 In: a seed, brokers, faults. Out: what was released when, for the invariant to be checked. Nothing sleeps, nothing
 listens; a minute takes a fraction of a second, and the same seed gives the same run.

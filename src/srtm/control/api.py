@@ -1,0 +1,252 @@
+"""SRTM's HTTP API, under /v1: contracts, publishers and their places, brokers, and a stream of changes.
+
+Documented by its OpenAPI document (/openapi.json, /docs). Errors are `{"detail": …}`, a sentence that names the value
+and the remedy. With a token configured, whoever changes anything has to show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Path, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from srtm.control.expected import expected
+from srtm.control.explain import explained
+from srtm.control.schema import (
+    MoveIn,
+    PlaceOut,
+    PlacesOut,
+    PublishersIn,
+    TopicIn,
+    TopicName,
+    bucket_of,
+    member_out,
+    topic_out,
+)
+from srtm.control.service import Service, now_ns
+from srtm.errors import InputError, SRTMError
+from srtm.model.profile import profile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from srtm.control.members import Declared
+    from srtm.model.bucket import TokenBucket
+
+PROFILE_QUANTILE = "0.995"  # half of what a p99 may exceed is left to everything else (docs/adr/0005-paper-testbed.md)
+_ALIVE_S = 10.0
+
+InPath = Annotated[TopicName, Path()]
+
+
+def router(service: Service) -> APIRouter:
+    """All endpoints."""
+    controller = service.controller
+
+    def may_change(request: Request) -> None:
+        token = controller.options.token
+        shown = request.headers.get("authorization", "")
+        if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(401, "show the controller's token: Authorization: Bearer …")
+
+    guarded = [Depends(may_change)]
+    api = APIRouter(prefix="/v1", responses={404: {"description": "there is no such thing"}})
+
+    def known(topic: str) -> Any:
+        if topic not in controller.topics:
+            raise HTTPException(404, f"there is no topic {topic!r} under contract: create it first")
+        return controller.topics[topic]
+
+    @api.get("/topics")
+    async def topics() -> dict[str, Any]:
+        """All topics under contract."""
+        at = now_ns()
+        return {"topics": [topic_out(each, controller, at, events=False) for each in controller.topics.values()]}
+
+    @api.get("/topics/{topic}")
+    async def topic_(topic: InPath) -> dict[str, Any]:
+        """One topic: contract, shares, latencies, events."""
+        return topic_out(known(topic), controller, now_ns())
+
+    @api.put("/topics/{topic}", dependencies=guarded, responses={409: {"description": "under another contract"}})
+    async def create(topic: InPath, wish: TopicIn) -> dict[str, Any]:
+        """Put a topic under contract; with publishers, also place them, and begin to fit."""
+        declared = [each.declared() for each in wish.publishers]
+        try:
+            bucket = bucket_of(wish) or await asyncio.to_thread(_profiled, declared)
+            contract = wish.contract(bucket)
+        except (ValueError, SRTMError) as problem:
+            raise HTTPException(422, str(problem)) from None
+        before = controller.topics.get(topic)
+        if before is not None and before.contract != contract:
+            raise HTTPException(409, f"topic {topic!r} is under another contract: remove it first")
+        found = controller.create(topic, contract, now_ns())
+        if declared:
+            controller.register(topic, declared, now_ns())
+        return topic_out(found, controller, now_ns())
+
+    @api.delete("/topics/{topic}", status_code=204, dependencies=guarded)
+    async def remove(topic: InPath) -> None:
+        """End a contract; messages then pass freely."""
+        known(topic)
+        controller.remove(topic)
+
+    @api.post("/topics/{topic}/fit", dependencies=guarded, responses={409: {"description": "nothing to be fitted"}})
+    async def fit(topic: InPath) -> dict[str, Any]:
+        """Begin a fitting; follow it with /watch or by asking for the topic."""
+        known(topic)
+        try:
+            controller.fit(topic, now_ns())
+        except InputError as problem:
+            raise HTTPException(409, str(problem)) from None
+        return topic_out(known(topic), controller, now_ns())
+
+    @api.post("/topics/{topic}/move", dependencies=guarded, responses={409: {"description": "cannot be"}})
+    async def move(topic: InPath, wish: MoveIn) -> dict[str, Any]:
+        """Send publishers to a broker."""
+        known(topic)
+        try:
+            controller.move(topic, wish.publishers, wish.broker, now_ns())
+        except InputError as problem:
+            raise HTTPException(409, str(problem)) from None
+        return topic_out(known(topic), controller, now_ns())
+
+    @api.get("/topics/{topic}/explain")
+    async def explain(topic: InPath) -> dict[str, Any]:
+        """Why the topic is where it is: what was measured, and what every other number of brokers would cost."""
+        return await asyncio.to_thread(explained, known(topic), controller)
+
+    @api.post(
+        "/topics/{topic}/publishers",
+        dependencies=guarded,
+        response_model=PlacesOut,
+        responses={503: {"description": "no broker is there"}},
+    )
+    async def register(topic: InPath, asked: PublishersIn) -> PlacesOut:
+        """Where to publish. Idempotent; in bulk."""
+        found = controller.topics.get(topic)
+        if found is None:
+            return _anywhere(service, topic, asked)
+        places = controller.register(topic, [each.declared() for each in asked.publishers], now_ns(), asked.lost)
+        if asked.publishers and not places:
+            raise HTTPException(503, "no broker is there: start one with --controller")
+        return PlacesOut(
+            topic=topic,
+            managed=True,
+            publishers={
+                publisher: PlaceOut(broker=broker, address=controller.members[broker].address)
+                for publisher, broker in places.items()
+            },
+            brokers=_addresses(service, topic),
+        )
+
+    @api.get("/topics/{topic}/publishers")
+    async def publishers(topic: InPath) -> dict[str, Any]:
+        """All publishers of a topic, and where they are placed."""
+        found = known(topic)
+        return {
+            "topic": topic,
+            "publishers": [
+                {"id": each.id, "group": each.group, "rate": each.rate_mps, "broker": found.place.get(each.id)}
+                for each in found.publishers.values()
+            ],
+        }
+
+    @api.delete("/topics/{topic}/publishers/{publisher}", status_code=204, dependencies=guarded)
+    async def unregister(topic: InPath, publisher: str) -> None:
+        """A publisher will not come back."""
+        known(topic)
+        try:
+            controller.unregister(topic, publisher)
+        except InputError as problem:
+            raise HTTPException(404, str(problem)) from None
+
+    @api.get("/topics/{topic}/watch", response_class=StreamingResponse)
+    async def watch(topic: InPath) -> StreamingResponse:
+        """Server-sent events: `brokers` at once and at every change, and what happens to the topic."""
+        return StreamingResponse(_events(service, topic), media_type="text/event-stream")
+
+    @api.get("/brokers")
+    async def brokers() -> dict[str, Any]:
+        """All brokers."""
+        return {"brokers": [member_out(each, controller) for each in controller.members.values()]}
+
+    @api.post("/brokers/{name}/drain", dependencies=guarded)
+    async def drain(name: str, *, on: bool = True) -> dict[str, Any]:
+        """Send a broker's publishers elsewhere, and send it no more; or, with on=false, use it again."""
+        try:
+            controller.drain(name, now_ns(), on=on)
+        except InputError as problem:
+            raise HTTPException(404, str(problem)) from None
+        return member_out(controller.members[name], controller)
+
+    @api.delete("/brokers/{name}", status_code=204, dependencies=guarded)
+    async def forget(name: str) -> None:
+        """A broker is dead and will not come back: what it held is free at once."""
+        if name not in controller.members:
+            raise HTTPException(404, f"there is no broker {name!r}")
+        controller.forget(name, now_ns())
+
+    return api
+
+
+def refused(_: Request, problem: Exception) -> JSONResponse:
+    """A value that only the model could refuse."""
+    return JSONResponse({"detail": str(problem)}, status_code=422)
+
+
+def _profiled(publishers: list[Declared]) -> TokenBucket:
+    return profile(expected(publishers, 0).times_ns, quantile=PROFILE_QUANTILE).bucket
+
+
+def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
+    member = service.controller.least_loaded()
+    if member is None:
+        raise HTTPException(503, "no broker is there: start one with --controller")
+    place = PlaceOut(broker=member.name, address=member.address)
+    return PlacesOut(
+        topic=topic,
+        managed=False,
+        publishers={each.id: place for each in asked.publishers},
+        brokers={each.name: each.address for each in service.controller.members.values() if each.usable},
+    )
+
+
+def _addresses(service: Service, topic: str) -> dict[str, str]:
+    """Where a topic's messages are."""
+    controller = service.controller
+    found = controller.topics.get(topic)
+    names = found.brokers() if found else service.producers_of(topic)
+    members = [controller.members[name] for name in sorted(names) if name in controller.members]
+    return {member.name: member.address for member in members if member.status != "dead"}
+
+
+async def _events(service: Service, topic: str) -> AsyncIterator[str]:
+    told: dict[str, str] | None = None
+    noted = 0
+    found = service.controller.topics.get(topic)
+    since = found.events[-1] if found and found.events else None
+    changes = service.changes(topic, _ALIVE_S)
+    changed = True
+    while True:
+        if not changed:
+            yield ":\n\n"
+        addresses = _addresses(service, topic)
+        if addresses != told:
+            told = addresses
+            yield _event("brokers", {"topic": topic, "brokers": addresses})
+        found = service.controller.topics.get(topic)
+        for event in found.events if found else ():
+            if since is None or event.at_ns > since.at_ns:
+                since = event
+                noted += 1
+                yield _event(event.kind, {"topic": topic, "text": event.text})
+        changed = await anext(changes)
+
+
+def _event(kind: str, data: dict[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"

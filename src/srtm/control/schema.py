@@ -1,0 +1,234 @@
+"""What the API takes, and what it says: the shapes of its JSON, with their limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from srtm.control.members import Declared
+from srtm.control.topic import described
+from srtm.errors import InputError
+from srtm.model.bucket import TokenBucket
+from srtm.model.latency import Sketch
+from srtm.protocol.exchange import Contract
+from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
+
+if TYPE_CHECKING:
+    from srtm.control.controller import Controller
+    from srtm.control.members import Member
+    from srtm.control.topic import Topic
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+TopicName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[.a-zA-Z0-9_-]+(#ephemeral)?$")]
+Rate = Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PublisherIn(_Strict):
+    """A publisher: what it sends, and whom it bursts with."""
+
+    id: Name
+    group: Name | None = None
+    rate: Rate | None = Field(None, description="mean messages a second; 1 unless given")
+    process: Literal["poisson", "periodic"] | None = None
+    batch: int = Field(1, ge=1, le=100_000)
+    jitter_ms: float = Field(0.0, ge=0, le=60_000, allow_inf_nan=False)
+
+    def declared(self) -> Declared:
+        """As the controller keeps it."""
+        return Declared(
+            self.id,
+            self.rate if self.rate is not None else 1.0,
+            self.group,
+            self.process or "poisson",
+            self.batch,
+            round(self.jitter_ms * NS_PER_MS),
+        )
+
+
+class PublishersIn(_Strict):
+    """Publishers that ask where to publish; `lost` are brokers that they cannot reach."""
+
+    publishers: list[PublisherIn] = Field(max_length=100_000)
+    lost: list[Name] = Field(default=[], max_length=1_000)
+
+
+class TopicIn(_Strict):
+    """A contract: the bucket (r, b), the SLO, and how the topic is placed."""
+
+    r: Rate | None = Field(None, description="tokens a second; from the publishers' declarations unless given")
+    b: float | None = Field(None, ge=1, le=4e9, allow_inf_nan=False, description="tokens; likewise")
+    slo_ms: float = Field(1.0, gt=0, le=600_000, allow_inf_nan=False)
+    quantile: str = Field("0.99", pattern=r"^0?\.[0-9]{1,9}$")
+    policy: Literal["lb", "conc", "max_min", "srtm"] = "srtm"
+    durability: Literal["memory", "disk"] = "memory"
+    overflow: Literal["wait", "drop"] = "wait"
+    fit: Literal["model", "measure", "none"] = "model"
+    publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
+
+    @model_validator(mode="after")
+    def _one_bucket(self) -> TopicIn:
+        if (self.r is None) != (self.b is None):
+            raise ValueError("give r and b, or neither and publishers to profile them from")
+        if self.r is None and not self.publishers:
+            raise ValueError("without r and b, give publishers: the bucket is profiled from what they declare")
+        if exact(self.quantile, "quantile") <= 0:
+            raise ValueError("a quantile is larger than 0")
+        return self
+
+    def contract(self, bucket: TokenBucket) -> Contract:
+        """As brokers keep it."""
+        return Contract(
+            bucket.r_mtps,
+            bucket.b_ntok,
+            max(1, round(self.slo_ms * NS_PER_MS)),
+            self.quantile,
+            self.policy,
+            self.durability,
+            self.overflow,
+            self.fit,
+        )
+
+
+class MoveIn(_Strict):
+    """Publishers that an operator sends to a broker."""
+
+    publishers: list[Name] = Field(min_length=1, max_length=100_000)
+    broker: Name
+
+
+class PlaceOut(BaseModel):
+    """Where one publisher publishes."""
+
+    broker: str
+    address: str
+
+
+class PlacesOut(BaseModel):
+    """Where publishers publish, and the brokers of the topic for when one of them is lost."""
+
+    topic: str
+    managed: bool
+    publishers: dict[str, PlaceOut]
+    brokers: dict[str, str]
+
+
+def points_ms(sketch: Sketch) -> dict[str, float] | None:
+    """p50, p95 and p99 in milliseconds."""
+    if not sketch.counts:
+        return None
+    quantiles = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
+    return {name: sketch.quantile_ns(quantile) / NS_PER_MS for name, quantile in quantiles.items()}
+
+
+def member_out(member: Member, controller: Controller) -> dict[str, Any]:
+    """A broker, for people."""
+    allocated = sum(topic.rates().get(member.name, 0.0) for topic in controller.topics.values()) + member.free_mps
+    return {
+        "name": member.name,
+        "address": member.address,
+        "http": member.url,
+        "status": member.status,
+        "draining": member.draining,
+        "mcap": member.mcap_mps,
+        "rcap": max(0.0, member.mcap_mps - allocated),
+        "allocated": allocated,
+        "rate": member.rate_mps,
+        "lag_ms": member.lag_ns / NS_PER_MS,
+        "oddities": member.oddities,
+    }
+
+
+def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool = True) -> dict[str, Any]:
+    """A topic, for people."""
+    contract, held = topic.contract, topic.transfer.held
+    rates, total, access, over, sent = topic.rates(), Sketch(), Sketch(), 0, 0
+    places = list(topic.place.values())
+    brokers = []
+    for name in sorted(topic.brokers() | held.keys()):
+        seen = topic.seen.get(name)
+        share = held.get(name)
+        total_here, access_here = (seen.total(), seen.access()) if seen else (Sketch(), Sketch())
+        total.add(total_here)
+        access.add(access_here)
+        over += sum(second.over for second in seen.seconds) if seen else 0
+        sent += sum(second.sent for second in seen.seconds) if seen else 0
+        brokers.append(
+            {
+                "broker": name,
+                "publishers": places.count(name),
+                "connected": seen.publishers if seen else 0,
+                "declared_rate": rates.get(name, 0.0),
+                "rate": seen.rate_mps if seen else 0,
+                "r": share.r if share else 0.0,
+                "b": share.b if share else 0.0,
+                "waiting": seen.waiting if seen else 0,
+                "durable": seen.durable if seen else False,
+                "access_ms": points_ms(access_here),
+                "total_ms": points_ms(total_here),
+            }
+        )
+    allowed = 1 - exact(contract.quantile, "quantile")
+    document = {
+        "topic": topic.name,
+        "state": state_of(topic),
+        "waits_for": controller.waited_for(topic) if not topic.opened else [],
+        "r": contract.r_mtps / 1000,
+        "b": contract.b_ntok / NANO_PER_TOKEN,
+        "slo_ms": contract.slo_ns / NS_PER_MS,
+        "quantile": contract.quantile,
+        "policy": contract.policy,
+        "durability": contract.durability,
+        "overflow": contract.overflow,
+        "fit": contract.fit,
+        "publishers": len(topic.publishers),
+        "declared_rate": topic.rate_mps,
+        "rate": sum(seen.rate_mps for seen in topic.seen.values()),
+        "waiting": sum(seen.waiting for seen in topic.seen.values()),
+        "k": len(set(places)),
+        "slo_met": over <= allowed * sent if sent else None,
+        "access_ms": points_ms(access),
+        "total_ms": points_ms(total),
+        "moving": len(topic.moving),
+        "brokers": brokers,
+        "fitted": described(topic.fitted) if topic.fitted else None,
+        "fitting": fitting_out(topic),
+    }
+    if events:
+        document["events"] = [
+            {"ago_s": round((now_ns - event.at_ns) / NS_PER_S, 1), "kind": event.kind, "text": event.text}
+            for event in topic.events
+        ]
+    return document
+
+
+def fitting_out(topic: Topic) -> dict[str, Any] | None:
+    """How far a fitting has come."""
+    if topic.fit is None:
+        return None
+    return {"state": topic.fit.state, "rounds": len(topic.fit.rounds), "publishers": topic.fit.size}
+
+
+def state_of(topic: Topic) -> str:
+    """A word for how a topic is doing."""
+    if not topic.opened:
+        return "opening"
+    if topic.fit is not None:
+        return "fitting"
+    if topic.moving:
+        return "moving"
+    if topic.fitted is None:
+        return "placed"
+    return "fitted" if topic.fitted.met else "no capacity"
+
+
+def bucket_of(wish: TopicIn) -> TokenBucket | None:
+    """The bucket that was asked for."""
+    try:
+        return TokenBucket.of(wish.r, wish.b) if wish.r is not None and wish.b is not None else None
+    except InputError as problem:
+        raise ValueError(str(problem)) from None

@@ -1,0 +1,174 @@
+"""The controller on a loop: clocks, exchanges over HTTP, jobs in threads, and those who watch.
+
+All that is decided is decided in `Controller`; here it is only carried out. One exchange at a time is under way with
+each broker. A broker whose host refuses the connection is dead; one that does not answer is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import httpx
+
+from srtm.errors import ProtocolError
+from srtm.protocol import exchange
+from srtm.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from srtm.control.controller import Controller
+    from srtm.control.distributor import Fit
+    from srtm.control.members import Member
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_ANSWER_S = 2.0
+_CONNECT_S = 1.0
+
+
+class Service:
+    """A controller at work."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        controller.on_change = self._changed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_sent: dict[str, int] = {}
+        self._under_way: set[str] = set()
+        self._computing: set[Fit] = set()
+        self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False)
+
+    def start(self) -> None:
+        """Begin; there must be a loop."""
+        self._spawn(self._beat())
+
+    async def stop(self) -> None:
+        """Carry out nothing more; brokers go on with what they have."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    def joined(self, name: str, host: str, tcp_port: int, http_port: int) -> None:
+        """A broker has registered."""
+        self.controller.joined(name, host, tcp_port, http_port, now_ns())
+
+    def left(self, name: str) -> None:
+        """A broker's registration has ended: see whether it is still there."""
+        member = self.controller.members.get(name)
+        if member is not None:
+            self._spawn(self._probe(member))
+
+    async def changes(self, topic: str, longest_s: float) -> AsyncIterator[bool]:
+        """Whenever something about a topic has changed: True; after so long without a change: False."""
+        event = asyncio.Event()
+        self._watchers.setdefault(topic, set()).add(event)
+        try:
+            while True:
+                yield await _within(event, longest_s)
+                event.clear()
+        finally:
+            self._watchers[topic].discard(event)
+            if not self._watchers[topic]:
+                del self._watchers[topic]
+
+    def _changed(self, topic: str) -> None:
+        for event in self._watchers.get(topic, ()):
+            event.set()
+
+    async def _beat(self) -> None:
+        controller, adapted_ns = self.controller, now_ns()
+        while True:
+            controller.tick(now_ns())
+            if now_ns() - adapted_ns >= NS_PER_S:
+                adapted_ns = now_ns()
+                controller.adapt(adapted_ns)
+            for fit in controller.jobs():
+                if fit not in self._computing:
+                    self._computing.add(fit)
+                    self._spawn(self._compute(fit))
+            for name, member in list(controller.members.items()):
+                ready = member.status != "dead" and name not in self._under_way
+                if ready and controller.due(name, self._last_sent.get(name, 0), now_ns()):
+                    self._last_sent[name] = now_ns()
+                    self._under_way.add(name)
+                    self._spawn(self._exchange(member))
+            await asyncio.sleep(_TICK_S)
+
+    async def _compute(self, fit: Fit) -> None:
+        assert fit.job is not None
+        try:
+            await asyncio.to_thread(fit.job)
+        finally:
+            self._computing.discard(fit)
+        self.controller.done(fit, now_ns())
+
+    async def _exchange(self, member: Member) -> None:
+        controller = self.controller
+        said = controller.compose(member.name)
+        token = controller.options.control_token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            url = f"{member.url}/srtm/exchange"
+            answer = await self._client.post(url, content=exchange.write(said), headers=headers)
+            if answer.status_code == 200:
+                controller.heard(member.name, said, exchange.read(answer.content, exchange.Answer), now_ns())
+            else:
+                self._complain(member, f"{answer.status_code}: {answer.text[:200]}")
+        except httpx.ConnectError:
+            await self._probe(member)
+        except (httpx.HTTPError, httpx.InvalidURL, ProtocolError, ValueError) as problem:
+            self._complain(member, str(problem) or type(problem).__name__)
+        finally:
+            self._under_way.discard(member.name)
+
+    def _complain(self, member: Member, problem: str) -> None:
+        member.oddities += 1
+        log.warning("BROKER(%s): no exchange: %s", member.name, problem)
+
+    async def _probe(self, member: Member) -> None:
+        """Whether the host says that nobody listens there."""
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, writer = await asyncio.open_connection(member.host, member.http_port)
+        except ConnectionRefusedError:
+            if self.controller.members.get(member.name) is member:
+                self.controller.failed(member.name, now_ns(), refused=True)
+        except OSError as problem:
+            log.warning("BROKER(%s): cannot be reached: %s", member.name, problem)
+        else:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (problem := task.exception()):
+            log.error("CONTROLLER: %s", problem, exc_info=problem)
+
+
+def now_ns() -> int:
+    """The controller's clock."""
+    return time.monotonic_ns()
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
