@@ -1,4 +1,4 @@
-"""HTTP of a broker: nsqd's endpoints and JSON shapes, Prometheus' metrics, and what the control plane asks and orders.
+"""HTTP of a broker: nsqd's endpoints, and what the control plane asks and orders.
 
 Publishing goes the way of TCP: through the topic's bucket, at the time of the request. Errors are nsqd's:
 `{"message": "INVALID_TOPIC"}` with its status.
@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import srtm
+from srtm.broker import snapshot
 from srtm.broker.control import GrantOrder
 from srtm.broker.message import Message
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, SRTMError
@@ -31,14 +32,9 @@ if TYPE_CHECKING:
 
     from srtm.broker.batch import Record
     from srtm.broker.channel import Channel
-    from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
     from srtm.broker.ioloop import Broker
-    from srtm.broker.statistics import Second
     from srtm.broker.topic import Topic
-    from srtm.model.latency import Distribution
-
-_VERSION = "1.3.0"  # of nsqd, whose shapes these are; tools look at it
 
 
 class Refused(Exception):
@@ -104,7 +100,7 @@ class Pages:
         options = self.broker.options
         return JSONResponse(
             {
-                "version": _VERSION,
+                "version": snapshot.VERSION,
                 "broadcast_address": options.broadcast_address or options.name,
                 "hostname": options.name,
                 "http_port": self.broker.http_port,
@@ -324,25 +320,18 @@ class Pages:
 
     async def stats(self, request: Request) -> Response:
         """What it does: nsqd's shape with ?format=json, or text; ours under `srtm`."""
-        wanted, channel = request.query_params.get("topic"), request.query_params.get("channel")
-        topics = [topic for topic in self.broker.topics.values() if wanted in (None, "", topic.name)]
-        with_clients = request.query_params.get("include_clients", "true").lower() not in ("false", "0")
-        document = {
-            "version": _VERSION,
-            "health": "OK",
-            "start_time": self.broker.started_ns // NS_PER_S,
-            "topics": [_topic(topic, channel, with_clients=with_clients) for topic in topics],
-            "memory": None,
-            "producers": [],
-            "srtm": {"unstamped_reads": self.broker.unstamped, "connections": len(self.broker.connections)},
-        }
-        if request.query_params.get("format") == "json":
+        query = request.query_params
+        with_clients = query.get("include_clients", "true").lower() not in ("false", "0")
+        document = snapshot.of(self.broker, query.get("topic"), query.get("channel"), with_clients=with_clients)
+        if query.get("format") == "json":
             return JSONResponse(document)
-        return PlainTextResponse(_as_text(document))
+        return PlainTextResponse(snapshot.as_text(document))
 
     async def metrics(self, _: Request) -> Response:
         """The same for Prometheus."""
-        return PlainTextResponse("\n".join(_metrics(self.broker)) + "\n", media_type="text/plain; version=0.0.4")
+        from srtm.broker import metrics
+
+        return Response(metrics.page(self.broker), media_type=metrics.MEDIA_TYPE)
 
     async def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
         if topic.full:
@@ -431,148 +420,3 @@ def _sized(body: bytes) -> list[bytes]:
     if at != len(body) or not bodies:
         raise Refused(400, "BAD_BODY")
     return bodies
-
-
-def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
-    channels = [each for each in topic.channels.values() if channel in (None, "", each.name)]
-    limiter = topic.limiter
-    return {
-        "topic_name": topic.name,
-        "channels": [_channel(each, with_clients=with_clients) for each in channels],
-        "depth": topic.depth,
-        "backend_depth": 0,
-        "message_count": topic.messages,
-        "message_bytes": topic.bytes,
-        "paused": topic.paused,
-        "e2e_processing_latency": {"count": 0, "percentiles": None},
-        "srtm": {
-            "r": limiter.bucket.r if limiter else None,
-            "b": limiter.bucket.b if limiter else None,
-            "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,
-            "waiting": len(topic.waiting),
-            "late": limiter.late if limiter else 0,
-            "seconds": [_second(second) for second in topic.recent.history],
-        },
-    }
-
-
-def _second(second: Second) -> dict[str, Any]:
-    parts = {"access": second.access, "processing": second.processing, "total": second.total}
-    return {
-        "at_ns": second.at_ns,
-        "messages": second.messages,
-        "released": second.released,
-        "sent": second.sent,
-        "dropped": second.dropped,
-        "waiting": second.waiting,
-        "max_backlog": second.max_backlog,
-        **{f"{name}_ns": _points(part) for name, part in parts.items()},
-    }
-
-
-def _points(part: Distribution | None) -> dict[str, int] | None:
-    return {"p50": part.p50, "p95": part.p95, "p99": part.p99} if part else None
-
-
-def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
-    clients = [_client(each) for each in channel.consumers] if with_clients else []  # type: ignore[arg-type]
-    return {
-        "channel_name": channel.name,
-        "depth": channel.depth,
-        "backend_depth": 0,
-        "in_flight_count": channel.flying,
-        "deferred_count": len(channel.deferred),
-        "message_count": channel.messages,
-        "requeue_count": channel.requeued,
-        "timeout_count": channel.timed_out,
-        "client_count": len(channel.consumers),
-        "clients": clients,
-        "paused": channel.paused,
-        "e2e_processing_latency": {"count": 0, "percentiles": None},
-    }
-
-
-def _client(connection: Connection) -> dict[str, Any]:
-    identity = connection.protocol.identity
-    tls = connection.transport.tls if connection.transport else None
-    permit = connection.guard.permit if connection.guard else None
-    return {
-        "client_id": identity.client_id or connection.address,
-        "hostname": identity.hostname or connection.address,
-        "version": "V2",
-        "remote_address": connection.address,
-        "state": 3,
-        "ready_count": connection.ready,
-        "in_flight_count": connection.in_flight,
-        "message_count": connection.messages,
-        "finish_count": 0,
-        "requeue_count": 0,
-        "connect_ts": connection.connected_ns // NS_PER_S,
-        "sample_rate": identity.sample_rate,
-        "deflate": identity.deflate,
-        "snappy": identity.snappy,
-        "user_agent": identity.user_agent,
-        "tls": tls is not None,
-        "tls_cipher_suite": (tls.ssl.cipher() or ("",))[0] if tls else "",
-        "tls_version": (tls.ssl.version() or "").replace("v", "") if tls else "",
-        "msg_timeout": identity.msg_timeout_ms,
-        **(
-            {"authed": True, "auth_identity": permit.identity, "auth_identity_url": permit.identity_url}
-            if permit
-            else {}
-        ),
-    }
-
-
-def _as_text(document: dict[str, Any]) -> str:
-    lines = [f"srtm broker, as nsqd v{document['version']}", "", "Topics:" if document["topics"] else "no topics"]
-    for topic in document["topics"]:
-        lines.append(f"   [{topic['topic_name']:<15}] depth: {topic['depth']:<5} msgs: {topic['message_count']:<8}")
-        for channel in topic["channels"]:
-            numbers = f"depth: {channel['depth']:<5} inflt: {channel['in_flight_count']:<4}"
-            numbers += f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
-            lines.append(f"      [{channel['channel_name']:<15}] {numbers} timeout: {channel['timeout_count']:<5}")
-    return "\n".join(lines) + "\n"
-
-
-def _metrics(broker: Broker) -> list[str]:
-    lines = []
-
-    def family(name: str, kind: str, what: str, values: list[tuple[dict[str, str], float]]) -> None:
-        lines.extend([f"# HELP srtm_{name} {what}", f"# TYPE srtm_{name} {kind}"])
-        for labels, value in values:
-            inner = ",".join(f"{key}={json.dumps(text)}" for key, text in labels.items())
-            lines.append(f"srtm_{name}{{{inner}}} {value:g}" if inner else f"srtm_{name} {value:g}")
-
-    topics = list(broker.topics.values())
-    family("connections", "gauge", "Clients that are connected.", [({}, len(broker.connections))])
-    family("unstamped_reads_total", "counter", "Reads without a kernel time.", [({}, broker.unstamped)])
-    family("topic_messages_total", "counter", "Messages received.", [({"topic": t.name}, t.messages) for t in topics])
-    family("topic_bytes_total", "counter", "Bytes of their bodies.", [({"topic": t.name}, t.bytes) for t in topics])
-    waiting = [({"topic": t.name}, float(len(t.waiting))) for t in topics]
-    family("topic_waiting", "gauge", "Messages that wait for tokens.", waiting)
-    limits = [(t.name, t.limiter.bucket) for t in topics if t.limiter]
-    family("topic_rate_limit", "gauge", "r, in tokens per second.", [({"topic": name}, b.r) for name, b in limits])
-    family("topic_burst_limit", "gauge", "b, in tokens.", [({"topic": name}, b.b) for name, b in limits])
-    latencies = []
-    for topic in topics:
-        for second in list(topic.recent.history)[-1:]:
-            parts = {"access": second.access, "processing": second.processing, "total": second.total}
-            latencies += [
-                ({"topic": topic.name, "part": part, "quantile": quantile}, value / NS_PER_S)
-                for part, found in parts.items()
-                if found
-                for quantile, value in (("0.5", found.p50), ("0.95", found.p95), ("0.99", found.p99))
-            ]
-    family("topic_latency_seconds", "gauge", "Latency over the last second.", latencies)
-    channels = [(t.name, c) for t in topics for c in t.channels.values()]
-    counted: list[tuple[str, str, str, Callable[[Channel], float]]] = [
-        ("depth", "gauge", "Messages that wait for a consumer.", lambda c: c.depth),
-        ("in_flight", "gauge", "Messages that consumers have.", lambda c: c.flying),
-        ("requeued_total", "counter", "Messages that came back.", lambda c: c.requeued),
-        ("timed_out_total", "counter", "Messages whose consumer took too long.", lambda c: c.timed_out),
-        ("dropped_total", "counter", "Messages that an ephemeral channel could not hold.", lambda c: c.dropped),
-    ]
-    for name, kind, what, of in counted:
-        family(f"channel_{name}", kind, what, [({"topic": topic, "channel": c.name}, of(c)) for topic, c in channels])
-    return lines

@@ -1,0 +1,94 @@
+"""What a broker does, as Prometheus reads it: `/metrics`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST as MEDIA_TYPE
+from prometheus_client.registry import Collector
+
+from srtm.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from srtm.broker.channel import Channel
+    from srtm.broker.ioloop import Broker
+    from srtm.broker.topic import Topic
+
+__all__ = ["MEDIA_TYPE", "page"]
+
+_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+_TOPICS: list[tuple[_Kind, str, str, Callable[[Topic], float]]] = [
+    (CounterMetricFamily, "messages", "Messages received.", lambda topic: topic.messages),
+    (CounterMetricFamily, "bytes", "Bytes of their bodies.", lambda topic: topic.bytes),
+    (GaugeMetricFamily, "waiting", "Messages that wait for tokens.", lambda topic: len(topic.waiting)),
+]
+_CHANNELS: list[tuple[_Kind, str, str, Callable[[Channel], float]]] = [
+    (GaugeMetricFamily, "depth", "Messages that wait for a consumer.", lambda channel: channel.depth),
+    (GaugeMetricFamily, "in_flight", "Messages that consumers have.", lambda channel: channel.flying),
+    (CounterMetricFamily, "requeued", "Messages that came back.", lambda channel: channel.requeued),
+    (CounterMetricFamily, "timed_out", "Messages whose consumer took too long.", lambda channel: channel.timed_out),
+    (
+        CounterMetricFamily,
+        "dropped",
+        "Messages that an ephemeral channel could not hold.",
+        lambda channel: channel.dropped,
+    ),
+]
+
+
+def page(broker: Broker) -> bytes:
+    """All of it as it is now."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Broker(broker))
+    return generate_latest(registry)
+
+
+class _Broker(Collector):
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def collect(self) -> Iterator[Metric]:
+        broker = self._broker
+        topics = list(broker.topics.values())
+        yield _family(GaugeMetricFamily, "connections", "Clients that are connected.", [((), len(broker.connections))])
+        yield _family(CounterMetricFamily, "unstamped_reads", "Reads without a kernel time.", [((), broker.unstamped)])
+        for kind, name, what, of in _TOPICS:
+            values = [((topic.name,), of(topic)) for topic in topics]
+            yield _family(kind, f"topic_{name}", what, values, ("topic",))
+        limits = [((topic.name,), topic.limiter.bucket) for topic in topics if topic.limiter]
+        rates, bursts = [(name, bucket.r) for name, bucket in limits], [(name, bucket.b) for name, bucket in limits]
+        yield _family(GaugeMetricFamily, "topic_rate_limit", "r, in tokens per second.", rates, ("topic",))
+        yield _family(GaugeMetricFamily, "topic_burst_limit", "b, in tokens.", bursts, ("topic",))
+        labels = ("topic", "part", "quantile")
+        what = "Latency over the last second."
+        yield _family(GaugeMetricFamily, "topic_latency_seconds", what, _latencies(topics), labels)
+        channels = [(topic.name, channel) for topic in topics for channel in topic.channels.values()]
+        for channel_kind, name, what, count in _CHANNELS:
+            counted = [((topic, channel.name), count(channel)) for topic, channel in channels]
+            yield _family(channel_kind, f"channel_{name}", what, counted, ("topic", "channel"))
+
+
+def _latencies(topics: Iterable[Topic]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for topic in topics:
+        for second in list(topic.recent.history)[-1:]:
+            parts = {"access": second.access, "processing": second.processing, "total": second.total}
+            for part, found in parts.items():
+                if found:
+                    for quantile, value in (("0.5", found.p50), ("0.95", found.p95), ("0.99", found.p99)):
+                        yield (topic.name, part, quantile), value / NS_PER_S
+
+
+def _family(
+    kind: _Kind, name: str, what: str, values: Iterable[tuple[tuple[str, ...], float]], labels: tuple[str, ...] = ()
+) -> Metric:
+    family = kind(f"srtm_{name}", what, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family

@@ -1,0 +1,135 @@
+"""What a broker does, as nsqd says it: the JSON of `/stats`, and its text; ours stands under `srtm`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from srtm.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from srtm.broker.channel import Channel
+    from srtm.broker.connection import Connection
+    from srtm.broker.ioloop import Broker
+    from srtm.broker.statistics import Second
+    from srtm.broker.topic import Topic
+    from srtm.model.latency import Distribution
+
+VERSION = "1.3.0"  # of nsqd, whose shapes these are; tools look at it
+
+
+def of(broker: Broker, topic: str | None, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
+    """The document of `/stats`, of one topic and channel or of all."""
+    topics = [each for each in broker.topics.values() if topic in (None, "", each.name)]
+    return {
+        "version": VERSION,
+        "health": "OK",
+        "start_time": broker.started_ns // NS_PER_S,
+        "topics": [_topic(each, channel, with_clients=with_clients) for each in topics],
+        "memory": None,
+        "producers": [],
+        "srtm": {"unstamped_reads": broker.unstamped, "connections": len(broker.connections)},
+    }
+
+
+def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
+    channels = [each for each in topic.channels.values() if channel in (None, "", each.name)]
+    limiter = topic.limiter
+    return {
+        "topic_name": topic.name,
+        "channels": [_channel(each, with_clients=with_clients) for each in channels],
+        "depth": topic.depth,
+        "backend_depth": 0,
+        "message_count": topic.messages,
+        "message_bytes": topic.bytes,
+        "paused": topic.paused,
+        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "srtm": {
+            "r": limiter.bucket.r if limiter else None,
+            "b": limiter.bucket.b if limiter else None,
+            "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,
+            "waiting": len(topic.waiting),
+            "late": limiter.late if limiter else 0,
+            "seconds": [_second(second) for second in topic.recent.history],
+        },
+    }
+
+
+def _second(second: Second) -> dict[str, Any]:
+    parts = {"access": second.access, "processing": second.processing, "total": second.total}
+    return {
+        "at_ns": second.at_ns,
+        "messages": second.messages,
+        "released": second.released,
+        "sent": second.sent,
+        "dropped": second.dropped,
+        "waiting": second.waiting,
+        "max_backlog": second.max_backlog,
+        **{f"{name}_ns": _points(part) for name, part in parts.items()},
+    }
+
+
+def _points(part: Distribution | None) -> dict[str, int] | None:
+    return {"p50": part.p50, "p95": part.p95, "p99": part.p99} if part else None
+
+
+def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
+    clients = [_client(each) for each in channel.consumers] if with_clients else []  # type: ignore[arg-type]
+    return {
+        "channel_name": channel.name,
+        "depth": channel.depth,
+        "backend_depth": 0,
+        "in_flight_count": channel.flying,
+        "deferred_count": len(channel.deferred),
+        "message_count": channel.messages,
+        "requeue_count": channel.requeued,
+        "timeout_count": channel.timed_out,
+        "client_count": len(channel.consumers),
+        "clients": clients,
+        "paused": channel.paused,
+        "e2e_processing_latency": {"count": 0, "percentiles": None},
+    }
+
+
+def _client(connection: Connection) -> dict[str, Any]:
+    identity = connection.protocol.identity
+    tls = connection.transport.tls if connection.transport else None
+    permit = connection.guard.permit if connection.guard else None
+    return {
+        "client_id": identity.client_id or connection.address,
+        "hostname": identity.hostname or connection.address,
+        "version": "V2",
+        "remote_address": connection.address,
+        "state": 3,
+        "ready_count": connection.ready,
+        "in_flight_count": connection.in_flight,
+        "message_count": connection.messages,
+        "finish_count": 0,
+        "requeue_count": 0,
+        "connect_ts": connection.connected_ns // NS_PER_S,
+        "sample_rate": identity.sample_rate,
+        "deflate": identity.deflate,
+        "snappy": identity.snappy,
+        "user_agent": identity.user_agent,
+        "tls": tls is not None,
+        "tls_cipher_suite": (tls.ssl.cipher() or ("",))[0] if tls else "",
+        "tls_version": (tls.ssl.version() or "").replace("v", "") if tls else "",
+        "msg_timeout": identity.msg_timeout_ms,
+        **(
+            {"authed": True, "auth_identity": permit.identity, "auth_identity_url": permit.identity_url}
+            if permit
+            else {}
+        ),
+    }
+
+
+def as_text(document: dict[str, Any]) -> str:
+    """The document for people."""
+    lines = [f"srtm broker, as nsqd v{document['version']}", "", "Topics:" if document["topics"] else "no topics"]
+    for topic in document["topics"]:
+        lines.append(f"   [{topic['topic_name']:<15}] depth: {topic['depth']:<5} msgs: {topic['message_count']:<8}")
+        for channel in topic["channels"]:
+            numbers = f"depth: {channel['depth']:<5} inflt: {channel['in_flight_count']:<4}"
+            numbers += f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
+            lines.append(f"      [{channel['channel_name']:<15}] {numbers} timeout: {channel['timeout_count']:<5}")
+    return "\n".join(lines) + "\n"
