@@ -49,6 +49,9 @@ class Consumer(Protocol):
     def attend(self) -> None:
         """Messages wait for it: hear now what it has finished."""
 
+    def fail(self, problem: ProtocolError) -> None:
+        """Tell it what is wrong, and close it."""
+
 
 class Channel:
     """One channel of a topic."""

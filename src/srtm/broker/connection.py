@@ -258,8 +258,7 @@ class Connection:
             if self.sock.fileno() < 0:
                 return
             if problem:
-                self.send(frames.error(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}")))
-                self.closing = self.protocol.closed = True
+                self.fail(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}"))
             else:
                 self.send(frames.OK * answers)
                 topic.senders[self] = None
@@ -333,24 +332,39 @@ class Connection:
             if identity.upgrades:
                 self._upgrade(identity, arrival_ns)
         elif kind is Sub:
-            self.topic = broker.touch(event.topic)
-            self.channel = broker.channel(self.topic, event.channel)
-            self.channel.consumers.append(self)
-            broker.to_pump[self.channel] = None
-            self.send(frames.OK)
+            self._subscribe(event)
         elif kind is Cls:
             self.ready = 0
             self.send(frames.CLOSE_WAIT)
         elif isinstance(event, ProtocolError):
-            self.send(frames.error(event))
-            self.closing = self.protocol.closed = True
+            self.fail(event)
         else:
             assert kind is Nop, event
 
     def _refuse(self, verb: str) -> None:
         """A topic is full, and its publisher is a consumer: it cannot be made to wait, for its FINs would, too."""
-        self.send(frames.error(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed topic is full")))
+        self.fail(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed topic is full"))
+
+    def fail(self, problem: ProtocolError) -> None:
+        """Tell it what is wrong, and close it."""
+        self.send(frames.error(problem))
         self.closing = self.protocol.closed = True
+
+    def _subscribe(self, event: Sub) -> None:
+        broker, offset = self.broker, self.protocol.identity.replay
+        try:
+            if offset is None:
+                channel = broker.channel(broker.touch(event.topic), event.channel)
+            else:
+                channel = broker.replay(event.topic, event.channel, offset)
+        except LogError as problem:
+            self.fail(ProtocolError("E_SUB_FAILED", f"SUB failed {problem}"))
+            return
+        self.topic = broker.touch(event.topic)
+        self.channel = channel
+        channel.consumers.append(self)
+        broker.to_pump[channel] = None
+        self.send(frames.OK)
 
     def _upgrade(self, identity: Identity, arrival_ns: int) -> None:
         """Go on through the layers that IDENTIFY settled; it was the last command before them."""

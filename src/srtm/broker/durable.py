@@ -10,13 +10,15 @@ Messages of memory topics are saved when the broker stops in order, and are ther
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from srtm.broker.batch import Record
 from srtm.broker.log import Log, Retention
 from srtm.broker.message import Message
-from srtm.errors import LogError
+from srtm.broker.replay import Replay
+from srtm.errors import LogError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -78,6 +80,42 @@ class Durable:
             topic.unclaimed.clear()  # they are in the log, and come from there
             topic.unclaimed_bytes = 0
             self._spawn(self._reload(topic, channel, ranges))
+
+    def replay(self, topic: Topic, name: str, offset: int) -> Replay:
+        """A channel that begins at an offset; OffsetTrimmed or LogError where the log has none such."""
+        self._log.check_offset(topic.name, offset)
+        end = topic.unclaimed[0].offset if topic.unclaimed else self._released(topic)
+        channel = Replay(name, offset, end)
+        self._spawn(self._follow(topic, channel))
+        return channel
+
+    async def _follow(self, topic: Topic, channel: Replay) -> None:
+        """Give a replay what it is behind with, as long as it is there."""
+        await asyncio.sleep(0)  # until its topic has it
+        while topic.channels.get(channel.name) is channel:
+            at = channel.at
+            if at >= channel.end:
+                channel.behind.clear()
+                await channel.behind.wait()
+                continue
+            if channel.full:
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            try:
+                records = await self.read(topic, at, min(_BATCH, channel.end - at))
+            except LogError as problem:
+                for consumer in list(channel.consumers):
+                    consumer.fail(ProtocolError("E_SUB_FAILED", f"SUB failed {problem}"))
+                self._broker.wake()
+                return
+            if channel.at != at:  # it was emptied meanwhile
+                continue
+            messages = [_message(record, offset) for offset, record in enumerate(records, at)]
+            for message in messages:
+                message.sent_ns = message.arrival_ns  # its latency is none of today's
+            channel.take(messages, time.time_ns())
+            self._broker.to_pump[channel] = None
+            self._broker.wake()
 
     def _released(self, topic: Topic) -> int:
         """The offset of the first message that still waits for a token, or of the next one to come."""

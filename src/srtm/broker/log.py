@@ -140,22 +140,27 @@ class Log:
         Empty at the end of the log. From any thread that lives on (each keeps a connection); it waits for the disk, so
         not from the loop's.
         """
+        state = self.check_offset(topic, begin)
+        return self._store.read(state, begin, limit, max_bytes) if begin < state.end and limit > 0 else []
+
+    def check_offset(self, topic: str, offset: int) -> TopicState:
+        """Refuse an offset that the topic no longer holds, or does not hold yet; its end may be read from."""
         state = self._topics.get(topic) or TopicState(0)
-        if begin < state.begin:
+        if offset < state.begin:
             raise OffsetTrimmed(
-                f"topic {topic!r} no longer holds offset {begin}: it begins at {state.begin}",
+                f"topic {topic!r} no longer holds offset {offset}: it begins at {state.begin}",
                 topic=topic,
-                offset=begin,
+                offset=offset,
                 begin=state.begin,
             )
-        if begin > state.end:
+        if offset > state.end:
             raise LogError(
-                f"topic {topic!r} has no offset {begin}: it ends at {state.end}; was its log removed?",
+                f"topic {topic!r} has no offset {offset}: it ends at {state.end}; was its log removed?",
                 topic=topic,
-                offset=begin,
+                offset=offset,
                 end=state.end,
             )
-        return self._store.read(state, begin, limit, max_bytes) if begin < state.end and limit > 0 else []
+        return state
 
     def cursor(self, topic: str, channel: str, start: int | None = None) -> Cursor:
         """A channel's progress. A new one starts at `start` (or the end); no later append is durable without it."""
