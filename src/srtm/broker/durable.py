@@ -10,15 +10,18 @@ Messages of memory topics are saved when the broker stops in order, and are ther
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srtm.broker.batch import Record
 from srtm.broker.log import Log, Retention
 from srtm.broker.message import Message
 from srtm.broker.replay import Replay
-from srtm.errors import LogError, ProtocolError
+from srtm.errors import LogError, OffsetTrimmed, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -28,11 +31,12 @@ if TYPE_CHECKING:
     from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
 
+logger = logging.getLogger(__name__)
+
 _BATCH = 1_000  # messages that are read from the log at once
 _PAUSE_S = 0.02  # how long a channel that has enough is left alone
 _SAVED_S = 0.1
 _RETAINED_S = 1.0
-RETENTION = Retention(acknowledged=True)
 
 
 class Durable:
@@ -41,6 +45,10 @@ class Durable:
     def __init__(self, broker: Broker, folder: Path) -> None:
         self._broker = broker
         self._log = Log.open(folder, broker.loop)
+        options = broker.options
+        self._retention = Retention(
+            options.retain_bytes, options.retain_age_ns, acknowledged=not options.retain_acknowledged
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: dict[str, int] = {}  # offsets behind the last message that topics were given
 
@@ -57,7 +65,7 @@ class Durable:
                 topic.unclaimed_bytes += sum(len(message.body) for message in messages)
             else:
                 self._broker.channel(topic, channel).put(messages, now_ns)
-        self._spawn(self._keep())
+        self._spawn(self._tend())
         self._broker.wake()
 
     def adopt(self, topic: Topic) -> None:
@@ -75,6 +83,8 @@ class Durable:
         end = self._released(topic)  # later ones come through the bucket
         start = self._log.begin(topic.name) if first else end
         channel.cursor = self._log.cursor(topic.name, channel.name, start)
+        if self.retention(topic).limited:
+            channel.lost += channel.cursor.lost
         ranges = list(channel.cursor.unfinished(end))
         if ranges:
             topic.unclaimed.clear()  # they are in the log, and come from there
@@ -150,10 +160,38 @@ class Durable:
         return await self._broker.loop.run_in_executor(None, self._log.read, topic.name, begin, limit)
 
     async def trim(self, topic: Topic, before: int) -> None:
-        """Forget what is older."""
-        trimmed: asyncio.Future[None] = self._broker.loop.create_future()
-        self._log.trim(topic.name, before, done=lambda result: _settle(trimmed, result))
-        await trimmed
+        """Forget what is older; channels still get what of it is in memory."""
+        self._skip(topic, await self._answer(partial(self._log.trim, topic.name, before)))
+
+    def retention(self, topic: Topic) -> Retention:
+        """What a topic keeps: what it was told to, or else the broker."""
+        return self._log.retention(topic.name) or self._retention
+
+    async def keep(self, topic: Topic, **told: Any) -> None:
+        """Write down that a topic is on disk, and what it keeps: fields of `Retention`, the others as they were."""
+        retention = replace(self.retention(topic), **told) if told else self._log.retention(topic.name)
+        await self._answer(partial(self._log.keep, topic.name, retention))
+
+    async def _answer(self, ask: Callable[[Callable[[Any], None]], None]) -> Any:
+        answered: asyncio.Future[Any] = self._broker.loop.create_future()
+        ask(lambda result: _settle(answered, result))
+        return await answered
+
+    def _expire(self, topic: Topic, begin: int | LogError) -> None:
+        """Retention has taken what is below an offset: channels that are behind lose it."""
+        if isinstance(begin, LogError):  # which the log has said
+            return
+        topic.forget(begin)
+        for channel in topic.channels.values():
+            if channel.cursor is not None and channel.cursor.low < begin:
+                channel.forget(begin)
+        self._skip(topic, begin)
+        self._broker.wake()  # there may be room for publishers
+
+    def _skip(self, topic: Topic, begin: int) -> None:
+        for channel in topic.channels.values():
+            if channel.cursor is not None:
+                channel.cursor.skip_to(begin)
 
     def forget_channel(self, topic: Topic, channel: Channel) -> None:
         """A channel is gone for good."""
@@ -190,7 +228,17 @@ class Durable:
             while at < end:
                 while channel.held >= most:
                     await asyncio.sleep(_PAUSE_S)
-                records = await self.read(topic, at, min(_BATCH, end - at))
+                try:
+                    records = await self.read(topic, at, min(_BATCH, end - at))
+                except OffsetTrimmed:
+                    kept = min(max(self._log.begin(topic.name), at + 1), end)
+                    channel.lost += kept - at
+                    at = kept
+                    continue
+                except LogError as problem:
+                    logger.warning("CHANNEL(%s) of TOPIC(%s): %s", channel.name, topic.name, problem)
+                    await asyncio.sleep(_RETAINED_S)
+                    continue
                 if topic.channels.get(channel.name) is not channel or not records:
                     return
                 channel.put([_message(record, offset) for offset, record in enumerate(records, at)], 0)
@@ -198,8 +246,8 @@ class Durable:
                 self._broker.to_pump[channel] = None
                 self._broker.wake()
 
-    async def _keep(self) -> None:
-        """Save the progress of channels, and forget what all of them have finished."""
+    async def _tend(self) -> None:
+        """Save the progress of channels, and forget what is not to be kept."""
         turns = 0
         while True:
             await asyncio.sleep(_SAVED_S)
@@ -207,9 +255,11 @@ class Durable:
             turns += 1
             if turns * _SAVED_S >= _RETAINED_S:
                 turns = 0
+                now_ns = time.time_ns()
                 for topic in self._broker.topics.values():
-                    if topic.durable is not None and any(channel.cursor for channel in topic.channels.values()):
-                        self._log.retain(topic.name, RETENTION, self._broker.started_ns)
+                    if topic.durable is not None:
+                        expire = partial(self._expire, topic)
+                        self._log.retain(topic.name, self.retention(topic), now_ns, expire)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = self._broker.loop.create_task(work)
@@ -229,8 +279,10 @@ def _message(record: Record, offset: int = -1) -> Message:
     return message
 
 
-def _settle(future: asyncio.Future[None], result: object) -> None:
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    if future.cancelled():
+        return
     if isinstance(result, LogError):
         future.set_exception(result)
     else:
-        future.set_result(None)
+        future.set_result(result)

@@ -23,11 +23,12 @@ from srtm.broker.message import Message
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol.names import valid_name
-from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from starlette.datastructures import QueryParams
     from starlette.requests import Request
 
     from srtm.broker.batch import Record
@@ -141,8 +142,12 @@ class Pages:
         return PlainTextResponse("OK")
 
     async def topic_create(self, request: Request) -> Response:
-        """Make a topic; with ?durability=disk, one whose messages are on disk before they are answered."""
+        """Make a topic; with ?durability=disk, one whose messages are on disk before they are answered.
+
+        A disk topic may be told what it keeps, now or later: &retain_bytes=…&retain_age=…&retain_acknowledged=….
+        """
         wanted = request.query_params.get("durability", "memory")
+        told = _retention(request.query_params)
         if wanted not in ("memory", "disk"):
             raise Refused(400, "INVALID_DURABILITY: it is memory or disk")
         topic = self._named_topic(request, make=True)
@@ -152,6 +157,13 @@ class Pages:
             if topic.messages or topic.ephemeral:
                 raise Refused(400, "INVALID_DURABILITY: the topic is ephemeral, or has messages in memory")
             self.broker.durable.adopt(topic)
+        if told and topic.durable is None:
+            raise Refused(400, "INVALID_RETENTION: only disk topics keep messages; add durability=disk")
+        if topic.durable is not None:
+            try:
+                await topic.durable.keep(topic, **told)
+            except LogError as problem:
+                raise Refused(503, f"CREATE_FAILED: {problem}") from None
         return Response()
 
     async def log_extent(self, request: Request) -> Response:
@@ -387,6 +399,26 @@ class Pages:
             raise Refused(413, f"{what}_TOO_BIG")
         if not size:
             raise Refused(400, f"{what}_EMPTY")
+
+
+def _retention(query: QueryParams) -> dict[str, Any]:
+    """The fields of a `Retention` that a request names; `none` takes a limit away."""
+    told: dict[str, Any] = {}
+    size, age, finished = (query.get(f"retain_{name}") for name in ("bytes", "age", "acknowledged"))
+    if size is not None:
+        if size != "none" and not (size.isdigit() and int(size)):
+            raise Refused(400, f"INVALID_RETAIN_BYTES: a whole number of at least 1, or none, not {size!r}")
+        told["max_bytes"] = None if size == "none" else int(size)
+    if age is not None:
+        try:
+            told["max_age_ns"] = None if age == "none" else parse_duration_ns(age)
+        except InputError as problem:
+            raise Refused(400, f"INVALID_RETAIN_AGE: {problem}") from None
+    if finished is not None:
+        if finished not in ("true", "false"):
+            raise Refused(400, f"INVALID_RETAIN_ACKNOWLEDGED: true or false, not {finished!r}")
+        told["acknowledged"] = finished == "false"
+    return told
 
 
 def _arrow(topic: str, begin: int, records: list[Record]) -> bytes:

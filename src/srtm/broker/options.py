@@ -19,6 +19,11 @@ class BrokerOptions:
     broadcast_address: str | None = None
     # Where disk topics are, and where queues of memory topics are kept over a stop; none without.
     data_path: str | None = None
+    # What disk topics keep, unless they are told otherwise: with a size or an age, no more than that, finished or not;
+    # what all channels have finished goes in any case, unless it is to be retained.
+    retain_bytes: int | None = None
+    retain_age_ns: int | None = None
+    retain_acknowledged: bool = False
     lookupd: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
     tls_cert: str | None = None

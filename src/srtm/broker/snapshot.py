@@ -45,6 +45,7 @@ def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str
         "paused": topic.paused,
         "e2e_processing_latency": {"count": 0, "percentiles": None},
         "srtm": {
+            "log": topic.durable.extent(topic) if topic.durable else None,
             "r": limiter.bucket.r if limiter else None,
             "b": limiter.bucket.b if limiter else None,
             "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,
@@ -88,6 +89,7 @@ def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
         "clients": clients,
         "paused": channel.paused,
         "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "srtm": {"dropped": channel.dropped, "lost": channel.lost},
     }
 
 

@@ -176,6 +176,11 @@ class Topic:
             channel.put([message.copy() for message in messages], now_ns)
         first.put(messages, now_ns)
 
+    def forget(self, before: int) -> None:
+        """Lose what no channel has yet and lies below an offset of the log."""
+        while self.unclaimed and self.unclaimed[0].offset < before:
+            self.unclaimed_bytes -= len(self.unclaimed.popleft().body)
+
     def empty(self) -> None:
         """Forget what no channel has yet."""
         self.waiting.clear()

@@ -21,6 +21,16 @@ def broker(
         Path | None,
         typer.Option(help="A folder for disk topics, and for queues of memory topics over a stop (neither, without)."),
     ] = None,
+    retain_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Disk topics keep no more than this, finished or not (all that is not finished)."),
+    ] = None,
+    retain_age: Annotated[
+        str | None, typer.Option(help="And nothing older than this, as in 36h.", metavar="DURATION")
+    ] = None,
+    retain_acknowledged: Annotated[
+        bool, typer.Option("--retain-acknowledged", help="Keep also what all channels have finished, to be replayed.")
+    ] = False,
     trace_folder: Annotated[Path | None, typer.Option(help="A folder that runs may be recorded into.")] = None,
     lookupd: Annotated[
         list[str] | None,
@@ -57,6 +67,7 @@ def broker(
 
     from srtm.broker.options import BrokerOptions
     from srtm.broker.run import run
+    from srtm.units import parse_duration_ns
 
     options = BrokerOptions(
         host,
@@ -65,6 +76,9 @@ def broker(
         name or socket.gethostname(),
         broadcast_address,
         data_path=_text(data_path),
+        retain_bytes=retain_bytes,
+        retain_age_ns=None if retain_age is None else parse_duration_ns(retain_age),
+        retain_acknowledged=retain_acknowledged,
         lookupd=tuple(lookupd or ()),
         tls_cert=_text(tls_cert),
         tls_key=_text(tls_key),
