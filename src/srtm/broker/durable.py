@@ -58,8 +58,8 @@ class Durable:
             self.adopt(self._broker.touch(name))
         for (name, channel), records in self._log.load_queues().items():
             topic = self._broker.touch(name)
-            messages = [_message(record) for record in records]
             now_ns = self._broker.started_ns
+            messages = [_message(record, now_ns) for record in records]
             if channel is None:
                 topic.unclaimed.extend(messages)
                 topic.unclaimed_bytes += sum(len(message.body) for message in messages)
@@ -120,10 +120,11 @@ class Durable:
                 return
             if channel.at != at:  # it was emptied meanwhile
                 continue
-            messages = [_message(record, offset) for offset, record in enumerate(records, at)]
+            now_ns = time.time_ns()
+            messages = [_message(record, now_ns, offset) for offset, record in enumerate(records, at)]
             for message in messages:
                 message.sent_ns = message.arrival_ns  # its latency is none of today's
-            channel.take(messages, time.time_ns())
+            channel.take(messages, now_ns)
             self._broker.to_pump[channel] = None
             self._broker.wake()
 
@@ -216,7 +217,11 @@ class Durable:
                 self._log.save_queue(topic.name, None, [_record(message, groups) for message in early])
             for channel in topic.channels.values():
                 if not channel.ephemeral:
-                    records = [_record(message, groups) for message in channel.everything()]
+                    due_ns = {message.id: due for due, _, message in channel.deferred}
+                    records = [
+                        _record(message, groups)._replace(due_ns=due_ns.get(message.id, 0))
+                        for message in channel.everything()
+                    ]
                     self._log.save_queue(topic.name, channel.name, records)
         self._log.save_cursors()
         self._log.close()
@@ -241,7 +246,8 @@ class Durable:
                     continue
                 if topic.channels.get(channel.name) is not channel or not records:
                     return
-                channel.put([_message(record, offset) for offset, record in enumerate(records, at)], 0)
+                now_ns = time.time_ns()
+                channel.put([_message(record, now_ns, offset) for offset, record in enumerate(records, at)], now_ns)
                 at += len(records)
                 self._broker.to_pump[channel] = None
                 self._broker.wake()
@@ -269,11 +275,13 @@ class Durable:
 
 def _record(message: Message, groups: dict[str, str | None]) -> Record:
     group = groups.get(message.publisher)
-    return Record(message.id, message.arrival_ns, message.publisher, message.body, group, message.attempts)
+    due_ns = message.arrival_ns + message.delay_ns if message.delay_ns else 0
+    return Record(message.id, message.arrival_ns, message.publisher, message.body, group, message.attempts, due_ns)
 
 
-def _message(record: Record, offset: int = -1) -> Message:
-    message = Message(record.id, record.arrival_ns, record.body, record.publisher)
+def _message(record: Record, now_ns: int, offset: int = -1) -> Message:
+    delay_ns = max(0, record.due_ns - now_ns)
+    message = Message(record.id, record.arrival_ns, record.body, record.publisher, delay_ns)
     message.attempts = record.attempts
     message.offset = offset
     return message
