@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,25 @@ def test_upgrades(layers: list[str], tmp_path: Path) -> None:
         client.publish("t", *bodies)
         client.subscribe("t", "c", ready=10)
         assert {client.message().body for _ in bodies} == set(bodies)
+
+
+@pytest.mark.needs("nsqd")
+def test_plain_http_where_tls_is_required(tmp_path: Path) -> None:
+    pytest.importorskip("trustme", reason="needs trustme: pip install trustme")
+    from tests.broker.test_https import ask
+    from tests.broker.test_transport import Certificates
+
+    certificates = Certificates(tmp_path)
+    tls = (f"--tls-cert={certificates.cert}", f"--tls-key={certificates.key}", "--tls-required")
+    with nsqd(tmp_path, (*tls, "--https-address=127.0.0.1:0")):
+        ports: dict[str, int] = {}
+        while len(ports) < 2:
+            found = re.findall(r" (HTTPS?): listening on 127.0.0.1:(\d+)", (tmp_path / "log").read_text())
+            ports = {kind: int(port) for kind, port in found}
+        for path in ("/ping", "/stats?format=json", "/nothing"):
+            status, body = ask(ports["HTTP"], path)
+            assert (status, json.loads(body)) == (403, {"message": "TLS_REQUIRED", "https_port": ports["HTTPS"]})
+        assert ask(ports["HTTPS"], "/ping", certificates.context()) == (200, b"OK")
 
 
 @pytest.mark.needs("nsqd")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from starlette.datastructures import QueryParams
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from srtm.broker.batch import Record
     from srtm.broker.channel import Channel
@@ -46,8 +47,11 @@ class Refused(Exception):
         self.status = status
 
 
-def app(broker: Broker) -> Starlette:
-    """The HTTP application of a broker."""
+def app(broker: Broker, *, tls: bool = False) -> ASGIApp:
+    """The HTTP application of a broker, as it is reached with TLS or without."""
+    options = broker.options
+    if options.settings.tls_required and not options.plain_http and not tls:
+        return _tls_required(broker)
     pages = Pages(broker)
     posts = {
         "/pub": pages.pub,
@@ -74,6 +78,14 @@ def app(broker: Broker) -> Starlette:
     routes = [Route(path, _answered(page), methods=["POST"]) for path, page in posts.items()]
     routes += [Route(path, _answered(page), methods=["GET"]) for path, page in gets.items()]
     return Starlette(routes=routes)
+
+
+def _tls_required(broker: Broker) -> ASGIApp:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        document = {"message": "TLS_REQUIRED", "https_port": broker.https_port}
+        await JSONResponse(document, 403, {"X-NSQ-Content-Type": "nsq; version=1.0"})(scope, receive, send)
+
+    return refuse
 
 
 def _answered(page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

@@ -72,7 +72,7 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.started_ns = _now_ns()
-        self.tcp_port = self.http_port = 0
+        self.tcp_port = self.http_port = self.https_port = 0
         self.unstamped = 0
         self.read_into = [bytearray(options.read_size)]
         self.read_view = memoryview(self.read_into[0])

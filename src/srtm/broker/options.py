@@ -31,6 +31,8 @@ class BrokerOptions:
     tls_client_auth_policy: str = ""  # or require, or require-verify: clients must show a certificate
     tls_root_ca_file: str | None = None  # who vouches for clients, and for authorities
     tls_required: bool = False
+    plain_http: bool = False  # where TLS is required, HTTP is answered without it all the same
+    https_port: int | None = None  # HTTPS, with the same certificate; none unless given
     tls_min_version: str = "tls1.2"
     auth_http_addresses: tuple[str, ...] = ()
     trace_folder: str | None = None  # where traces may be recorded; nowhere unless given

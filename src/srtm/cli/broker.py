@@ -39,8 +39,15 @@ def broker(
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_TLS)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).", rich_help_panel=_TLS)] = None,
     tls_required: Annotated[
-        bool, typer.Option("--tls-required", help="Clients must use it.", rich_help_panel=_TLS)
+        bool, typer.Option("--tls-required", help="Clients must use it, for HTTP, too.", rich_help_panel=_TLS)
     ] = False,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="HTTP needs none though it is required.", rich_help_panel=_TLS)
+    ] = False,
+    https_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of HTTPS; 0 takes a free one (no HTTPS).", rich_help_panel=_TLS),
+    ] = None,
     tls_client_auth_policy: Annotated[
         str, typer.Option(help="Clients' certificates: require or require-verify.", rich_help_panel=_TLS)
     ] = "",
@@ -85,6 +92,8 @@ def broker(
         tls_client_auth_policy=tls_client_auth_policy,
         tls_root_ca_file=_text(tls_root_ca_file),
         tls_required=tls_required,
+        plain_http=plain_http,
+        https_port=https_port,
         tls_min_version=tls_min_version,
         auth_http_addresses=tuple(auth or ()),
         trace_folder=_text(trace_folder),
