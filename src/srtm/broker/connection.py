@@ -61,6 +61,7 @@ class Connection:
         "closing",
         "connected_ns",
         "delivered",
+        "finished",
         "flights",
         "guard",
         "heard_ns",
@@ -68,8 +69,10 @@ class Connection:
         "messages",
         "out",
         "protocol",
+        "published",
         "publisher",
         "ready",
+        "requeued",
         "resting",
         "sample_rate",
         "sock",
@@ -101,7 +104,8 @@ class Connection:
         self.sample_rate = 0
         self.timeout_ns = settings.msg_timeout_ms * NS_PER_MS
         self.delivered: list[Message] = []
-        self.messages = 0
+        self.messages = self.finished = self.requeued = 0
+        self.published: dict[str, int] = {}  # messages by topic
         self.connected_ns = self.heard_ns = _now_ns()
 
     @property
@@ -224,6 +228,7 @@ class Connection:
                     break
                 topic.arrived.append(Message(broker.next_id(), arrival_ns, body, self.publisher))
                 topic.bytes += len(body)
+                self.published[name] = self.published.get(name, 0) + 1
                 topic.senders[self] = None
                 if not self.out:
                     broker.to_flush.append(self)
@@ -261,7 +266,7 @@ class Connection:
                 self.fail(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}"))
             else:
                 self.send(frames.OK * answers)
-                topic.senders[self] = None
+                self._published(topic, len(messages))
                 self.carry_out(events[answers:], arrival_ns)
             self.release()
             broker.wake()
@@ -276,6 +281,7 @@ class Connection:
         message = self.flights.pop(message_id, None)
         if message is not None:
             channel.finished += 1
+            self.finished += 1
             channel.bytes -= len(message.body)
             if channel.cursor is not None:
                 channel.cursor.finish(message.offset)
@@ -303,7 +309,7 @@ class Connection:
                 return
             topic.arrived += [Message(broker.next_id(), arrival_ns, body, self.publisher) for body in event.bodies]
             topic.bytes += sum(map(len, event.bodies))
-            topic.senders[self] = None
+            self._published(topic, len(event.bodies))
             self.send(frames.OK)
         elif kind is Rdy:
             self.ready = event.ready
@@ -316,7 +322,7 @@ class Connection:
             delay_ns = event.delay_ms * NS_PER_MS
             topic.arrived.append(Message(broker.next_id(), arrival_ns, event.body, self.publisher, delay_ns))
             topic.bytes += len(event.body)
-            topic.senders[self] = None
+            self._published(topic, 1)
             self.send(frames.OK)
         elif kind is Req or kind is Touch:
             self._give_back(event)
@@ -340,6 +346,10 @@ class Connection:
             self.fail(event)
         else:
             assert kind is Nop, event
+
+    def _published(self, topic: Topic, count: int) -> None:
+        self.published[topic.name] = self.published.get(topic.name, 0) + count
+        topic.senders[self] = None
 
     def _refuse(self, verb: str) -> None:
         """A topic is full, and its publisher is a consumer: it cannot be made to wait, for its FINs would, too."""
@@ -382,6 +392,7 @@ class Connection:
         try:
             if type(event) is Req:
                 channel.requeue(self, event.id, event.delay_ms, now_ns)
+                self.requeued += 1
             else:
                 longest_ns = self.broker.options.settings.max_msg_timeout_ms * NS_PER_MS
                 channel.touch(self, event.id, now_ns, longest_ns)
