@@ -8,6 +8,7 @@ everything pass. Where no channel is there yet, released messages are held for t
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
     from srtm.broker.message import Message
@@ -45,7 +48,8 @@ class Topic:
         self.recent = Recent()
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._changed_ns = 0  # when (r, b) changed last: release times computed before are void
+        # When those that waited as (r, b) changed last get their tokens: what they were told when they came is void.
+        self._retimed: Iterator[int] = iter(())
 
     @property
     def depth(self) -> int:
@@ -83,15 +87,22 @@ class Topic:
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
-        self._changed_ns = now_ns
-        if bucket is None:
-            surrendered = self.limiter.surrender(now_ns) if self.limiter else 0
-            self.limiter = None
-            return surrendered
-        if self.limiter is None:
-            self.limiter = Limiter(bucket, now_ns)
+        limiter = self.limiter
+        if limiter is None:
+            self.limiter = Limiter(bucket, now_ns) if bucket else None
             return 0
-        return self.limiter.reconfigure(now_ns, bucket, gift_ntok)
+        if self.arrived and not self.drops:  # they came before the change
+            self._wait(self._arrivals(), limiter)
+        due = limiter.due(now_ns, len(self.waiting))
+        told = [next(self._retimed, message.release_ns) for message in islice(self.waiting, due)]
+        waiting = len(self.waiting) - due
+        if bucket is None:
+            surrendered, self.limiter = limiter.surrender(now_ns), None
+            self._retimed = chain(told, repeat(now_ns, waiting))
+        else:
+            surrendered = limiter.reconfigure(now_ns, bucket, gift_ntok)
+            self._retimed = chain(told, limiter.releases(waiting))
+        return surrendered
 
     def channel(self, name: str) -> Channel:
         """The channel of that name, made if need be; the first one gets what was held for it."""
@@ -102,19 +113,13 @@ class Topic:
 
     def drain(self, now_ns: int) -> list[Message]:
         """Let this turn's arrivals through the bucket, with those that waited; returns what was released."""
-        arrived = self.arrived
-        if arrived:
-            self.arrived = []
-            if len(arrived) > 1:
-                arrived.sort(key=_by_arrival)
-            self.messages += len(arrived)
-            self.recent.messages += len(arrived)
+        arrived = self._arrivals() if self.arrived else []
         limiter = self.limiter
         if limiter is None:
             if not self.waiting:
                 return self._released(arrived)
             for message in self.waiting:
-                message.release_ns = min(message.release_ns, now_ns)  # there is no bucket any more
+                message.release_ns = next(self._retimed, message.release_ns)
             released = [*self.waiting, *arrived]
             self.waiting.clear()
             self.waiting_bytes = 0
@@ -136,10 +141,25 @@ class Topic:
             for _ in range(limiter.due(now_ns, len(waiting))):
                 message = waiting.popleft()
                 self.waiting_bytes -= len(message.body)
-                if message.arrival_ns <= self._changed_ns <= message.release_ns or message.release_ns > now_ns:
-                    message.release_ns = now_ns  # what it was told when it came does not hold any more
+                message.release_ns = next(self._retimed, message.release_ns)
                 released.append(message)
         return self._released(released)
+
+    def _arrivals(self) -> list[Message]:
+        """What came in this turn, in order of time."""
+        arrived, self.arrived = self.arrived, []
+        if len(arrived) > 1:
+            arrived.sort(key=_by_arrival)
+        self.messages += len(arrived)
+        self.recent.messages += len(arrived)
+        return arrived
+
+    def _wait(self, messages: list[Message], limiter: Limiter) -> None:
+        """Let messages wait for their tokens, also those that have them already."""
+        for message in messages:
+            message.release_ns = limiter.admit(message.arrival_ns)
+            self.waiting_bytes += len(message.body)
+        self.waiting.extend(messages)
 
     def _released(self, messages: list[Message]) -> list[Message]:
         recent = self.recent
@@ -184,5 +204,6 @@ class Topic:
     def empty(self) -> None:
         """Forget what no channel has yet."""
         self.waiting.clear()
+        self._retimed = iter(())
         self.unclaimed.clear()
         self.waiting_bytes = self.unclaimed_bytes = 0

@@ -13,11 +13,14 @@ import operator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from srtm.errors import BucketError
 from srtm.model.law import LIMIT, delay_ns, step
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, PICO_PER_TOKEN, Number, exact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PICO_PER_NANO = PICO_PER_TOKEN // NANO_PER_TOKEN
 _MAX_R_MTPS = NS_PER_S * MILLI_PER_TOKEN  # a token every nanosecond
@@ -159,6 +162,15 @@ class Limiter:
         """When the oldest of the `waiting` messages gets its token: every later one owes one token more."""
         oldest = self._backlog - (waiting - 1) * PICO_PER_TOKEN
         return self._last_ns + delay_ns(oldest, self._burst, self._rate)
+
+    def releases(self, waiting: int) -> Iterator[int]:
+        """When each of the `waiting` messages, oldest first, gets its token, if (r, b) stays as it is now.
+
+        Only of messages that wait: none of them had its token when the last one came, or (r, b) changed last.
+        """
+        last_ns, burst, rate = self._last_ns, self._burst, self._rate
+        oldest = self._backlog - (waiting - 1) * PICO_PER_TOKEN
+        return (last_ns + delay_ns(oldest + place * PICO_PER_TOKEN, burst, rate) for place in range(waiting))
 
     def reconfigure(self, now_ns: int, bucket: TokenBucket, gift_ntok: int = 0) -> int:
         """Change (r, b) now, messages waiting or not; returns the nano-tokens that no longer fit.
