@@ -163,6 +163,7 @@ def test_the_authority_is_told_who_is_behind_tls(start: Start, authority: Author
         auth_http_addresses=(authority.address,),
         tls_client_auth_policy="require-verify",
         tls_root_ca_file=certificates.ca,
+        plain_http=True,
         **certificates.options,
     )
     with Client(broker.address, tls_v1=True) as client:

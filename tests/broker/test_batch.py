@@ -18,6 +18,7 @@ RECORDS = st.builds(
     st.binary(max_size=30),
     st.none() | TEXT,
     st.integers(0, 2**16 - 1),
+    st.just(0) | st.integers(0, 2**63 - 1),
 )
 
 

@@ -130,6 +130,34 @@ def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
             assert bodies_of(other, 1) == [b"x"]
 
 
+def test_what_was_deferred_is_due_at_the_same_time_after_a_restart(tmp_path: Path) -> None:
+    """DPUB of a disk topic, with a channel and without; DPUB and REQ of a memory topic."""
+    due_ns = {}
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+        for topic in ("disk", "early"):
+            disk_topic(broker, topic)
+        for topic in ("disk", "memory"):
+            broker.post(f"/topic/create?topic={topic}")
+            broker.post(f"/channel/create?topic={topic}&channel=c")
+        for topic in ("disk", "early", "memory"):
+            due_ns[topic] = time.time_ns() + 1_500_000_000
+            client.send(say.dpub(topic, 1_500, topic.encode()))
+            ok(client)
+        client.subscribe("memory", "c")
+        client.publish("memory", b"given back")
+        message = client.message()
+        due_ns["given back"] = time.time_ns() + 1_500_000_000
+        client.send(say.req(message.id, 1_500))
+        broker.wait_until(lambda b: len(b.topics["memory"].channels["c"].deferred) == 2)
+    with running(data_path=str(tmp_path)) as broker:
+        for topic, names in {"disk": ["disk"], "early": ["early"], "memory": ["memory", "given back"]}.items():
+            with Client(broker.address) as client:
+                client.subscribe(topic, "c", 10)
+                for name in names:
+                    assert client.message().body == name.encode()
+                    assert time.time_ns() >= due_ns[name]
+
+
 def test_disk_topics_need_a_folder() -> None:
     with running() as broker:
         status, text = broker.post("/topic/create?topic=t&durability=disk")

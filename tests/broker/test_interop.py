@@ -71,7 +71,7 @@ def test_pynsq_with_tls(more: dict[str, Any], start: Start, tmp_path: Path) -> N
     from tests.broker.test_transport import Certificates
 
     certificates = Certificates(tmp_path)
-    broker = start(**certificates.options, tls_required=True)
+    broker = start(**certificates.options, tls_required=True, plain_http=True)
     check(told(broker, tls_v1=True, tls_options={"ca_certs": certificates.ca}, **more), broker)
 
 

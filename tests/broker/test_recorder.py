@@ -71,6 +71,42 @@ def test_a_run_conforms_and_its_delays_are_the_models(start: Start, tmp_path: Pa
     assert np.all(sent >= release), "nothing is sent before it has its token"
 
 
+def test_delays_are_the_models_while_r_and_b_change(start: Start, tmp_path: Path) -> None:
+    """(r, b) changes three times while messages wait; each is released when the law says, not when it was noticed."""
+    broker = start(trace_folder=str(tmp_path))
+    topic = broker.do(lambda: broker.broker.touch("t"))
+    shares = [TokenBucket.of(r, b) for r, b in ((500, 10), (2_000, 5), (300.5, 40), (5_000, 2))]
+    broker.do(lambda: topic.limit(shares[0], time.time_ns()))
+    record(broker)
+    changes = []
+    with Client(broker.address) as publisher, Client(broker.address) as subscriber:
+        subscriber.subscribe("t", "c", ready=2500)
+        for number, share in enumerate(shares[1:], 1):
+            publisher.send(say.mpub("t", [b"x"] * 60))
+            broker.wait_until(lambda b, number=number: b.topics["t"].messages == 60 * number)  # type: ignore[misc]
+            time.sleep(0.01)  # some of them leave
+
+            def change(share: TokenBucket = share) -> int:
+                now_ns = time.time_ns()
+                topic.limit(share, now_ns)
+                broker.broker.wake()
+                return now_ns
+
+            changes.append((broker.do(change), share))
+        for _ in range(180):
+            subscriber.send(say.fin(subscriber.message().id))
+    stop(broker)
+    trace = pq.read_table(tmp_path / "run.parquet")
+    arrival, release = trace["arrival_ns"].to_numpy(), trace["release_ns"].to_numpy()
+    timeline = Timeline(shares[0], tuple(changes))
+    assert topic.limiter is not None
+    assert topic.limiter.late == 0
+    assert (release - arrival).tolist() == access_delays(arrival, timeline).tolist()
+    assert largest_excess(np.sort(release), timeline).conforms
+    last_ns = changes[-1][0]
+    assert np.any((arrival < changes[0][0]) & (release > last_ns)), "one waited through all of them"
+
+
 def test_what_no_subscriber_got_has_no_time_of_sending(start: Start, tmp_path: Path) -> None:
     broker = start(trace_folder=str(tmp_path))
     record(broker)

@@ -210,7 +210,19 @@ def test_srtm_is_answered_only_to_those_who_declared_it() -> None:
     assert identify.response(alone, SETTINGS) == b"OK"
 
 
-@pytest.mark.parametrize("value", ["1", '"p"', "[]", "{}", '{"publisher":1}', '{"publisher":""}',
+def test_a_replay_is_asked_for_beside_a_publisher_or_alone() -> None:
+    body = b'{"feature_negotiation":true,"srtm":{"publisher":"p","replay":{"offset":7}}}'
+    both = identify.negotiate(body, SETTINGS, Identity.default(SETTINGS))
+    assert (both.srtm, both.replay) == (Declared("p", None), 7)
+    assert json.loads(identify.response(both, SETTINGS))["srtm"]["replay"] == {"offset": 7}
+    alone = identify.negotiate(b'{"srtm":{"replay":{"offset":0}}}', SETTINGS, Identity.default(SETTINGS))
+    assert (alone.srtm, alone.replay) == (None, 0)
+    assert identify.negotiate(b"{}", SETTINGS, both).replay == 7
+
+
+@pytest.mark.parametrize("value", ['{"replay":1}', '{"replay":{}}', '{"replay":{"offset":-1}}',
+                                   '{"replay":{"offset":true}}', '{"replay":{"offset":"0"}}',
+                                   "1", '"p"', "[]", "{}", '{"publisher":1}', '{"publisher":""}',
                                    '{"publisher":"p","group":1}', '{"publisher":"%s"}' % ("x" * 257)])  # fmt: skip
 def test_srtm_that_cannot_be_read(value: str) -> None:
     with pytest.raises(ProtocolError, match="E_BAD_BODY IDENTIFY srtm"):

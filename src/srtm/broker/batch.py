@@ -5,6 +5,7 @@ u32 messages | u32 bytes of names | names: JSON [[publisher, group or null], …
 i64 arrival_ns × n | u32 index into names × n | u32 bytes of body × n | u16 attempts × n | 16-byte id × n | bodies
 ```
 
+Where messages are deferred, names are `{"names": […], "due_ns": {"index of a message": time, …}}`.
 Little-endian. Columns rather than rows, because Python packs a column in one call.
 `decode(encode(records)) == records`.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import struct
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srtm.errors import InputError
 
@@ -34,14 +35,18 @@ class Record(NamedTuple):
     body: bytes
     group: str | None = None
     attempts: int = 0
+    due_ns: int = 0  # not to be delivered before
 
 
 def encode(records: Sequence[Record]) -> bytes:
     """The messages as one value."""
-    ids, arrivals, publishers, bodies, groups, attempts = zip(*records, strict=True)
+    ids, arrivals, publishers, bodies, groups, attempts, due = zip(*records, strict=True)
     numbers: dict[tuple[str, str | None], int] = {}
     senders = [numbers.setdefault(pair, len(numbers)) for pair in zip(publishers, groups, strict=True)]
-    names = json.dumps(list(numbers)).encode()
+    head: Any = list(numbers)
+    if any(due):
+        head = {"names": head, "due_ns": {index: due_ns for index, due_ns in enumerate(due) if due_ns}}
+    names = json.dumps(head).encode()
     count = len(records)
     try:
         columns = struct.pack(f"<{count}q{count}I{count}I{count}H", *arrivals, *senders, *map(len, bodies), *attempts)
@@ -55,6 +60,9 @@ def decode(value: bytes, begin: int = 0, end: int | None = None) -> list[Record]
     count, names_bytes = _HEAD.unpack_from(value)
     at = _HEAD.size + names_bytes
     names = json.loads(value[_HEAD.size : at])
+    due: dict[str, int] = {}
+    if isinstance(names, dict):
+        names, due = names["names"], names["due_ns"]
     arrivals = struct.unpack_from(f"<{count}q", value, at)
     senders = struct.unpack_from(f"<{count}I", value, at + 8 * count)
     lengths = struct.unpack_from(f"<{count}I", value, at + 12 * count)
@@ -66,7 +74,9 @@ def decode(value: bytes, begin: int = 0, end: int | None = None) -> list[Record]
         publisher, group = names[senders[index]]
         own = ids + ID_BYTES * index
         body = value[places[index] : places[index + 1]]
-        records.append(Record(value[own : own + ID_BYTES], arrivals[index], publisher, body, group, attempts[index]))
+        due_ns = due.get(str(index), 0) if due else 0
+        identity = value[own : own + ID_BYTES]
+        records.append(Record(identity, arrivals[index], publisher, body, group, attempts[index], due_ns))
     return records
 
 

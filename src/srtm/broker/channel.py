@@ -49,6 +49,9 @@ class Consumer(Protocol):
     def attend(self) -> None:
         """Messages wait for it: hear now what it has finished."""
 
+    def fail(self, problem: ProtocolError) -> None:
+        """Tell it what is wrong, and close it."""
+
 
 class Channel:
     """One channel of a topic."""
@@ -61,6 +64,7 @@ class Channel:
         self.deferred: list[tuple[int, bytes, Message]] = []
         self.consumers: list[Consumer] = []
         self.messages = self.requeued = self.timed_out = self.finished = self.dropped = 0
+        self.lost = 0  # taken from it by the retention of a disk topic
         self.cursor: Cursor | None = None  # its place in the log of a topic on disk
         self.bytes = 0  # of all messages that are not finished
         self._max = max_messages
@@ -200,6 +204,18 @@ class Channel:
         self.deferred.clear()
         for consumer in self.consumers:
             consumer.flights.clear()
+
+    def forget(self, before: int) -> None:
+        """Lose what waits here and lies below an offset of the log; consumers keep what they have."""
+        gone = [message for message in self.queue if message.offset < before]
+        gone += [message for _, _, message in self.deferred if message.offset < before]
+        kept = [message for message in self.queue if message.offset >= before]
+        self.queue.clear()
+        self.queue.extend(kept)
+        self.deferred = [entry for entry in self.deferred if entry[2].offset >= before]
+        heapq.heapify(self.deferred)
+        self.bytes -= sum(len(message.body) for message in gone)
+        self.lost += len(gone)
 
     def everything(self) -> Iterable[Message]:
         """All messages that are not finished: to be saved when the broker stops."""

@@ -62,6 +62,7 @@ class Connection:
         "closing",
         "connected_ns",
         "delivered",
+        "finished",
         "flights",
         "guard",
         "heard_ns",
@@ -69,8 +70,10 @@ class Connection:
         "messages",
         "out",
         "protocol",
+        "published",
         "publisher",
         "ready",
+        "requeued",
         "resting",
         "sample_rate",
         "sock",
@@ -102,7 +105,8 @@ class Connection:
         self.sample_rate = 0
         self.timeout_ns = settings.msg_timeout_ms * NS_PER_MS
         self.delivered: list[Message] = []
-        self.messages = 0
+        self.messages = self.finished = self.requeued = 0
+        self.published: dict[str, int] = {}  # messages by topic
         self.connected_ns = self.heard_ns = _now_ns()
 
     @property
@@ -230,6 +234,7 @@ class Connection:
                     break
                 topic.arrived.append(Message(broker.next_id(), arrival_ns, body, self.publisher))
                 topic.bytes += len(body)
+                self.published[name] = self.published.get(name, 0) + 1
                 topic.senders[self] = None
                 if not self.out:
                     broker.to_flush.append(self)
@@ -264,11 +269,10 @@ class Connection:
             if self.sock.fileno() < 0:
                 return
             if problem:
-                self.send(frames.error(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}")))
-                self.closing = self.protocol.closed = True
+                self.fail(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}"))
             else:
                 self.send(frames.OK * answers)
-                topic.senders[self] = None
+                self._published(topic, len(messages))
                 self.carry_out(events[answers:], arrival_ns)
             self.release()
             broker.wake()
@@ -283,6 +287,7 @@ class Connection:
         message = self.flights.pop(message_id, None)
         if message is not None:
             channel.finished += 1
+            self.finished += 1
             channel.bytes -= len(message.body)
             if channel.cursor is not None:
                 channel.cursor.finish(message.offset)
@@ -311,7 +316,7 @@ class Connection:
             topic.arrived += [Message(broker.next_id(), arrival_ns, body, self.publisher) for body in event.bodies]
             topic.recent.largest_batch = max(topic.recent.largest_batch, len(event.bodies))
             topic.bytes += sum(map(len, event.bodies))
-            topic.senders[self] = None
+            self._published(topic, len(event.bodies))
             self.send(frames.OK)
         elif kind is Rdy:
             self.ready = event.ready
@@ -324,7 +329,7 @@ class Connection:
             delay_ns = event.delay_ms * NS_PER_MS
             topic.arrived.append(Message(broker.next_id(), arrival_ns, event.body, self.publisher, delay_ns))
             topic.bytes += len(event.body)
-            topic.senders[self] = None
+            self._published(topic, 1)
             self.send(frames.OK)
         elif kind is Req or kind is Touch:
             self._give_back(event)
@@ -341,24 +346,43 @@ class Connection:
             if identity.upgrades:
                 self._upgrade(identity, arrival_ns)
         elif kind is Sub:
-            self.topic = broker.touch(event.topic)
-            self.channel = broker.channel(self.topic, event.channel)
-            self.channel.consumers.append(self)
-            broker.to_pump[self.channel] = None
-            self.send(frames.OK)
+            self._subscribe(event)
         elif kind is Cls:
             self.ready = 0
             self.send(frames.CLOSE_WAIT)
         elif isinstance(event, ProtocolError):
-            self.send(frames.error(event))
-            self.closing = self.protocol.closed = True
+            self.fail(event)
         else:
             assert kind is Nop, event
 
+    def _published(self, topic: Topic, count: int) -> None:
+        self.published[topic.name] = self.published.get(topic.name, 0) + count
+        topic.senders[self] = None
+
     def _refuse(self, verb: str) -> None:
         """A topic is full, and its publisher is a consumer: it cannot be made to wait, for its FINs would, too."""
-        self.send(frames.error(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed topic is full")))
+        self.fail(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed topic is full"))
+
+    def fail(self, problem: ProtocolError) -> None:
+        """Tell it what is wrong, and close it."""
+        self.send(frames.error(problem))
         self.closing = self.protocol.closed = True
+
+    def _subscribe(self, event: Sub) -> None:
+        broker, offset = self.broker, self.protocol.identity.replay
+        try:
+            if offset is None:
+                channel = broker.channel(broker.touch(event.topic), event.channel)
+            else:
+                channel = broker.replay(event.topic, event.channel, offset)
+        except LogError as problem:
+            self.fail(ProtocolError("E_SUB_FAILED", f"SUB failed {problem}"))
+            return
+        self.topic = broker.touch(event.topic)
+        self.channel = channel
+        channel.consumers.append(self)
+        broker.to_pump[channel] = None
+        self.send(frames.OK)
 
     def _upgrade(self, identity: Identity, arrival_ns: int) -> None:
         """Go on through the layers that IDENTIFY settled; it was the last command before them."""
@@ -376,6 +400,7 @@ class Connection:
         try:
             if type(event) is Req:
                 channel.requeue(self, event.id, event.delay_ms, now_ns)
+                self.requeued += 1
             else:
                 longest_ns = self.broker.options.settings.max_msg_timeout_ms * NS_PER_MS
                 channel.touch(self, event.id, now_ns, longest_ns)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Cursor:
     """The progress of one channel of one topic; `changed` collects cursors that differ from what was saved."""
 
-    __slots__ = ("above", "changed", "channel", "low", "topic")
+    __slots__ = ("above", "changed", "channel", "lost", "low", "topic")
 
     def __init__(self, topic: str, channel: str, low: int, changed: set[Cursor]) -> None:
         self.topic = topic
@@ -27,6 +27,7 @@ class Cursor:
         self.low = low
         self.above: set[int] = set()
         self.changed = changed
+        self.lost = 0  # what the log did not hold any more when it was opened
 
     def finish(self, offset: int) -> None:
         """Mark one offset as finished; again is harmless."""

@@ -10,13 +10,18 @@ Messages of memory topics are saved when the broker stops in order, and are ther
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srtm.broker.batch import Record
 from srtm.broker.log import Log, Retention
 from srtm.broker.message import Message
-from srtm.errors import LogError
+from srtm.broker.replay import Replay
+from srtm.errors import LogError, OffsetTrimmed, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -26,11 +31,12 @@ if TYPE_CHECKING:
     from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
 
+logger = logging.getLogger(__name__)
+
 _BATCH = 1_000  # messages that are read from the log at once
 _PAUSE_S = 0.02  # how long a channel that has enough is left alone
 _SAVED_S = 0.1
 _RETAINED_S = 1.0
-RETENTION = Retention(acknowledged=True)
 
 
 class Durable:
@@ -39,6 +45,10 @@ class Durable:
     def __init__(self, broker: Broker, folder: Path) -> None:
         self._broker = broker
         self._log = Log.open(folder, broker.loop)
+        options = broker.options
+        self._retention = Retention(
+            options.retain_bytes, options.retain_age_ns, acknowledged=not options.retain_acknowledged
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: dict[str, int] = {}  # offsets behind the last message that topics were given
 
@@ -48,14 +58,14 @@ class Durable:
             self.adopt(self._broker.touch(name))
         for (name, channel), records in self._log.load_queues().items():
             topic = self._broker.touch(name)
-            messages = [_message(record) for record in records]
             now_ns = self._broker.started_ns
+            messages = [_message(record, now_ns) for record in records]
             if channel is None:
                 topic.unclaimed.extend(messages)
                 topic.unclaimed_bytes += sum(len(message.body) for message in messages)
             else:
                 self._broker.channel(topic, channel).put(messages, now_ns)
-        self._spawn(self._keep())
+        self._spawn(self._tend())
         self._broker.wake()
 
     def adopt(self, topic: Topic) -> None:
@@ -73,11 +83,50 @@ class Durable:
         end = self._released(topic)  # later ones come through the bucket
         start = self._log.begin(topic.name) if first else end
         channel.cursor = self._log.cursor(topic.name, channel.name, start)
+        if self.retention(topic).limited:
+            channel.lost += channel.cursor.lost
         ranges = list(channel.cursor.unfinished(end))
         if ranges:
             topic.unclaimed.clear()  # they are in the log, and come from there
             topic.unclaimed_bytes = 0
             self._spawn(self._reload(topic, channel, ranges))
+
+    def replay(self, topic: Topic, name: str, offset: int) -> Replay:
+        """A channel that begins at an offset; OffsetTrimmed or LogError where the log has none such."""
+        self._log.check_offset(topic.name, offset)
+        end = topic.unclaimed[0].offset if topic.unclaimed else self._released(topic)
+        channel = Replay(name, offset, end)
+        self._spawn(self._follow(topic, channel))
+        return channel
+
+    async def _follow(self, topic: Topic, channel: Replay) -> None:
+        """Give a replay what it is behind with, as long as it is there."""
+        await asyncio.sleep(0)  # until its topic has it
+        while topic.channels.get(channel.name) is channel:
+            at = channel.at
+            if at >= channel.end:
+                channel.behind.clear()
+                await channel.behind.wait()
+                continue
+            if channel.full:
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            try:
+                records = await self.read(topic, at, min(_BATCH, channel.end - at))
+            except LogError as problem:
+                for consumer in list(channel.consumers):
+                    consumer.fail(ProtocolError("E_SUB_FAILED", f"SUB failed {problem}"))
+                self._broker.wake()
+                return
+            if channel.at != at:  # it was emptied meanwhile
+                continue
+            now_ns = time.time_ns()
+            messages = [_message(record, now_ns, offset) for offset, record in enumerate(records, at)]
+            for message in messages:
+                message.sent_ns = message.arrival_ns  # its latency is none of today's
+            channel.take(messages, now_ns)
+            self._broker.to_pump[channel] = None
+            self._broker.wake()
 
     def _released(self, topic: Topic) -> int:
         """The offset of the first message that still waits for a token, or of the next one to come."""
@@ -112,10 +161,38 @@ class Durable:
         return await self._broker.loop.run_in_executor(None, self._log.read, topic.name, begin, limit)
 
     async def trim(self, topic: Topic, before: int) -> None:
-        """Forget what is older."""
-        trimmed: asyncio.Future[None] = self._broker.loop.create_future()
-        self._log.trim(topic.name, before, done=lambda result: _settle(trimmed, result))
-        await trimmed
+        """Forget what is older; channels still get what of it is in memory."""
+        self._skip(topic, await self._answer(partial(self._log.trim, topic.name, before)))
+
+    def retention(self, topic: Topic) -> Retention:
+        """What a topic keeps: what it was told to, or else the broker."""
+        return self._log.retention(topic.name) or self._retention
+
+    async def keep(self, topic: Topic, **told: Any) -> None:
+        """Write down that a topic is on disk, and what it keeps: fields of `Retention`, the others as they were."""
+        retention = replace(self.retention(topic), **told) if told else self._log.retention(topic.name)
+        await self._answer(partial(self._log.keep, topic.name, retention))
+
+    async def _answer(self, ask: Callable[[Callable[[Any], None]], None]) -> Any:
+        answered: asyncio.Future[Any] = self._broker.loop.create_future()
+        ask(lambda result: _settle(answered, result))
+        return await answered
+
+    def _expire(self, topic: Topic, begin: int | LogError) -> None:
+        """Retention has taken what is below an offset: channels that are behind lose it."""
+        if isinstance(begin, LogError):  # which the log has said
+            return
+        topic.forget(begin)
+        for channel in topic.channels.values():
+            if channel.cursor is not None and channel.cursor.low < begin:
+                channel.forget(begin)
+        self._skip(topic, begin)
+        self._broker.wake()  # there may be room for publishers
+
+    def _skip(self, topic: Topic, begin: int) -> None:
+        for channel in topic.channels.values():
+            if channel.cursor is not None:
+                channel.cursor.skip_to(begin)
 
     def forget_channel(self, topic: Topic, channel: Channel) -> None:
         """A channel is gone for good."""
@@ -140,7 +217,11 @@ class Durable:
                 self._log.save_queue(topic.name, None, [_record(message, groups) for message in early])
             for channel in topic.channels.values():
                 if not channel.ephemeral:
-                    records = [_record(message, groups) for message in channel.everything()]
+                    due_ns = {message.id: due for due, _, message in channel.deferred}
+                    records = [
+                        _record(message, groups)._replace(due_ns=due_ns.get(message.id, 0))
+                        for message in channel.everything()
+                    ]
                     self._log.save_queue(topic.name, channel.name, records)
         self._log.save_cursors()
         self._log.close()
@@ -152,16 +233,27 @@ class Durable:
             while at < end:
                 while channel.held >= most:
                     await asyncio.sleep(_PAUSE_S)
-                records = await self.read(topic, at, min(_BATCH, end - at))
+                try:
+                    records = await self.read(topic, at, min(_BATCH, end - at))
+                except OffsetTrimmed:
+                    kept = min(max(self._log.begin(topic.name), at + 1), end)
+                    channel.lost += kept - at
+                    at = kept
+                    continue
+                except LogError as problem:
+                    logger.warning("CHANNEL(%s) of TOPIC(%s): %s", channel.name, topic.name, problem)
+                    await asyncio.sleep(_RETAINED_S)
+                    continue
                 if topic.channels.get(channel.name) is not channel or not records:
                     return
-                channel.put([_message(record, offset) for offset, record in enumerate(records, at)], 0)
+                now_ns = time.time_ns()
+                channel.put([_message(record, now_ns, offset) for offset, record in enumerate(records, at)], now_ns)
                 at += len(records)
                 self._broker.to_pump[channel] = None
                 self._broker.wake()
 
-    async def _keep(self) -> None:
-        """Save the progress of channels, and forget what all of them have finished."""
+    async def _tend(self) -> None:
+        """Save the progress of channels, and forget what is not to be kept."""
         turns = 0
         while True:
             await asyncio.sleep(_SAVED_S)
@@ -169,9 +261,11 @@ class Durable:
             turns += 1
             if turns * _SAVED_S >= _RETAINED_S:
                 turns = 0
+                now_ns = time.time_ns()
                 for topic in self._broker.topics.values():
-                    if topic.durable is not None and any(channel.cursor for channel in topic.channels.values()):
-                        self._log.retain(topic.name, RETENTION, self._broker.started_ns)
+                    if topic.durable is not None:
+                        expire = partial(self._expire, topic)
+                        self._log.retain(topic.name, self.retention(topic), now_ns, expire)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = self._broker.loop.create_task(work)
@@ -181,18 +275,22 @@ class Durable:
 
 def _record(message: Message, groups: dict[str, str | None]) -> Record:
     group = groups.get(message.publisher)
-    return Record(message.id, message.arrival_ns, message.publisher, message.body, group, message.attempts)
+    due_ns = message.arrival_ns + message.delay_ns if message.delay_ns else 0
+    return Record(message.id, message.arrival_ns, message.publisher, message.body, group, message.attempts, due_ns)
 
 
-def _message(record: Record, offset: int = -1) -> Message:
-    message = Message(record.id, record.arrival_ns, record.body, record.publisher)
+def _message(record: Record, now_ns: int, offset: int = -1) -> Message:
+    delay_ns = max(0, record.due_ns - now_ns)
+    message = Message(record.id, record.arrival_ns, record.body, record.publisher, delay_ns)
     message.attempts = record.attempts
     message.offset = offset
     return message
 
 
-def _settle(future: asyncio.Future[None], result: object) -> None:
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    if future.cancelled():
+        return
     if isinstance(result, LogError):
         future.set_exception(result)
     else:
-        future.set_result(None)
+        future.set_result(result)

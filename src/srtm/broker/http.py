@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -23,12 +23,14 @@ from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, Protoc
 from srtm.model.bucket import TokenBucket
 from srtm.protocol import exchange
 from srtm.protocol.names import valid_name
-from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from starlette.datastructures import QueryParams
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from srtm.broker.batch import Record
     from srtm.broker.channel import Channel
@@ -45,8 +47,11 @@ class Refused(Exception):
         self.status = status
 
 
-def app(broker: Broker) -> Starlette:
-    """The HTTP application of a broker."""
+def app(broker: Broker, *, tls: bool = False) -> ASGIApp:
+    """The HTTP application of a broker, as it is reached with TLS or without."""
+    options = broker.options
+    if options.settings.tls_required and not options.plain_http and not tls:
+        return _tls_required(broker)
     pages = Pages(broker)
     posts = {
         "/pub": pages.pub,
@@ -72,6 +77,14 @@ def app(broker: Broker) -> Starlette:
     routes = [Route(path, _answered(page), methods=["POST"]) for path, page in posts.items()]
     routes += [Route(path, _answered(page), methods=["GET"]) for path, page in gets.items()]
     return Starlette(routes=routes)
+
+
+def _tls_required(broker: Broker) -> ASGIApp:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        document = {"message": "TLS_REQUIRED", "https_port": broker.https_port}
+        await JSONResponse(document, 403, {"X-NSQ-Content-Type": "nsq; version=1.0"})(scope, receive, send)
+
+    return refuse
 
 
 def _answered(page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -140,8 +153,12 @@ class Pages:
         return PlainTextResponse("OK")
 
     async def topic_create(self, request: Request) -> Response:
-        """Make a topic; with ?durability=disk, one whose messages are on disk before they are answered."""
+        """Make a topic; with ?durability=disk, one whose messages are on disk before they are answered.
+
+        A disk topic may be told what it keeps, now or later: &retain_bytes=…&retain_age=…&retain_acknowledged=….
+        """
         wanted = request.query_params.get("durability", "memory")
+        told = _retention(request.query_params)
         if wanted not in ("memory", "disk"):
             raise Refused(400, "INVALID_DURABILITY: it is memory or disk")
         topic = self._named_topic(request, make=True)
@@ -151,6 +168,13 @@ class Pages:
             if topic.messages or topic.ephemeral:
                 raise Refused(400, "INVALID_DURABILITY: the topic is ephemeral, or has messages in memory")
             self.broker.durable.adopt(topic)
+        if told and topic.durable is None:
+            raise Refused(400, "INVALID_RETENTION: only disk topics keep messages; add durability=disk")
+        if topic.durable is not None:
+            try:
+                await topic.durable.keep(topic, **told)
+            except LogError as problem:
+                raise Refused(503, f"CREATE_FAILED: {problem}") from None
         return Response()
 
     async def log_extent(self, request: Request) -> Response:
@@ -379,6 +403,26 @@ class Pages:
 def _shows(request: Request, token: str) -> bool:
     shown = request.headers.get("authorization", "")
     return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())
+
+
+def _retention(query: QueryParams) -> dict[str, Any]:
+    """The fields of a `Retention` that a request names; `none` takes a limit away."""
+    told: dict[str, Any] = {}
+    size, age, finished = (query.get(f"retain_{name}") for name in ("bytes", "age", "acknowledged"))
+    if size is not None:
+        if size != "none" and not (size.isdigit() and int(size)):
+            raise Refused(400, f"INVALID_RETAIN_BYTES: a whole number of at least 1, or none, not {size!r}")
+        told["max_bytes"] = None if size == "none" else int(size)
+    if age is not None:
+        try:
+            told["max_age_ns"] = None if age == "none" else parse_duration_ns(age)
+        except InputError as problem:
+            raise Refused(400, f"INVALID_RETAIN_AGE: {problem}") from None
+    if finished is not None:
+        if finished not in ("true", "false"):
+            raise Refused(400, f"INVALID_RETAIN_ACKNOWLEDGED: true or false, not {finished!r}")
+        told["acknowledged"] = finished == "false"
+    return told
 
 
 def _arrow(topic: str, begin: int, records: list[Record]) -> bytes:

@@ -26,7 +26,9 @@ from srtm.broker.control import Control, throttled
 from srtm.broker.message import ids
 from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
+from srtm.errors import LogError
 from srtm.protocol import frames
+from srtm.protocol.names import ephemeral
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.started_ns = _now_ns()
-        self.tcp_port = self.http_port = 0
+        self.tcp_port = self.http_port = self.https_port = 0
         self.unstamped = 0
         self.read_into = [bytearray(options.read_size)]
         self.read_view = memoryview(self.read_into[0])
@@ -148,6 +150,21 @@ class Broker:
             self.to_drain[topic] = None
             self.changed()
         return channel
+
+    def replay(self, name: str, channel: str, offset: int) -> Channel:
+        """A new channel that begins at an offset of a disk topic; LogError where there can be none."""
+        topic = self.topics.get(name)
+        if topic is None or topic.durable is None:
+            raise LogError(f"topic {name!r} is not on disk: only disk topics are replayed", topic=name)
+        if not ephemeral(channel) or channel in topic.channels:
+            raise LogError(
+                f"channel {channel!r} cannot be replayed to: it needs a name of its own that ends with #ephemeral",
+                channel=channel,
+            )
+        found = topic.channels[channel] = topic.durable.replay(topic, channel, offset)
+        self.to_drain[topic] = None
+        self.changed()
+        return found
 
     def changed(self) -> None:
         """Topics or channels came or went."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from srtm.broker.batch import Record, check, cut, decode, encode
 from srtm.broker.cursor import Cursor
-from srtm.broker.store import Store, TopicState
+from srtm.broker.store import Retention, Store, TopicState
 from srtm.broker.writer import Append, Call, Done, LogOptions, Progress, Work, Writer
 from srtm.errors import InputError, LogError, OffsetTrimmed, SRTMError
 
@@ -36,15 +36,6 @@ logger = logging.getLogger(__name__)
 __all__ = ["Log", "LogOptions", "LogStatistics", "Record", "Retention"]
 
 QUEUE_BYTES = 4 << 20  # bodies in one row of a saved queue
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What a topic keeps; None is no limit. `acknowledged` keeps only what some channel has not finished."""
-
-    max_bytes: int | None = None
-    max_age_ns: int | None = None
-    acknowledged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +67,8 @@ class Log:
         self._cursors: dict[tuple[str, str], Cursor] = {}
         for saved in store.channels():
             cursor = Cursor(saved.topic, saved.channel, saved.low, self._changed).restore(saved.above)
-            cursor.skip_to(self.begin(saved.topic))  # trimmed after it was finished, and before that was saved
+            # Trimmed after it was finished and before that was saved, or by a retention that does not wait for it.
+            cursor.lost = cursor.skip_to(self.begin(saved.topic))
             self._cursors[saved.topic, saved.channel] = cursor
         self._closed = False
         self._thread = threading.Thread(target=self._writer.run, name="srtm-log", daemon=True)
@@ -140,22 +132,27 @@ class Log:
         Empty at the end of the log. From any thread that lives on (each keeps a connection); it waits for the disk, so
         not from the loop's.
         """
+        state = self.check_offset(topic, begin)
+        return self._store.read(state, begin, limit, max_bytes) if begin < state.end and limit > 0 else []
+
+    def check_offset(self, topic: str, offset: int) -> TopicState:
+        """Refuse an offset that the topic no longer holds, or does not hold yet; its end may be read from."""
         state = self._topics.get(topic) or TopicState(0)
-        if begin < state.begin:
+        if offset < state.begin:
             raise OffsetTrimmed(
-                f"topic {topic!r} no longer holds offset {begin}: it begins at {state.begin}",
+                f"topic {topic!r} no longer holds offset {offset}: it begins at {state.begin}",
                 topic=topic,
-                offset=begin,
+                offset=offset,
                 begin=state.begin,
             )
-        if begin > state.end:
+        if offset > state.end:
             raise LogError(
-                f"topic {topic!r} has no offset {begin}: it ends at {state.end}; was its log removed?",
+                f"topic {topic!r} has no offset {offset}: it ends at {state.end}; was its log removed?",
                 topic=topic,
-                offset=begin,
+                offset=offset,
                 end=state.end,
             )
-        return self._store.read(state, begin, limit, max_bytes) if begin < state.end and limit > 0 else []
+        return state
 
     def cursor(self, topic: str, channel: str, start: int | None = None) -> Cursor:
         """A channel's progress. A new one starts at `start` (or the end); no later append is durable without it."""
@@ -195,16 +192,28 @@ class Log:
         """Let go of everything below an offset; the space is used again."""
         self._put(Call(lambda: self._writer.trim(topic, before), done, self._answer))
 
-    def retain(self, topic: str, retention: Retention, now_ns: int) -> None:
-        """Trim a topic to what is to be kept; to be called every now and then."""
+    def keep(self, topic: str, retention: Retention | None, done: Done = lambda _: None) -> None:
+        """Let a topic be there, with a retention of its own or without."""
+        self._put(Call(lambda: self._writer.keep(topic, retention), done, self._answer))
+
+    def retention(self, topic: str) -> Retention | None:
+        """What a topic was told to keep."""
+        state = self._topics.get(topic)
+        return state.retention if state else None
+
+    def retain(self, topic: str, retention: Retention, now_ns: int, done: Done = lambda _: None) -> None:
+        """Trim a topic to what is to be kept; to be called every now and then.
+
+        Where size or age decide, `done` gets the begin that there is then.
+        """
         if retention.acknowledged and (cursors := self.cursors(topic)):
             low = min(cursor.low for cursor in cursors)
             if low > self.begin(topic):
                 self.trim(topic, low)
-        if retention.max_bytes is not None or retention.max_age_ns is not None:
+        if retention.limited:
             before_ns = None if retention.max_age_ns is None else now_ns - retention.max_age_ns
             run = partial(self._writer.retain, topic, retention.max_bytes, before_ns)
-            self._put(Call(run, lambda _: None, self._answer))
+            self._put(Call(run, done, self._answer))
 
     def save_queue(self, topic: str, channel: str | None, records: Sequence[Record]) -> None:
         """Keep the messages of a memory topic, or of one channel of it, over a stop; waits for the disk."""

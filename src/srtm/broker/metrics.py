@@ -40,6 +40,12 @@ _CHANNELS: list[tuple[_Kind, str, str, Callable[[Channel], float]]] = [
         "Messages that an ephemeral channel could not hold.",
         lambda channel: channel.dropped,
     ),
+    (
+        CounterMetricFamily,
+        "lost",
+        "Messages that retention took before they were finished.",
+        lambda channel: channel.lost,
+    ),
 ]
 
 
@@ -66,6 +72,8 @@ class _Broker(Collector):
         rates, bursts = [(name, bucket.r) for name, bucket in limits], [(name, bucket.b) for name, bucket in limits]
         yield _family(GaugeMetricFamily, "topic_rate_limit", "r, in tokens per second.", rates, ("topic",))
         yield _family(GaugeMetricFamily, "topic_burst_limit", "b, in tokens.", bursts, ("topic",))
+        logs = [((topic.name,), topic.durable.extent(topic)["bytes"]) for topic in topics if topic.durable]
+        yield _family(GaugeMetricFamily, "topic_log_bytes", "Bytes that a disk topic keeps.", logs, ("topic",))
         labels = ("topic", "part", "quantile")
         what = "Latency over the last second."
         yield _family(GaugeMetricFamily, "topic_latency_seconds", what, _latencies(topics), labels)

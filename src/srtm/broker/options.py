@@ -19,6 +19,11 @@ class BrokerOptions:
     broadcast_address: str | None = None
     # Where disk topics are, and where queues of memory topics are kept over a stop; none without.
     data_path: str | None = None
+    # What disk topics keep, unless they are told otherwise: with a size or an age, no more than that, finished or not;
+    # what all channels have finished goes in any case, unless it is to be retained.
+    retain_bytes: int | None = None
+    retain_age_ns: int | None = None
+    retain_acknowledged: bool = False
     lookupd: tuple[str, ...] = ()
     # The controller that this broker is under (host:port, as of nsqlookupd); topics under contract wait for its grants.
     controller: str | None = None
@@ -29,6 +34,8 @@ class BrokerOptions:
     tls_client_auth_policy: str = ""  # or require, or require-verify: clients must show a certificate
     tls_root_ca_file: str | None = None  # who vouches for clients, and for authorities
     tls_required: bool = False
+    plain_http: bool = False  # where TLS is required, HTTP is answered without it all the same
+    https_port: int | None = None  # HTTPS, with the same certificate; none unless given
     tls_min_version: str = "tls1.2"
     auth_http_addresses: tuple[str, ...] = ()
     trace_folder: str | None = None  # where traces may be recorded; nowhere unless given

@@ -39,18 +39,25 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
 
         registration = Registration(broker)
     with _no_collector():
+        sites: list[_Site] = []
         try:
             broker.listen()
-            listener = _bound(options.host, options.http_port)
+            sites.append(_Site(broker, options.http_port))
+            if options.https_port is not None:
+                sites.append(_Site(broker, options.https_port, tls=True))
         except OSError as error:
             broker.stop()
+            for site in sites:
+                site.close()
+            ports = [options.tcp_port, options.http_port, options.https_port]
             raise BrokerError(
-                f"cannot listen on {options.host}:{options.tcp_port} and :{options.http_port}: {error.strerror};"
-                " is another broker running there? choose others with --tcp-port and --http-port",
+                f"cannot listen on {options.host}, ports {', '.join(str(port) for port in ports if port is not None)}:"
+                f" {error.strerror}; is another broker running there? choose others with --tcp-port, --http-port and"
+                " --https-port",
             ) from None
-        broker.http_port = int(listener.getsockname()[1])
-        server = _Server(uvicorn.Config(app(broker), log_level="warning", lifespan="off", access_log=False))
-        pages = loop.create_task(server.serve(sockets=[listener]))
+        broker.http_port, broker.https_port = sites[0].port, sites[-1].port if len(sites) > 1 else 0
+        for site in sites:
+            site.start(loop)
         tidying = loop.create_task(_tidy(broker))
         if registration:
             registration.start()
@@ -66,9 +73,8 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
             broker.stop()
             if broker.authority:
                 await broker.authority.close()
-            server.should_exit = True
-            await pages
-            listener.close()
+            for site in sites:
+                await site.stop()
 
 
 async def run(options: BrokerOptions) -> None:
@@ -78,10 +84,9 @@ async def run(options: BrokerOptions) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with serving(options) as broker:
-        print(
-            f"broker {options.name}: TCP {options.host}:{broker.tcp_port}, HTTP {options.host}:{broker.http_port}",
-            flush=True,
-        )
+        ports = {"TCP": broker.tcp_port, "HTTP": broker.http_port, "HTTPS": broker.https_port}
+        places = [f"{what} {options.host}:{port}" for what, port in ports.items() if port]
+        print(f"broker {options.name}: {', '.join(places)}", flush=True)
         await stopped.wait()
 
 
@@ -93,8 +98,27 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    return socket.create_server((host, port), reuse_port=False)
+class _Site:
+    """A broker's HTTP on one port, with TLS or without."""
+
+    def __init__(self, broker: Broker, port: int, *, tls: bool = False) -> None:
+        self._listener = socket.create_server((broker.options.host, port), reuse_port=False)
+        self.port = int(self._listener.getsockname()[1])
+        config = uvicorn.Config(app(broker, tls=tls), log_level="warning", lifespan="off", access_log=False)
+        config.load()
+        config.ssl = broker.tls if tls else None
+        self._server = _Server(config)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = loop.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        await self._task
+        self.close()
+
+    def close(self) -> None:
+        self._listener.close()
 
 
 @contextlib.contextmanager

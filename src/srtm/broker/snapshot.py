@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from srtm.protocol.server import CLOSING, INIT, SUBSCRIBED
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -16,24 +17,26 @@ if TYPE_CHECKING:
     from srtm.model.latency import Distribution
 
 VERSION = "1.3.0"  # of nsqd, whose shapes these are; tools look at it
+_STATES = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
 
 
 def of(broker: Broker, topic: str | None, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
     """The document of `/stats`, of one topic and channel or of all."""
-    topics = [each for each in broker.topics.values() if topic in (None, "", each.name)]
+    topics = [each for _, each in sorted(broker.topics.items()) if topic in (None, "", each.name)]
+    producers = [each for each in broker.connections.values() if each.published] if with_clients else []
     return {
         "version": VERSION,
         "health": "OK",
         "start_time": broker.started_ns // NS_PER_S,
         "topics": [_topic(each, channel, with_clients=with_clients) for each in topics],
         "memory": None,
-        "producers": [],
+        "producers": [_client(each, topic) for each in producers],
         "srtm": {"unstamped_reads": broker.unstamped, "connections": len(broker.connections)},
     }
 
 
 def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
-    channels = [each for each in topic.channels.values() if channel in (None, "", each.name)]
+    channels = [each for _, each in sorted(topic.channels.items()) if channel in (None, "", each.name)]
     limiter = topic.limiter
     return {
         "topic_name": topic.name,
@@ -45,6 +48,7 @@ def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str
         "paused": topic.paused,
         "e2e_processing_latency": {"count": 0, "percentiles": None},
         "srtm": {
+            "log": topic.durable.extent(topic) if topic.durable else None,
             "r": limiter.bucket.r if limiter else None,
             "b": limiter.bucket.b if limiter else None,
             "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,
@@ -88,24 +92,28 @@ def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
         "clients": clients,
         "paused": channel.paused,
         "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "srtm": {"dropped": channel.dropped, "lost": channel.lost},
     }
 
 
-def _client(connection: Connection) -> dict[str, Any]:
-    identity = connection.protocol.identity
+def _client(connection: Connection, topic: str | None = None) -> dict[str, Any]:
+    identity, host = connection.protocol.identity, connection.address.rpartition(":")[0]
+    published = [
+        {"topic": name, "count": count} for name, count in connection.published.items() if topic in (None, "", name)
+    ]
     tls = connection.transport.tls if connection.transport else None
     permit = connection.guard.permit if connection.guard else None
     return {
-        "client_id": identity.client_id or connection.address,
-        "hostname": identity.hostname or connection.address,
+        "client_id": identity.client_id or host,
+        "hostname": identity.hostname or host,
         "version": "V2",
         "remote_address": connection.address,
-        "state": 3,
+        "state": _STATES[connection.protocol.state],
         "ready_count": connection.ready,
         "in_flight_count": connection.in_flight,
         "message_count": connection.messages,
-        "finish_count": 0,
-        "requeue_count": 0,
+        "finish_count": connection.finished,
+        "requeue_count": connection.requeued,
         "connect_ts": connection.connected_ns // NS_PER_S,
         "sample_rate": identity.sample_rate,
         "deflate": identity.deflate,
@@ -115,6 +123,9 @@ def _client(connection: Connection) -> dict[str, Any]:
         "tls_cipher_suite": (tls.ssl.cipher() or ("",))[0] if tls else "",
         "tls_version": (tls.ssl.version() or "").replace("v", "") if tls else "",
         "msg_timeout": identity.msg_timeout_ms,
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": tls is not None,
+        **({"pub_counts": published} if published else {}),
         **(
             {"authed": True, "auth_identity": permit.identity, "auth_identity_url": permit.identity_url}
             if permit

@@ -4,7 +4,7 @@ In: batches with their places, cursors, begins. Out: the same after any crash. W
 
 | table     | a row                                                                                             |
 |-----------|---------------------------------------------------------------------------------------------------|
-| `topic`   | id, name (null while it is being deleted), begin: the oldest offset that is kept                   |
+| `topic`   | id, name (null while it is being deleted), begin: the oldest offset that is kept, retention or null |
 | `batch`   | key = topic id · 2^48 + first offset, messages, newest arrival, bytes of the topic up to here, CRC |
 | `channel` | the progress of one channel (`cursor.py`)                                                          |
 | `queue`   | messages of a memory topic or channel over a graceful stop                                         |
@@ -17,12 +17,13 @@ Foreign errors become ours here. See docs/adr/0010-durable-log.md.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sqlite3
 import threading
 import zlib
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,14 +40,16 @@ PAGE = 4096
 OFFSET_BITS = 48  # 10^5 messages a second for 89 years; 15 bits are left for topics
 MAX_TOPICS = 1 << (63 - OFFSET_BITS)
 _APPLICATION = 0x5352544D  # "SRTM"
-_VERSION = 1
+_VERSION = 2
+_FROM_VERSION_1 = "ALTER TABLE topic ADD COLUMN retention TEXT"
 _ROWS = 64  # batches in one INSERT: each statement is a hand-over of the interpreter lock, and usually one is enough
 _SLICE_ROWS = 256
 _SLICE_BYTES = 4 << 20
+_RETAINED_ROWS = 16_384  # looked at once a second: more than are committed in one
 
 _COLUMNS = "key, messages, newest_ns, total, crc, data"
 _SCHEMA = """
-CREATE TABLE topic (id INTEGER PRIMARY KEY, name TEXT UNIQUE, begin INTEGER NOT NULL) STRICT;
+CREATE TABLE topic (id INTEGER PRIMARY KEY, name TEXT UNIQUE, begin INTEGER NOT NULL, retention TEXT) STRICT;
 CREATE TABLE batch (
     key INTEGER PRIMARY KEY, messages INTEGER NOT NULL, newest_ns INTEGER NOT NULL, total INTEGER NOT NULL,
     crc INTEGER NOT NULL, data BLOB NOT NULL
@@ -69,6 +72,20 @@ class Batch(NamedTuple):
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a topic keeps; None is no limit. `acknowledged` keeps only what some channel has not finished."""
+
+    max_bytes: int | None = None
+    max_age_ns: int | None = None
+    acknowledged: bool = False
+
+    @property
+    def limited(self) -> bool:
+        """Whether messages go though nobody has finished them."""
+        return self.max_bytes is not None or self.max_age_ns is not None
+
+
 @dataclass(slots=True)
 class TopicState:
     """Where a topic's log begins and ends, and how many bytes are between; `total` only ever grows."""
@@ -78,6 +95,7 @@ class TopicState:
     end: int = 0
     total: int = 0
     size: int = 0
+    retention: Retention | None = None  # the broker's, unless the topic has its own
 
     def key(self, offset: int) -> int:
         """The key of a batch that starts at an offset."""
@@ -159,6 +177,9 @@ class Store:
             )
             _sync_folder(self.folder)
         application, version = (run(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+        if (application, version) == (_APPLICATION, 1):
+            self._db.executescript(f"BEGIN; {_FROM_VERSION_1}; PRAGMA user_version = {_VERSION}; COMMIT")
+            version = _VERSION
         if (application, version) != (_APPLICATION, _VERSION):
             raise LogError(
                 f"{self.path} is not a log of this version of SRTM (application {application:#x}, version {version}):"
@@ -209,8 +230,10 @@ class Store:
         """Every topic as it was left, and those that were being deleted."""
         known, going = {}, []
         with self.errors("read"):
-            for number, name, begin in self._db.execute("SELECT id, name, begin FROM topic").fetchall():
+            rows = self._db.execute("SELECT id, name, begin, retention FROM topic").fetchall()
+            for number, name, begin, retention in rows:
                 state = TopicState(number, begin, begin)
+                state.retention = Retention(**json.loads(retention)) if retention else None
                 self._measure(state)
                 if name is None:
                     going.append(state)
@@ -305,7 +328,7 @@ class Store:
             rows = self._db.execute(
                 "SELECT key + messages, newest_ns, length(data) FROM batch WHERE key >= ? AND key < ? ORDER BY key"
                 " LIMIT ?",
-                (*state.keys, _SLICE_ROWS),
+                (*state.keys, _RETAINED_ROWS),
             ).fetchall()
         for after, newest_ns, size in rows:
             over = max_bytes is not None and held > max_bytes
@@ -313,6 +336,15 @@ class Store:
                 break
             begin, held = max(begin, after - state.keys[0]), held - size
         return begin
+
+    def keep(self, state: TopicState, name: str, retention: Retention | None) -> None:
+        """Write down a topic, which may be new, and what it keeps."""
+        text = None if retention is None else json.dumps(asdict(retention))
+        with self.write() as db:
+            db.execute(
+                "INSERT INTO topic VALUES (?, ?, 0, ?) ON CONFLICT (id) DO UPDATE SET retention = excluded.retention",
+                (state.id, name, text),
+            )
 
     def unname(self, state: TopicState) -> None:
         """Take a topic's name and channels away; its messages are yet to be trimmed."""

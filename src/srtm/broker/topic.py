@@ -88,7 +88,8 @@ class Topic:
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
-        self._ready += self._due(now_ns)
+        if self.limiter is not None and not self.drops:
+            self._ready += self._pass(self.limiter, now_ns)  # what came before the change, by the old law
         self._changed_ns, self._stale = now_ns, len(self.waiting)
         if bucket is None:
             surrendered = self.limiter.surrender(now_ns) if self.limiter else 0
@@ -120,6 +121,30 @@ class Topic:
 
     def drain(self, now_ns: int) -> list[Message]:
         """Let this turn's arrivals through the bucket, with those that waited; returns what was released."""
+        released, self._ready = self._ready, []
+        limiter, waiting = self.limiter, self.waiting
+        if limiter is not None and not self.drops:
+            return self._released(released + self._pass(limiter, now_ns))
+        arrived = self._arrivals()
+        if limiter is not None:
+            passed = [message for message in arrived if limiter.offer(message.arrival_ns)]
+            self.recent.dropped += len(arrived) - len(passed)
+            released += passed
+        elif self.closed and self.drops:
+            self.recent.dropped += len(arrived)
+        elif self.closed:
+            waiting.extend(arrived)
+            self.waiting_bytes += sum(len(message.body) for message in arrived)
+        else:
+            for message in waiting:
+                message.release_ns = self._changed_ns  # there is no bucket any more
+            released += [*waiting, *arrived]
+            waiting.clear()
+            self.waiting_bytes = 0
+        return self._released(released)
+
+    def _arrivals(self) -> list[Message]:
+        """What came in this turn, in order of time."""
         arrived = self.arrived
         if arrived:
             self.arrived = []
@@ -127,29 +152,14 @@ class Topic:
                 arrived.sort(key=_by_arrival)
             self.messages += len(arrived)
             self.recent.messages += len(arrived)
-        released, self._ready = self._ready, []
-        if self.closed:
-            if self.drops:
-                self.recent.dropped += len(arrived)
-            else:
-                self.waiting.extend(arrived)
-                self.waiting_bytes += sum(len(message.body) for message in arrived)
-            return self._released(released)
-        limiter, waiting = self.limiter, self.waiting
-        if limiter is None:
-            for message in waiting:
-                message.release_ns = self._changed_ns  # there is no bucket any more
-            released += [*waiting, *arrived]
-            waiting.clear()
-            self.waiting_bytes = 0
-            return self._released(released)
-        if self.drops:
-            passed = [message for message in arrived if limiter.offer(message.arrival_ns)]
-            self.recent.dropped += len(arrived) - len(passed)
-            return self._released(released + passed)
-        for message in arrived:
+        return arrived
+
+    def _pass(self, limiter: Limiter, now_ns: int) -> list[Message]:
+        """Let arrivals wait for their tokens; returns those, with others that waited, which have them by now."""
+        released, waiting = [], self.waiting
+        for message in self._arrivals():
             if self._stale:
-                released += self._due(message.arrival_ns)
+                released += self._due(limiter, message.arrival_ns)
             message.release_ns = limiter.admit(message.arrival_ns)
             if waiting or message.release_ns > now_ns:
                 waiting.append(message)
@@ -157,15 +167,12 @@ class Topic:
             else:
                 released.append(message)
         if waiting:
-            released += self._due(now_ns)
-        return self._released(released)
+            released += self._due(limiter, now_ns)
+        return released
 
-    def _due(self, now_ns: int) -> list[Message]:
+    def _due(self, limiter: Limiter, now_ns: int) -> list[Message]:
         """Take those that have their token by now out of the queue, with the time at which they got it."""
-        limiter, waiting = self.limiter, self.waiting
-        if limiter is None or not waiting:
-            return []
-        released = []
+        released, waiting = [], self.waiting
         for _ in range(limiter.due(now_ns, len(waiting))):
             message = waiting[0]
             if self._stale:
@@ -210,6 +217,11 @@ class Topic:
         for channel in channels:
             channel.put([message.copy() for message in messages], now_ns)
         first.put(messages, now_ns)
+
+    def forget(self, before: int) -> None:
+        """Lose what no channel has yet and lies below an offset of the log."""
+        while self.unclaimed and self.unclaimed[0].offset < before:
+            self.unclaimed_bytes -= len(self.unclaimed.popleft().body)
 
     def empty(self) -> None:
         """Forget what no channel has yet."""

@@ -60,6 +60,8 @@ def settled(options: BrokerOptions) -> BrokerOptions:
     required = options.tls_required or bool(options.tls_client_auth_policy)
     if required and not options.tls_cert:
         problems.append("TLS can only be required with --tls-cert and --tls-key")
+    if options.https_port is not None and not options.tls_cert:
+        problems.append("HTTPS needs a certificate: give --tls-cert and --tls-key with --https-port")
     if problems:
         raise BrokerError("; ".join(problems), problems=problems)
     settings = replace(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
+    from srtm.broker.store import Retention
+
 logger = logging.getLogger(__name__)
 
 Done = Callable[[Any], None]  # called with the result, or with the error
@@ -186,7 +188,7 @@ class Writer:
             if created or owed:
                 with self._store.write() as db:
                     db.executemany(
-                        "INSERT INTO topic VALUES (?, ?, 0)", [(self.topics[name].id, name) for name in created]
+                        "INSERT INTO topic VALUES (?, ?, 0, NULL)", [(self.topics[name].id, name) for name in created]
                     )
                     self._write_progress(db, owed)
                     self._store.insert(batches)
@@ -288,6 +290,18 @@ class Writer:
         if state is None or topic in self._trims:
             return state.begin if state else 0
         return self.trim(topic, self._store.retained(state, max_bytes, before_ns))
+
+    def keep(self, topic: str, retention: Retention | None) -> None:
+        """Let a topic be there, and keep what it is told to."""
+        created: list[str] = []
+        state = self._topic(topic, created)
+        try:
+            self._store.keep(state, topic, retention)
+        except BaseException:
+            for name in created:
+                del self.topics[name]
+            raise
+        state.retention = retention
 
     def delete(self, topic: str) -> None:
         """Forget a topic: its name at once and durably, its messages slice by slice."""

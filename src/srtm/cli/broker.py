@@ -23,6 +23,16 @@ def broker(
         Path | None,
         typer.Option(help="A folder for disk topics, and for queues of memory topics over a stop (neither, without)."),
     ] = None,
+    retain_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Disk topics keep no more than this, finished or not (all that is not finished)."),
+    ] = None,
+    retain_age: Annotated[
+        str | None, typer.Option(help="And nothing older than this, as in 36h.", metavar="DURATION")
+    ] = None,
+    retain_acknowledged: Annotated[
+        bool, typer.Option("--retain-acknowledged", help="Keep also what all channels have finished, to be replayed.")
+    ] = False,
     trace_folder: Annotated[Path | None, typer.Option(help="A folder that runs may be recorded into.")] = None,
     lookupd: Annotated[
         list[str] | None,
@@ -40,8 +50,15 @@ def broker(
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_TLS)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).", rich_help_panel=_TLS)] = None,
     tls_required: Annotated[
-        bool, typer.Option("--tls-required", help="Clients must use it.", rich_help_panel=_TLS)
+        bool, typer.Option("--tls-required", help="Clients must use it, for HTTP, too.", rich_help_panel=_TLS)
     ] = False,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="HTTP needs none though it is required.", rich_help_panel=_TLS)
+    ] = False,
+    https_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of HTTPS; 0 takes a free one (no HTTPS).", rich_help_panel=_TLS),
+    ] = None,
     tls_client_auth_policy: Annotated[
         str, typer.Option(help="Clients' certificates: require or require-verify.", rich_help_panel=_TLS)
     ] = "",
@@ -68,6 +85,7 @@ def broker(
 
     from srtm.broker.options import BrokerOptions
     from srtm.broker.run import run
+    from srtm.units import parse_duration_ns
 
     options = BrokerOptions(
         host,
@@ -76,6 +94,9 @@ def broker(
         name or (socket.gethostname() if tcp_port == 4150 else f"{socket.gethostname()}-{tcp_port}"),
         broadcast_address,
         data_path=_text(data_path),
+        retain_bytes=retain_bytes,
+        retain_age_ns=None if retain_age is None else parse_duration_ns(retain_age),
+        retain_acknowledged=retain_acknowledged,
         lookupd=tuple(lookupd or ()),
         controller=controller,
         control_token=control_token,
@@ -84,6 +105,8 @@ def broker(
         tls_client_auth_policy=tls_client_auth_policy,
         tls_root_ca_file=_text(tls_root_ca_file),
         tls_required=tls_required,
+        plain_http=plain_http,
+        https_port=https_port,
         tls_min_version=tls_min_version,
         auth_http_addresses=tuple(auth or ()),
         trace_folder=_text(trace_folder),

@@ -4,7 +4,8 @@ In: the JSON body of IDENTIFY and the server's settings. Out: an `Identity`, set
 and the body of the response. Times are whole milliseconds, as on the wire; 0 means off.
 
 SRTM's clients add `"srtm": {"publisher": str, "group": str or null, "topic": str or null}`. nsqd passes over it; our
-response repeats it, to those alone who sent it.
+response repeats it, to those alone who sent it. A subscriber that wants a log from an offset on adds
+`"srtm": {"replay": {"offset": n}}`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Identity:
     deflate_level: int = _DEFAULT_DEFLATE_LEVEL
     snappy: bool = False
     srtm: Declared | None = None
+    replay: int | None = None  # the offset at which its subscription begins
 
     @classmethod
     def default(cls, settings: Settings) -> Identity:
@@ -100,6 +102,7 @@ def negotiate(body: bytes, settings: Settings, before: Identity) -> Identity:
         user_agent=asked["user_agent"],
         feature_negotiation=asked["feature_negotiation"],
         srtm=_declared(asked["srtm"]) or before.srtm,
+        replay=before.replay if (replay := _replay(asked["srtm"])) is None else replay,
     )
     if not identity.feature_negotiation:
         return identity
@@ -135,8 +138,11 @@ def response(identity: Identity, settings: Settings) -> bytes:
         "output_buffer_size": identity.output_buffer_size,
         "output_buffer_timeout": identity.output_buffer_timeout_ms,
     }
-    if identity.srtm is not None:
-        settled["srtm"] = identity.srtm._asdict()
+    ours: dict[str, Any] = identity.srtm._asdict() if identity.srtm else {}
+    if identity.replay is not None:
+        ours["replay"] = {"offset": identity.replay}
+    if ours:
+        settled["srtm"] = ours
     return gojson.write(settled)
 
 
@@ -191,6 +197,8 @@ def _declared(found: Any) -> Declared | None:
         return None
     if not isinstance(found, dict):
         raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm is no object")
+    if "replay" in found and "publisher" not in found:  # it only subscribes
+        return None
     publisher: Any = found.get("publisher")
     group: Any = found.get("group")
     if not _name(publisher):
@@ -201,6 +209,16 @@ def _declared(found: Any) -> Declared | None:
     if topic is not None and not (isinstance(topic, str) and valid_name(topic)):
         raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm topic must be null or the name of one")
     return Declared(gojson.text(publisher), None if group is None else gojson.text(group), topic)
+
+
+def _replay(found: Any) -> int | None:
+    asked: Any = found.get("replay") if isinstance(found, dict) else None
+    if asked is None:
+        return None
+    offset: Any = asked.get("offset") if isinstance(asked, dict) else None
+    if type(offset) is not int or offset < 0:
+        raise ProtocolError("E_BAD_BODY", 'IDENTIFY srtm replay must be {"offset": n}, n a whole number of at least 0')
+    return offset
 
 
 def _name(value: Any) -> bool:

@@ -1,0 +1,72 @@
+"""HTTPS on a real socket, and what plain HTTP says where TLS is required."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+
+import pytest
+
+from srtm.errors import BrokerError
+from tests.broker.conftest import Start
+from tests.broker.running import PATIENCE_S, Running
+from tests.broker.test_transport import Certificates, certificates
+
+__all__ = ["certificates"]
+
+
+def ask(port: int, path: str, context: ssl.SSLContext | None = None, method: str = "GET") -> tuple[int, bytes]:
+    """The answer of 127.0.0.1, with TLS or without."""
+    if context:
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            "localhost", port, timeout=PATIENCE_S, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_S)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def https(broker: Running, path: str, context: ssl.SSLContext, method: str = "GET") -> tuple[int, bytes]:
+    return ask(broker.broker.https_port, path, context, method)
+
+
+def test_https_is_the_same_as_http(start: Start, certificates: Certificates) -> None:
+    broker = start(https_port=0, **certificates.options)
+    assert https(broker, "/ping", certificates.context()) == (200, b"OK")
+    assert https(broker, "/topic/create?topic=t", certificates.context(), "POST")[0] == 200
+    assert [topic["topic_name"] for topic in broker.get("/stats?format=json")["topics"]] == ["t"]
+    with pytest.raises(ssl.SSLError):
+        https(broker, "/ping", ssl.create_default_context())
+
+
+@pytest.mark.parametrize("path", ["/ping", "/stats?format=json", "/nothing"])
+def test_plain_http_is_refused_where_tls_is_required(start: Start, certificates: Certificates, path: str) -> None:
+    broker = start(https_port=0, tls_required=True, **certificates.options)
+    status, body = ask(broker.broker.http_port, path)
+    assert status == 403
+    assert json.loads(body) == {"message": "TLS_REQUIRED", "https_port": broker.broker.https_port}
+    assert https(broker, "/ping", certificates.context()) == (200, b"OK")
+
+
+def test_plain_http_may_be_allowed(start: Start, certificates: Certificates) -> None:
+    broker = start(tls_required=True, plain_http=True, **certificates.options)
+    assert ask(broker.broker.http_port, "/ping") == (200, b"OK")
+
+
+def test_clients_show_certificates_over_https_too(start: Start, certificates: Certificates) -> None:
+    policy = {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": certificates.ca}
+    broker = start(https_port=0, **policy, **certificates.options)
+    assert https(broker, "/ping", certificates.context(certificates.client)) == (200, b"OK")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        https(broker, "/ping", certificates.context())
+
+
+def test_https_needs_a_certificate(start: Start) -> None:
+    with pytest.raises(BrokerError, match="give --tls-cert and --tls-key with --https-port"):
+        start(https_port=0)

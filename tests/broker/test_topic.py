@@ -1,0 +1,69 @@
+"""A topic in virtual time: when its bucket releases messages, whenever it is looked at and however (r, b) changes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srtm.broker.message import Message, ids
+from srtm.broker.topic import Topic
+from srtm.model.bucket import TokenBucket
+from srtm.model.timeline import Timeline, access_delays
+
+FOREVER_NS = 10**18
+BUCKETS = st.builds(TokenBucket, st.integers(1, 3_000_000_000), st.integers(1_000_000_000, 5_000_000_000))
+TIMES = st.integers(0, 20_000)  # ns; a token takes 1 ns to 1000 s
+
+
+def made(arrivals: list[int]) -> list[Message]:
+    new_id = ids(0).__next__
+    return [Message(new_id(), arrival_ns, b"x", "p") for arrival_ns in arrivals]
+
+
+@given(
+    st.lists(TIMES, min_size=1, max_size=30).map(sorted),
+    BUCKETS,
+    st.lists(st.tuples(TIMES, BUCKETS), max_size=5).map(lambda changes: sorted(changes, key=lambda change: change[0])),
+    st.lists(TIMES, max_size=10),
+)
+def test_release_times_are_the_laws(
+    arrivals: list[int], start: TokenBucket, changes: list[tuple[int, TokenBucket]], looks: list[int]
+) -> None:
+    """Messages come to the topic before a change or a look that follows them, as the loop would bring them."""
+    topic = Topic("t", 1_000, 10**6)
+    topic.limit(start, 0)
+    messages = made(arrivals)
+    coming, released = iter([*messages, None]), []
+    following = next(coming)
+    happening = [(at_ns, 0, bucket) for at_ns, bucket in changes] + [(at_ns, 1, None) for at_ns in looks]
+    for at_ns, _, bucket in [*sorted(happening, key=lambda each: each[:2]), (FOREVER_NS, 1, None)]:
+        while following is not None and following.arrival_ns < at_ns:
+            topic.arrived.append(following)
+            following = next(coming)
+        if bucket is None:
+            released += topic.drain(at_ns)
+        else:
+            topic.limit(bucket, at_ns)
+    assert released == messages
+    assert not topic.waiting
+    assert topic.waiting_bytes == 0
+    expected = access_delays(np.array(arrivals), Timeline(start, tuple(changes)))
+    assert [message.release_ns - message.arrival_ns for message in messages] == expected.tolist()
+
+
+@given(st.lists(TIMES, min_size=1, max_size=30).map(sorted), BUCKETS, TIMES)
+def test_without_a_bucket_those_that_wait_go_at_once(arrivals: list[int], bucket: TokenBucket, end_ns: int) -> None:
+    topic = Topic("t", 1_000, 10**6)
+    topic.limit(bucket, 0)
+    messages = made(arrivals)
+    topic.arrived += [message for message in messages if message.arrival_ns < end_ns]
+    topic.limit(None, end_ns)
+    topic.arrived += [message for message in messages if message.arrival_ns >= end_ns]
+    assert topic.drain(FOREVER_NS) == messages
+    waits = access_delays(np.array(arrivals), Timeline(bucket))
+    for message, wait in zip(messages, waits.tolist(), strict=True):
+        if message.arrival_ns < end_ns:
+            assert message.release_ns == min(message.arrival_ns + wait, end_ns)
+        else:
+            assert message.release_ns == message.arrival_ns
