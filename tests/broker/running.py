@@ -13,7 +13,7 @@ import urllib.request
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
 import uvloop
@@ -98,10 +98,10 @@ def fetch(request: urllib.request.Request) -> tuple[int, bytes]:
 
 
 @contextmanager
-def running(**options: Any) -> Iterator[Running]:
-    """A broker with these options, on ports of its own choice."""
+def in_thread(serving: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[tuple[T, asyncio.AbstractEventLoop]]:
+    """What a program serves with, and its loop, which runs in a thread of its own."""
     ready = threading.Event()
-    found: list[Running] = []
+    found: list[tuple[T, asyncio.AbstractEventLoop]] = []
     problems: list[BaseException] = []
     stop: list[Callable[[], object]] = []
 
@@ -109,8 +109,8 @@ def running(**options: Any) -> Iterator[Running]:
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
-        async with serving(BrokerOptions(**{"tcp_port": 0, "http_port": 0, "name": "broker", **options})) as broker:
-            found.append(Running(broker, loop))
+        async with serving() as program:
+            found.append((program, loop))
             ready.set()
             await stopped.wait()
 
@@ -135,6 +135,14 @@ def running(**options: Any) -> Iterator[Running]:
         thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert not problems, problems
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[Running]:
+    """A broker with these options, on ports of its own choice."""
+    chosen = BrokerOptions(**{"tcp_port": 0, "http_port": 0, "name": "broker", **options})
+    with in_thread(lambda: serving(chosen)) as (broker, loop):
+        yield Running(broker, loop)
 
 
 class Client:

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,45 +10,8 @@ from srtm.broker import lookup
 from srtm.errors import BrokerError
 from srtm.protocol import client as say
 from tests.broker.conftest import Start
-from tests.broker.running import PATIENCE_S, Client, fetch
-from tests.conftest import PARTS
-
-
-@contextmanager
-def program(name: str, log: Path, pattern: str, *flags: str) -> Iterator[re.Match[str]]:
-    """A program of NSQ's, once its log matches."""
-    with log.open("w") as stderr:
-        process = subprocess.Popen([PARTS[name].path or "", *flags], stderr=stderr)
-    try:
-        until = time.monotonic() + PATIENCE_S
-        while not (found := re.search(pattern, log.read_text(), re.DOTALL)):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.01)
-        yield found
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-@contextmanager
-def nsqlookupd(folder: Path, tcp: int = 0, http: int = 0) -> Iterator[tuple[int, int]]:
-    flags = [f"--tcp-address=127.0.0.1:{tcp}", f"--http-address=127.0.0.1:{http}", "--broadcast-address=127.0.0.1"]
-    pattern = r"(?=.*TCP: listening on \S+:(\d+))(?=.*HTTP: listening on \S+:(\d+))"
-    with program("nsqlookupd", folder / "nsqlookupd.log", pattern, *flags) as ports:
-        yield int(ports[1]), int(ports[2])
-
-
-def ask(port: int, path: str) -> Any:
-    status, body = fetch(urllib.request.Request(f"http://127.0.0.1:{port}{path}"))
-    return json.loads(body) if status == 200 else {}
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
+from tests.broker.running import Client
+from tests.programs import ask, nsqadmin, nsqlookupd, wait_for
 
 
 @pytest.mark.needs("nsqlookupd")
@@ -90,7 +45,7 @@ def test_registers_again_after_the_service_was_away(start: Start, tmp_path: Path
         broker.post("/topic/create?topic=t")
         wait_for(lambda: bool(ask(http, "/lookup?topic=t").get("producers")))
     broker.post("/topic/create?topic=u")  # nobody is there to be told, and none to be asked
-    with nsqlookupd(tmp_path, tcp, http):
+    with nsqlookupd(tmp_path, tcp=tcp, http=http):
         wait_for(lambda: bool(ask(http, "/lookup?topic=u").get("producers")))
         assert ask(http, "/lookup?topic=t")["producers"]
 
@@ -134,9 +89,7 @@ def test_nsqadmin_shows_it(start: Start, tmp_path: Path) -> None:
             subscriber.send(say.fin(subscriber.message().id))
             subscriber.message()
             wait_for(lambda: ask(http, "/channels?topic=t").get("channels") == ["c"])
-            flags = [f"--lookupd-http-address=127.0.0.1:{http}", "--http-address=127.0.0.1:0"]
-            with program("nsqadmin", tmp_path / "admin.log", r"HTTP: listening on \S+:(\d+)", *flags) as found:
-                admin = int(found[1])
+            with nsqadmin(tmp_path, http) as admin:
                 (node,) = ask(admin, "/api/nodes")["nodes"]
                 assert node["tcp_port"] == broker.broker.tcp_port
                 topic = ask(admin, "/api/topics/t")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import socket
-import subprocess
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,7 +13,7 @@ from srtm.errors import InputError, ProtocolError
 from srtm.protocol import lookup
 from srtm.protocol.lookup import Identify, LookupClient, LookupServer, PeerInfo, Ping, Register, Unregister
 from srtm.protocol.names import MAGIC_V1, MAX_LINE
-from tests.conftest import PARTS
+from tests.programs import nsqlookupd
 from tests.protocol.strategies import cuts, names, pieces
 from tests.protocol.transcripts import n, sized
 
@@ -142,28 +139,11 @@ def test_nonsense_gives_errors_in_bounds_and_the_same_for_any_cut(data: st.DataO
     assert read(parts) == read([sent])
 
 
-@pytest.fixture(scope="module")
-def nsqlookupd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """A real nsqlookupd on ports of its own choice."""
-    log: Path = tmp_path_factory.mktemp("nsqlookupd") / "log"
-    command = [PARTS["nsqlookupd"].path or "", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, stderr=stderr)
-    try:
-        while not (found := re.search(r"TCP: listening on (\S+):(\d+)", log.read_text())):
-            assert process.poll() is None, log.read_text()
-        yield found[1], int(found[2])
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-@pytest.mark.needs("nsqlookupd")
-@pytest.mark.parametrize(("sent", "wanted"), CASES, ids=lambda value: repr(value)[:50])
-def test_nsqlookupd_answers_as_the_table_says(sent: bytes, wanted: list[object], nsqlookupd: tuple[str, int]) -> None:
+def converse(sent: bytes, wanted: list[object], address: tuple[str, int]) -> None:
+    """Say it to a lookup service, and hold its answers against what it should have understood."""
     client = LookupClient()
     found: list[object] = []
-    with socket.create_connection(nsqlookupd, timeout=10) as connection:
+    with socket.create_connection(address, timeout=10) as connection:
         connection.sendall(MAGIC_V1 + sent)
         connection.shutdown(socket.SHUT_WR)
         while data := connection.recv(65536):
@@ -179,3 +159,16 @@ def test_nsqlookupd_answers_as_the_table_says(sent: bytes, wanted: list[object],
             assert lookup.read_peer(answer).version == "1.3.0"
         else:
             assert answer == b"OK"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Where a real nsqlookupd takes registrations."""
+    with nsqlookupd(tmp_path_factory.mktemp("nsqlookupd")) as (tcp, _):
+        yield "127.0.0.1", tcp
+
+
+@pytest.mark.needs("nsqlookupd")
+@pytest.mark.parametrize(("sent", "wanted"), CASES, ids=lambda value: repr(value)[:50])
+def test_nsqlookupd_answers_as_the_table_says(sent: bytes, wanted: list[object], service: tuple[str, int]) -> None:
+    converse(sent, wanted, service)

@@ -22,7 +22,7 @@ from srtm.broker.message import Message
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, ProtocolError, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol import exchange
-from srtm.protocol.names import valid_name
+from srtm.protocol.names import VERSION, valid_name
 from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Pages:
         options = self.broker.options
         return JSONResponse(
             {
-                "version": snapshot.VERSION,
+                "version": VERSION,
                 "broadcast_address": options.broadcast_address or options.name,
                 "hostname": options.name,
                 "http_port": self.broker.http_port,

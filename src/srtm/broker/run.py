@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
-import socket
 from typing import TYPE_CHECKING
 
-import uvicorn
-
+from srtm import program
 from srtm.broker.http import app
 from srtm.broker.ioloop import Broker
 from srtm.errors import BrokerError, SRTMError
@@ -39,12 +36,12 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
 
         registration = Registration(broker)
     with _no_collector():
-        sites: list[_Site] = []
+        sites: list[program.Site] = []
         try:
             broker.listen()
-            sites.append(_Site(broker, options.http_port))
+            sites.append(program.Site(app(broker), options.host, options.http_port))
             if options.https_port is not None:
-                sites.append(_Site(broker, options.https_port, tls=True))
+                sites.append(program.Site(app(broker, tls=True), options.host, options.https_port, broker.tls))
         except OSError as error:
             broker.stop()
             for site in sites:
@@ -57,7 +54,7 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
             ) from None
         broker.http_port, broker.https_port = sites[0].port, sites[-1].port if len(sites) > 1 else 0
         for site in sites:
-            site.start(loop)
+            site.start()
         tidying = loop.create_task(_tidy(broker))
         if registration:
             registration.start()
@@ -79,46 +76,12 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
 
 async def run(options: BrokerOptions) -> None:
     """Serve until told to stop."""
-    loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    stopped = program.stop_signal()
     async with serving(options) as broker:
         ports = {"TCP": broker.tcp_port, "HTTP": broker.http_port, "HTTPS": broker.https_port}
         places = [f"{what} {options.host}:{port}" for what, port in ports.items() if port]
         print(f"broker {options.name}: {', '.join(places)}", flush=True)
         await stopped.wait()
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without hands on the signals, which are the broker's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class _Site:
-    """A broker's HTTP on one port, with TLS or without."""
-
-    def __init__(self, broker: Broker, port: int, *, tls: bool = False) -> None:
-        self._listener = socket.create_server((broker.options.host, port), reuse_port=False)
-        self.port = int(self._listener.getsockname()[1])
-        config = uvicorn.Config(app(broker, tls=tls), log_level="warning", lifespan="off", access_log=False)
-        config.load()
-        config.ssl = broker.tls if tls else None
-        self._server = _Server(config)
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._task = loop.create_task(self._server.serve(sockets=[self._listener]))
-
-    async def stop(self) -> None:
-        self._server.should_exit = True
-        await self._task
-        self.close()
-
-    def close(self) -> None:
-        self._listener.close()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from srtm.protocol.names import VERSION
 from srtm.protocol.server import CLOSING, INIT, SUBSCRIBED
 from srtm.units import NS_PER_S
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from srtm.broker.topic import Topic
     from srtm.model.latency import Distribution
 
-VERSION = "1.3.0"  # of nsqd, whose shapes these are; tools look at it
 _STATES = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
 
 

@@ -81,8 +81,7 @@ def broker(
 
         curl -X POST 'localhost:4151/topic/limit?topic=traffic&r=11000&b=6001'
     """
-    import asyncio
-
+    from srtm import program
     from srtm.broker.options import BrokerOptions
     from srtm.broker.run import run
     from srtm.units import parse_duration_ns
@@ -111,12 +110,7 @@ def broker(
         auth_http_addresses=tuple(auth or ()),
         trace_folder=_text(trace_folder),
     )
-    try:
-        import uvloop
-    except ImportError:  # slower, and everything works
-        asyncio.run(run(options))
-    else:
-        uvloop.run(run(options))
+    program.run(run(options))
 
 
 def _text(path: Path | None) -> str | None:

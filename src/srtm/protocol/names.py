@@ -12,6 +12,7 @@ from typing import Final
 MAGIC_V1: Final = b"  V1"
 MAGIC_V2: Final = b"  V2"
 
+VERSION: Final = "1.3.0"  # of nsqd and nsqlookupd, whose answers ours are; tools look at it
 MAX_NAME: Final = 64  # characters, `#ephemeral` included
 EPHEMERAL: Final = "#ephemeral"
 ID_SIZE: Final = 16  # a message's id: 8 bytes as lower-case hex
@@ -49,7 +50,7 @@ class Settings:
     max_deflate_level: int = 6
     snappy: bool = True
     auth_required: bool = False
-    version: str = "1.3.0"
+    version: str = VERSION
 
 
 def valid_name(name: bytes | str) -> bool:

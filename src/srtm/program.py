@@ -1,0 +1,77 @@
+"""What programs that serve have in common: a loop, a listening socket, HTTP, an orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Coroutine, Iterator
+
+_LAST_WORDS_S = 1  # for answers that are being sent when it is told to stop; streams never end by themselves
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a program's main coroutine: on uvloop, or slower where it is not installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def stop_signal() -> asyncio.Event:
+    """An event that Ctrl-C and SIGTERM set from now on."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, reuse_port=False)
+
+
+class Site:
+    """HTTP of an ASGI application on one port, with TLS or without."""
+
+    def __init__(self, app: Callable[..., Any], host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._listener = bound(host, port)
+        self.port = int(self._listener.getsockname()[1])
+        config = uvicorn.Config(
+            app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=_LAST_WORDS_S
+        )
+        config.load()
+        config.ssl = tls
+        self._server = _Server(config)
+
+    def start(self) -> None:
+        """Serve; there must be a loop."""
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._listener]))
+
+    async def stop(self) -> None:
+        """Answer what was asked, and serve no more."""
+        self._server.should_exit = True
+        await self._task
+        self.close()
+
+    def close(self) -> None:
+        """Give up the port."""
+        self._listener.close()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without hands on the signals, which are the program's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
