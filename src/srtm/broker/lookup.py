@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PING_S = 15.0
+LOOK_S = 0.5  # until it is noticed that a service has gone, which may be back by then and know nothing
 CONNECT_S = 1.0
 ANSWER_S = 5.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 15.0
@@ -97,11 +98,19 @@ class Peer:
         while True:
             self.changed.clear()
             await self._update(reader, writer)
-            try:
-                async with asyncio.timeout(PING_S):
-                    await self.changed.wait()
-            except TimeoutError:
+            if not await self._change(reader):
                 await self._command(reader, writer, [lookup.PING])
+
+    async def _change(self, reader: asyncio.StreamReader) -> bool:
+        """Whether something changed before it is time for a PING; EOFError once the service has gone."""
+        until = self._broker.loop.time() + PING_S
+        while (left_s := until - self._broker.loop.time()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, left_s)):
+                    return await self.changed.wait()
+            if reader.at_eof() or reader.exception():
+                raise EOFError("it closed the connection")
+        return False
 
     async def _update(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Tell the difference between what is and what was told."""
