@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench import fitting, host, model, protocol
+from bench import discovery, fitting, host, model, protocol
 
 SEED = 1
 ALL = {
@@ -17,6 +17,7 @@ ALL = {
     "fitting": fitting.table_1,
     "tokens": fitting.whole_tokens,
     "protocol": protocol.parsing,
+    "discovery": discovery.registrations,
 }
 
 

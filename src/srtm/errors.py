@@ -15,6 +15,7 @@ SRTMError
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
 ├── ControlError          a controller cannot start or go on
+│   └── RegistryFull      no room for more names and registrations
 ├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
@@ -88,6 +89,10 @@ class BrokerError(SRTMError):
 
 class ControlError(SRTMError):
     """A controller cannot start or go on."""
+
+
+class RegistryFull(ControlError):
+    """There is no room for more names and registrations."""
 
 
 class ProtocolError(SRTMError):

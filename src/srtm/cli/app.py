@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import srtm
-from srtm.cli import broker, conformance, groups, latency, penalty, plan, profile, report, spark, trace
+from srtm.cli import broker, conformance, controller, groups, latency, penalty, plan, profile, report, spark, trace
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.add_typer(trace.app, name="trace")
 app.add_typer(spark.app, name="spark")
 app.command()(broker.broker)
+app.command()(controller.controller)
 app.command()(latency.latency)
 app.command()(profile.profile)
 app.command()(groups.groups)

@@ -1,14 +1,18 @@
-"""What the verbs that run on Spark have in common: their options, and a session with a line of progress."""
+"""What verbs have in common: flags from options; for those on Spark, a session with a line of progress."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
     from srtm.model.timeline import Timeline
     from srtm.pipeline.session import SparkSession
+
+T = TypeVar("T")
 
 
 class Format(StrEnum):
@@ -133,6 +139,32 @@ def spark_options(given: list[str] | None) -> dict[str, str]:
             raise InputError(f"--spark-conf {option}: write it as spark.name=value, as in spark.driver.memory=4g")
         options[name] = value
     return options
+
+
+def flags_of(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Make a command of a function of options: a flag for every field with a help text, of a plain type."""
+
+    def command(run: Callable[[T], None]) -> Callable[..., None]:
+        @wraps(run)
+        def wrapped(**given: Any) -> None:
+            run(options(**given))
+
+        flagged = [each for each in fields(options) if "help" in each.metadata]  # type: ignore[arg-type]
+        kinds = get_type_hints(SimpleNamespace(__annotations__={each.name: each.type for each in flagged}))
+        parameters = [
+            Parameter(
+                each.name,
+                Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=Annotated[kinds[each.name], typer.Option(**each.metadata)],
+            )
+            for each in flagged
+        ]
+        wrapped.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+        return wrapped
+
+    return command
 
 
 def print_json(document: object) -> None:

@@ -1,22 +1,76 @@
-"""All settings of a controller with their defaults; flags derive from them."""
+"""All settings of a controller with their defaults; flags derive from those that have a help text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import socket
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
-from srtm.model.service import PRESETS, ServiceModel
+from srtm.control.registry import INACTIVE_AFTER_S, TOMBSTONE_S
+from srtm.errors import InputError
+
+if TYPE_CHECKING:
+    from srtm.model.service import ServiceModel
+
+_EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+def _option(default: Any, text: str, **more: str) -> Any:
+    return field(default=default, metadata={"help": text, **more})
+
+
+def _paper_testbed() -> ServiceModel:
+    from srtm.model.service import PRESETS  # brings a compiler along, which no other command should wait for
+
+    return PRESETS["paper-testbed"]
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerOptions:
     """What a controller is told at its start."""
 
-    host: str = "127.0.0.1"
-    lease_s: float = 30.0
-    exchange_s: float = 1.0
-    safe_share: float = 0.5
-    mcap_mps: float = 12_000.0
-    service: ServiceModel = field(default_factory=lambda: PRESETS["paper-testbed"])
+    host: str = _option("127.0.0.1", "Address to listen on; this machine alone unless given.")
+    tcp_port: int = _option(4160, "Port that brokers register at; 0 takes a free one.")
+    http_port: int = _option(4161, "Port of HTTP; 0 takes a free one.")
+    broadcast_address: str | None = _option(None, "Where brokers reach its HTTP (the host it listens on, or its name).")
+    data_path: str | None = _option(None, "A folder for what must outlive a restart (kept in memory, without).")
+    token: str | None = _option(
+        None, "What whoever changes anything under /v1 has to show (nothing, without).", envvar="SRTM_TOKEN"
+    )
+    control_token: str | None = _option(None, "What it shows to brokers.", envvar="SRTM_CONTROL_TOKEN")
+    inactive_after_s: float = _option(INACTIVE_AFTER_S, "Seconds of silence until a broker is left out.")
+    tombstone_s: float = _option(TOMBSTONE_S, "Seconds that a tombstoned broker is left out of its topic.")
+    lease_s: float = _option(30.0, "Seconds that a broker may use its whole share without hearing of the controller.")
+    exchange_s: float = _option(1.0, "Seconds between two exchanges with a broker.")
+    safe_share: float = _option(0.5, "What is left of a share when its lease has ended, 0 to 1.")
+    mcap_mps: float = _option(12_000.0, "Messages a second that a broker can take.")
+    service: ServiceModel = field(default_factory=_paper_testbed)
     seed: int = 0
     move_s: float = 15.0
     calm_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, all of it at once."""
+        problems = [
+            f"{name} is a port from 0 to 65535, not {value}"
+            for name in ("tcp_port", "http_port")
+            if not 0 <= (value := getattr(self, name)) <= 65535
+        ]
+        problems += [
+            f"{each.name} is a number of seconds above 0, not {value}"
+            for each in fields(self)
+            if each.name.endswith("_s") and not 0 < (value := getattr(self, each.name)) < math.inf
+        ]
+        if not 0 <= self.safe_share <= 1:
+            problems.append(f"safe_share is from 0 to 1, not {self.safe_share}")
+        if not 0 < self.mcap_mps < math.inf:
+            problems.append(f"mcap_mps is a rate above 0, not {self.mcap_mps}")
+        if problems:
+            raise InputError("; ".join(problems))
+
+    @property
+    def address(self) -> str:
+        """Where others reach it."""
+        name = socket.gethostname() if self.host in _EVERYWHERE else self.host
+        return self.broadcast_address or name

@@ -1,0 +1,78 @@
+"""`srtm controller` as a program: ready in a line, stopped in order, and clear about what it cannot do."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+import pytest
+
+from srtm import program
+from srtm.cli.app import run
+from srtm.control.options import ControllerOptions
+from srtm.errors import InputError
+from tests.broker.running import PATIENCE_S
+from tests.programs import ask, post
+
+READY = r"controller: TCP 127\.0\.0\.1:(\d+), HTTP 127\.0\.0\.1:(\d+)\n"
+
+
+@contextmanager
+def controller(*flags: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "srtm", "controller", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
+    with controller("--tcp-port", "0", "--http-port", "0") as process:
+        assert process.stdout
+        found = re.fullmatch(READY, process.stdout.readline())
+        assert found
+        tcp, http = int(found[1]), int(found[2])
+        assert post(http, "/topic/create?topic=t") == 200
+        assert ask(http, "/topics") == {"topics": ["t"]}
+        process.send_signal(number)
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")
+        assert process.returncode == 0
+        for port in (tcp, http):
+            program.bound("127.0.0.1", port).close()
+
+
+def test_a_port_that_is_taken(capfd: pytest.CaptureFixture[str]) -> None:
+    with program.bound("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert run(["controller", "--tcp-port", "0", "--http-port", str(port)]) == 1
+    assert f"srtm: cannot listen on 127.0.0.1:0 and :{port}: Address already in use" in capfd.readouterr().err
+
+
+def test_all_that_is_wrong_is_said_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["controller", "--tcp-port", "70000", "--lease-s", "0", "--exchange-s", "nan", "--safe-share", "2"]) == 2
+    said = capfd.readouterr().err
+    for name, value in {"tcp_port": "70000", "lease_s": "0.0", "exchange_s": "nan", "safe_share": "2.0"}.items():
+        assert re.search(rf"{name} is .*?, not {value}", said), said
+    with pytest.raises(InputError, match="http_port"):
+        ControllerOptions(http_port=-1)
+
+
+def test_there_is_a_flag_for_every_option(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["controller", "--help"]) == 0
+    said = capfd.readouterr().out
+    for each in (each for each in fields(ControllerOptions) if "help" in each.metadata):
+        assert f"--{each.name.replace('_', '-')} " in said
+
+
+def test_where_others_reach_it() -> None:
+    assert ControllerOptions().address == "127.0.0.1"
+    assert ControllerOptions("0.0.0.0").address not in ("", "0.0.0.0")
+    assert ControllerOptions("0.0.0.0", broadcast_address="c.example").address == "c.example"
