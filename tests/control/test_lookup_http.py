@@ -6,13 +6,18 @@ import asyncio
 
 import httpx
 
+from srtm.control.controller import Controller
+from srtm.control.options import ControllerOptions
 from srtm.control.registry import Registry
 from srtm.control.run import app
+from srtm.control.service import Service
+from srtm.control.store import Store
 
 
 def ask(registry: Registry, method: str, path: str) -> httpx.Response:
     async def asked() -> httpx.Response:
-        transport = httpx.ASGITransport(app(registry))
+        service = Service(Controller(ControllerOptions(), Store(), 0), registry)
+        transport = httpx.ASGITransport(app(service))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://controller", follow_redirects=True
         ) as client:

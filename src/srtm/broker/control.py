@@ -188,7 +188,7 @@ class Control:
 
     def _report(self, topic: Topic, holding: _Holding, said: Exchange) -> TopicReport:
         here = self._publishers.get(topic.name, {})
-        listed = topic.name in said.roll
+        listed = said.recall or topic.name in said.roll
         return TopicReport(
             *holding.stamp,
             Share.of(topic.limiter.bucket) if topic.limiter else None,

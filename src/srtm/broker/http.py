@@ -296,7 +296,8 @@ class Pages:
         except ProtocolError as problem:
             raise Refused(400, f"INVALID_EXCHANGE: {problem}") from None
         except BrokerError as problem:
-            raise Refused(409, f"NOT_MANAGED: {problem}") from None
+            managed = self.broker.options.controller is not None
+            raise Refused(409, f"{'OLD_EPOCH' if managed else 'NOT_MANAGED'}: {problem}") from None
         return Response(exchange.write(answer), media_type="application/json")
 
     async def trace_start(self, request: Request) -> Response:

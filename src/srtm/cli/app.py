@@ -8,7 +8,22 @@ from typing import Annotated
 import typer
 
 import srtm
-from srtm.cli import broker, conformance, controller, groups, latency, penalty, plan, profile, report, spark, trace
+from srtm.cli import (
+    broker,
+    conformance,
+    controller,
+    groups,
+    latency,
+    penalty,
+    plan,
+    profile,
+    report,
+    spark,
+    top,
+    topic,
+    trace,
+    up,
+)
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(
@@ -19,6 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command()(up.up)
+app.add_typer(topic.app, name="topic")
+app.command()(top.top)
 app.add_typer(trace.app, name="trace")
 app.add_typer(spark.app, name="spark")
 app.command()(broker.broker)

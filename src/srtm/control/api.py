@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Path, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from srtm.control.clock import now_ns
 from srtm.control.expected import expected
 from srtm.control.explain import explained
 from srtm.control.schema import (
@@ -27,7 +28,7 @@ from srtm.control.schema import (
     member_out,
     topic_out,
 )
-from srtm.control.service import Service, now_ns
+from srtm.control.service import Service
 from srtm.errors import InputError, SRTMError
 from srtm.model.profile import profile
 
@@ -77,7 +78,8 @@ def router(service: Service) -> APIRouter:
         """Put a topic under contract; with publishers, also place them, and begin to fit."""
         declared = [each.declared() for each in wish.publishers]
         try:
-            bucket = bucket_of(wish) or await asyncio.to_thread(_profiled, declared)
+            asked = bucket_of(wish)
+            bucket = asked if asked is not None else await asyncio.to_thread(_profiled, declared)
             contract = wish.contract(bucket)
         except (ValueError, SRTMError) as problem:
             raise HTTPException(422, str(problem)) from None
@@ -220,7 +222,7 @@ def _addresses(service: Service, topic: str) -> dict[str, str]:
     """Where a topic's messages are."""
     controller = service.controller
     found = controller.topics.get(topic)
-    names = found.brokers() if found else service.producers_of(topic)
+    names = service.producers_of(topic) | (found.brokers() if found else set())
     members = [controller.members[name] for name in sorted(names) if name in controller.members]
     return {member.name: member.address for member in members if member.status != "dead"}
 

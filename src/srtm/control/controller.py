@@ -39,16 +39,17 @@ _CLOCKS = 1.02  # how much faster than ours a broker's clock may run
 _SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little late
 _SILENT_S = 3.0  # of exchanges, until a broker counts as silent
 _HURRY_S = 0.1  # between exchanges while something is under way
+_FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
 
 
 class Controller:
     """All that is known, and what is to be done about it."""
 
-    def __init__(self, options: ControllerOptions, store: Store, now_ns: int) -> None:
+    def __init__(self, options: ControllerOptions, store: Store, now_ns: int, first_epoch: int = 1) -> None:
         self.options = options
         self.store = store
-        self.epoch = store.next_epoch()
+        self.epoch = store.next_epoch(first_epoch)
         self.members: dict[str, Member] = {}
         self.topics: dict[str, Topic] = {}
         self.on_change: Callable[[str], None] = lambda _: None  # the topic of that name changed
@@ -57,7 +58,7 @@ class Controller:
         self._safe_percent = round(100 * options.safe_share)
         self._orders: dict[str, list[Move]] = {}
         self._due: set[str] = set()
-        self._recalling: set[str] = set()
+        self._recalling_until_ns = 0
         self._load(now_ns)
 
     # Brokers come and go.
@@ -100,9 +101,17 @@ class Controller:
             for topic in self.topics.values():
                 self._leave(topic, name, now_ns)
 
-    def recall(self) -> None:
-        """The store is lost: ask brokers which contracts they know, and believe them."""
-        self._recalling = {"*"}
+    def foreign(self, name: str) -> None:
+        """Somebody registered who takes no orders: a stock nsqd, or a broker without a controller."""
+        self.members.pop(name, None)
+        self.store.delete_member(name)
+
+    def recall(self, now_ns: int) -> None:
+        """The store is lost: ask brokers which contracts they know, and believe them.
+
+        Nothing is granted for a lease, so that brokers which are not heard have cut their shares by then.
+        """
+        self._recalling_until_ns = now_ns + self._lease_ns
 
     # Topics and publishers.
 
@@ -246,7 +255,7 @@ class Controller:
             self._orders.pop(name, []),
             min(heard, default=0),
             [topic.name for topic in self.topics.values() if topic.moving or topic.fit],
-            bool(self._recalling),
+            self._recalling_until_ns > 0,
         )
 
     def heard(self, name: str, said: Exchange, answer: Answer, now_ns: int) -> None:
@@ -262,7 +271,7 @@ class Controller:
         member.free_mps, member.lag_ns = answer.free_mps, answer.lag_ns
         if member.status != "alive":
             self._turn(member, "alive", now_ns)
-        if self._recalling and answer.contracts:
+        if self._recalling_until_ns and answer.contracts:
             self._recall(name, answer, now_ns)
         for topic_name, report in answer.topics.items():
             topic = self.topics.get(topic_name)
@@ -293,6 +302,7 @@ class Controller:
             if topic.opened and topic.fit is None and not topic.moving:
                 if topic.adapt(self.members):
                     self._hurry(topic)
+                self._begin_to_fit(topic, now_ns)
                 self._relieve(topic, now_ns)
 
     def jobs(self) -> list[Fit]:
@@ -320,6 +330,9 @@ class Controller:
 
     def _plan(self, now_ns: int) -> None:
         alive = [name for name, member in self.members.items() if member.status == "alive"]
+        if now_ns < self._recalling_until_ns:
+            return
+        self._recalling_until_ns = 0
         for topic in self.topics.values():
             if not topic.opened:
                 self._try_open(topic, now_ns)
@@ -403,7 +416,9 @@ class Controller:
         """Rebuild what was lost from what a broker has in force."""
         for topic_name, contract in (answer.contracts or {}).items():
             if topic_name not in self.topics:
-                self.create(topic_name, contract, now_ns).note(now_ns, "recovered", f"as {name} knew it")
+                made = self.create(topic_name, contract, now_ns)
+                made.transfer.forget_pool()
+                made.note(now_ns, "recovered", f"as {name} knew it")
             topic, report = self.topics[topic_name], answer.topics.get(topic_name)
             if report and report.share:
                 topic.transfer.recalled(name, report.share.bucket)
@@ -486,6 +501,15 @@ class Controller:
             self._due |= {old, new}
         if moves:
             topic.moving_since_ns = now_ns
+
+    def _begin_to_fit(self, topic: Topic, now_ns: int) -> None:
+        """A topic's first fitting begins when its publishers are there and send about what they said."""
+        if topic.fitted is not None or topic.fit is not None or topic.contract.fit == "none" or not topic.publishers:
+            return
+        flowing = sum(seen.rate_mps for seen in topic.seen.values()) >= _FLOWING * topic.rate_mps
+        topic.flowing_s = topic.flowing_s + 1 if flowing else 0
+        if topic.flowing_s >= _STEADY_S:
+            self.fit(topic.name, now_ns)
 
     def _grown(self, topic: Topic, now_ns: int) -> None:
         """Publishers that came since the last fitting are fitted on their own once they are many."""

@@ -45,6 +45,7 @@ class ControllerOptions:
     exchange_s: float = _option(1.0, "Seconds between two exchanges with a broker.")
     safe_share: float = _option(0.5, "What is left of a share when its lease has ended, 0 to 1.")
     mcap_mps: float = _option(12_000.0, "Messages a second that a broker can take.")
+    recover: bool = _option(False, "Begin with an empty store, and rebuild it from what brokers report.")
     service: ServiceModel = field(default_factory=_paper_testbed)
     seed: int = 0
     move_s: float = 15.0

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import httpx
 
+from srtm.control.clock import now_ns
+from srtm.control.registry import Came, Left, TopicChanged
 from srtm.errors import ProtocolError
 from srtm.protocol import exchange
 from srtm.units import NS_PER_S
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from srtm.control.controller import Controller
     from srtm.control.distributor import Fit
     from srtm.control.members import Member
+    from srtm.control.registry import Change, Producer, Registry
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,11 @@ _CONNECT_S = 1.0
 class Service:
     """A controller at work."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, registry: Registry) -> None:
         self.controller = controller
+        self.registry = registry
         controller.on_change = self._changed
+        registry.on_change = self._registered
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_sent: dict[str, int] = {}
         self._under_way: set[str] = set()
@@ -57,15 +61,30 @@ class Service:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
-    def joined(self, name: str, host: str, tcp_port: int, http_port: int) -> None:
-        """A broker has registered."""
-        self.controller.joined(name, host, tcp_port, http_port, now_ns())
+    def producers_of(self, topic: str) -> set[str]:
+        """Names of the brokers that have registered a topic."""
+        return {producer.peer.hostname for producer in self.registry.producers(topic, now_ns())}
 
-    def left(self, name: str) -> None:
-        """A broker's registration has ended: see whether it is still there."""
-        member = self.controller.members.get(name)
-        if member is not None:
-            self._spawn(self._probe(member))
+    def _registered(self, change: Change) -> None:
+        """A broker has registered, or its registration has ended: then see whether it is still there."""
+        if isinstance(change, Came):
+            self._came(change.producer)
+        elif isinstance(change, Left):
+            member = self.controller.members.get(change.producer.peer.hostname)
+            if member is not None:
+                self._spawn(self._probe(member))
+        elif isinstance(change, TopicChanged):
+            self._changed(change.topic)
+
+    def _came(self, producer: Producer) -> None:
+        peer = producer.peer
+        known = self.controller.members.get(peer.hostname)
+        elsewhere = known and (known.host, known.http_port) != (peer.broadcast_address, peer.http_port)
+        if known and elsewhere and known.status == "alive":
+            known.oddities += 1
+            log.warning("BROKER(%s): another one of that name at %s: give it a --name", known.name, producer.address)
+            return
+        self.controller.joined(peer.hostname, peer.broadcast_address, peer.tcp_port, peer.http_port, now_ns())
 
     async def changes(self, topic: str, longest_s: float) -> AsyncIterator[bool]:
         """Whenever something about a topic has changed: True; after so long without a change: False."""
@@ -121,6 +140,8 @@ class Service:
             answer = await self._client.post(url, content=exchange.write(said), headers=headers)
             if answer.status_code == 200:
                 controller.heard(member.name, said, exchange.read(answer.content, exchange.Answer), now_ns())
+            elif answer.status_code == 404 or b"NOT_MANAGED" in answer.content:
+                controller.foreign(member.name)
             else:
                 self._complain(member, f"{answer.status_code}: {answer.text[:200]}")
         except httpx.ConnectError:
@@ -158,11 +179,6 @@ class Service:
         self._tasks.discard(task)
         if not task.cancelled() and (problem := task.exception()):
             log.error("CONTROLLER: %s", problem, exc_info=problem)
-
-
-def now_ns() -> int:
-    """The controller's clock."""
-    return time.monotonic_ns()
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

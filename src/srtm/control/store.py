@@ -89,16 +89,12 @@ class Store:
         """Nothing is written any more."""
         self._db.close()
 
-    def next_epoch(self) -> int:
-        """The number of this start."""
+    def next_epoch(self, first: int = 1) -> int:
+        """The number of this start: larger than any before, and not less than `first`."""
         found = self._db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
-        epoch = int(found[0]) + 1 if found else 1
+        epoch = max(first, int(found[0]) + 1 if found else 1)
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (epoch,))
         return epoch
-
-    def at_least_epoch(self, epoch: int) -> None:
-        """Begin beyond the epoch of a controller whose store was lost."""
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (epoch,))
 
     def save_member(self, member: Member) -> None:
         """A broker, as it is now."""

@@ -72,6 +72,7 @@ class Topic:
     fit: Fit | None = None
     fitted: Fitted | None = None
     settled: frozenset[str] = frozenset()  # publishers that the last fitting placed
+    flowing_s: int = 0  # seconds in a row that its publishers have sent about what they declared
     moving: set[str] = field(default_factory=set)  # publishers that have been told to go elsewhere
     moving_since_ns: int = 0
     busy_s: Counter[str] = field(default_factory=Counter)  # seconds in a row that a broker was too slow

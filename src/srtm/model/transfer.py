@@ -168,7 +168,10 @@ class Transfer:
         others = {name: held for name, held in self.held.items() if name != broker}
         if within(self._whole, [*others.values(), share]):
             self._held[broker] = _amount(share)
-            self._pool_ntok = 0  # who knows where they are
+
+    def forget_pool(self) -> None:
+        """Nobody knows how many tokens are out: none are left to be given."""
+        self._pool_ntok = 0
 
     def _send(self, name: str, amount: _Amount) -> Grant:
         gift_ntok = min(self._pool_ntok, max(0, amount.b_ntok - self._has(name).b_ntok))

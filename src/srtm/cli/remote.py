@@ -1,0 +1,48 @@
+"""How verbs speak to a controller."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from srtm.errors import ControlError
+
+Controller = Annotated[
+    str, typer.Option(envvar="SRTM_CONTROLLER", metavar="URL", help="Where the controller's HTTP is.")
+]
+Token = Annotated[
+    str | None, typer.Option(envvar="SRTM_TOKEN", help="What the controller wants to be shown, if anything.")
+]
+HERE = "http://127.0.0.1:4161"
+_PATIENCE_S = 120.0  # an explanation is computed
+
+
+def ask(controller: str, token: str | None, method: str, path: str, body: object = None) -> Any:
+    """The JSON of an answer; what the controller refuses, and that there is none, are errors."""
+    import httpx
+
+    url = controller if "://" in controller else f"http://{controller}"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with httpx.Client(timeout=httpx.Timeout(_PATIENCE_S, connect=2.0), trust_env=False) as client:
+            answer = client.request(method, url.rstrip("/") + path, json=body, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as problem:
+        raise ControlError(
+            f"no controller answers at {controller} ({problem}): start one with srtm up, or say where it is with"
+            " --controller",
+            controller=controller,
+        ) from None
+    if answer.status_code >= 400:
+        raise ControlError(_reason(answer.json() if "json" in answer.headers.get("content-type", "") else None, url))
+    return answer.json() if answer.content else None
+
+
+def _reason(found: Any, url: str) -> str:
+    """The sentence in an answer that refuses."""
+    detail = found.get("detail", found.get("message")) if isinstance(found, dict) else None
+    if isinstance(detail, str):
+        return detail
+    if isinstance(detail, list):
+        return "; ".join(f"{'.'.join(str(at) for at in each['loc'][1:])}: {each['msg']}" for each in detail)
+    return f"{url} does not answer as a controller does"

@@ -1,0 +1,253 @@
+"""`srtm topic`: contracts of topics."""
+
+from __future__ import annotations
+
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from srtm.cli.common import AsJson, new_table, print_json, print_table
+from srtm.cli.remote import HERE, Controller, Token, ask
+from srtm.errors import InputError
+from srtm.units import NS_PER_MS, parse_duration_ns
+
+app = typer.Typer(help="Put topics under contract, see how they do, and why.", no_args_is_help=True)
+
+_POLL_S = 0.5
+Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
+
+
+class Policy(StrEnum):
+    """How publishers are placed."""
+
+    LB = "lb"
+    CONC = "conc"
+    MAX_MIN = "max_min"
+    SRTM = "srtm"
+
+
+class FitBy(StrEnum):
+    """How a fitting goes about it."""
+
+    MODEL = "model"
+    MEASURE = "measure"
+    NONE = "none"
+
+
+class Durability(StrEnum):
+    """Where messages are kept."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+class Overflow(StrEnum):
+    """What becomes of messages that find no token."""
+
+    WAIT = "wait"
+    DROP = "drop"
+
+
+@app.command()
+def create(
+    name: Name,
+    r: Annotated[float | None, typer.Option("--r", help="Tokens a second.")] = None,
+    b: Annotated[float | None, typer.Option("--b", help="Tokens of a full bucket.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Instead: a trace to profile (r, b) from.")] = None,
+    slo_p99: Annotated[str, typer.Option(help="Tail latency that is to hold, end to end.")] = "1ms",
+    policy: Annotated[Policy, typer.Option(help="How publishers are placed.")] = Policy.SRTM,
+    fit: Annotated[FitBy, typer.Option(help="Predict first and confirm, or search by measuring.")] = FitBy.MODEL,
+    durability: Annotated[Durability, typer.Option(help="Where messages are kept.")] = Durability.MEMORY,
+    overflow: Annotated[Overflow, typer.Option(help="What finds no token.")] = Overflow.WAIT,
+    controller: Controller = HERE,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a topic under contract: a token bucket (r, b) and an SLO. Example:
+
+    srtm topic create traffic --r 11000 --b 600 --slo-p99 1ms
+    """
+    if (r is None or b is None) == (trace is None):
+        raise InputError("give --r and --b, or a --trace to profile them from")
+    publishers: list[dict[str, Any]] = []
+    if trace is not None:
+        r, b, publishers = _from_trace(name, trace)
+    wish = {
+        "r": r,
+        "b": b,
+        "slo_ms": parse_duration_ns(slo_p99) / NS_PER_MS,
+        "policy": policy.value,
+        "fit": fit.value,
+        "durability": durability.value,
+        "overflow": overflow.value,
+        "publishers": publishers,
+    }
+    made = ask(controller, token, "PUT", f"/v1/topics/{name}", wish)
+    if as_json:
+        print_json(made)
+    else:
+        print(f"topic {name}: (r, b) = ({made['r']:g}/s, {made['b']:g}), p99 within {made['slo_ms']:g} ms, {policy}")
+
+
+def _from_trace(name: str, trace: Path) -> tuple[float, float, list[dict[str, Any]]]:
+    """(r, b) of a trace's only topic, or of the one of that name, and its publishers with their rates and groups."""
+    from srtm.model.profile import profile
+    from srtm.workload.trace import load
+
+    topics = load(trace)
+    found = topics if len(topics) == 1 else [topic for topic in topics if topic.topic == name]
+    if not found:
+        held = ", ".join(topic.topic for topic in topics)
+        raise InputError(f"{trace} has no topic {name!r}, but {held}: give the topic one of these names")
+    bucket = profile(found[0].arrivals.times_ns, quantile="0.995").bucket
+    publishers = [{"id": each.id, "rate": each.rate_mps, "group": each.group} for each in found[0].publishers]
+    return bucket.r, bucket.b, publishers
+
+
+@app.command("ls")
+def list_(controller: Controller = HERE, as_json: AsJson = False) -> None:
+    """List topics under contract."""
+    found = ask(controller, None, "GET", "/v1/topics")
+    if as_json:
+        print_json(found)
+        return
+    print_table(table_of(found["topics"]))
+
+
+def table_of(topics: list[dict[str, Any]]) -> Table:
+    """Topics, a line each."""
+    columns = "topic", "state", "r", "b", "policy", "k", "publishers", "msg/s", "p99 access", "p99 total", "SLO"
+    table = new_table(*columns)
+    for topic in topics:
+        table.add_row(*_row(topic))
+    return table
+
+
+def _row(topic: dict[str, Any]) -> list[str]:
+    """A topic as a line of a table."""
+    met = {None: "", True: "met", False: "not met"}[topic["slo_met"]]
+    return [
+        topic["topic"],
+        topic["state"],
+        f"{topic['r']:g}",
+        f"{topic['b']:g}",
+        topic["policy"],
+        str(topic["k"]),
+        f"{topic['publishers']:,}",
+        f"{topic['rate']:,.0f}",
+        _ms(topic["access_ms"]),
+        _ms(topic["total_ms"]),
+        f"{topic['slo_ms']:g} ms {met}",
+    ]
+
+
+def _ms(points: dict[str, float] | None) -> str:
+    return f"{points['p99']:.3g} ms" if points else "—"
+
+
+@app.command()
+def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
+    """Show a topic: contract, shares, latencies, and what happened to it."""
+    topic = ask(controller, None, "GET", f"/v1/topics/{name}")
+    if as_json:
+        print_json(topic)
+        return
+    print_topic(topic)
+
+
+def print_topic(topic: dict[str, Any]) -> None:
+    """A topic, for people."""
+    title = f"{topic['topic']}: {topic['state']}, (r, b) = ({topic['r']:g}/s, {topic['b']:g}), {topic['policy']}"
+    table = new_table("broker", "publishers", "msg/s", "r", "b", "waiting", "p99 access", "p99 total", title=title)
+    for each in topic["brokers"]:
+        table.add_row(
+            each["broker"],
+            f"{each['publishers']:,}",
+            f"{each['rate']:,}",
+            f"{each['r']:,.1f}",
+            f"{each['b']:,.1f}",
+            f"{each['waiting']:,}",
+            _ms(each["access_ms"]),
+            _ms(each["total_ms"]),
+        )
+    print_table(table)
+    for event in topic["events"][-10:]:
+        print(f"{event['ago_s']:8.1f} s ago  {event['kind']}: {event['text']}")
+
+
+@app.command()
+def rm(name: Name, controller: Controller = HERE, token: Token = None) -> None:
+    """End a contract; the topic's messages then pass freely."""
+    ask(controller, token, "DELETE", f"/v1/topics/{name}")
+    print(f"topic {name} is free")
+
+
+@app.command()
+def fit(
+    name: Name,
+    wait: Annotated[bool, typer.Option(help="Until it has ended.")] = True,
+    controller: Controller = HERE,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Place a topic's publishers anew, and measure until the SLO holds on the fewest brokers."""
+    topic = ask(controller, token, "POST", f"/v1/topics/{name}/fit")
+    said = ""
+    while wait and topic["fitting"]:
+        now = f"{topic['fitting']['state']}, {topic['fitting']['rounds']} rounds measured"
+        if now != said and sys.stderr.isatty():
+            print(f"{name}: {now}", file=sys.stderr)
+        said = now
+        time.sleep(_POLL_S)
+        topic = ask(controller, None, "GET", f"/v1/topics/{name}")
+    if as_json:
+        print_json(topic)
+    elif topic["fitted"]:
+        fitted = topic["fitted"]
+        verdict = "SLO met" if fitted["met"] else f"SLO not met: {fitted['reason']}"
+        spent = f"{len(fitted['rounds'])} rounds in {fitted['elapsed_s']:.1f} s"
+        print(f"{name}: k = {fitted['k']} after {spent}, {verdict}")
+    if wait and not (topic["fitted"] and topic["fitted"]["met"]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
+    """Say why a topic is where it is, and what every other number of brokers would cost."""
+    found = ask(controller, None, "GET", f"/v1/topics/{name}/explain")
+    if as_json:
+        print_json(found)
+        return
+    quotas = ", ".join(f"{broker} {rate:,.0f} msg/s" for broker, rate in found["quotas"].items())
+    print(f"{name}: k = {found['k']} by {found['policy']}: {quotas or 'nobody is placed'}")
+    table = new_table("k", "p99 access", "p99 processing", "p99 total", "SLO", title="by the model")
+    for each in found["predicted"]:
+        if each["possible"]:
+            parts = [_ms(each[part]) for part in ("access_ms", "processing_ms", "total_ms")]
+            table.add_row(str(each["k"]), *parts, "met" if each["meets_slo"] else "not met")
+        else:
+            table.add_row(str(each["k"]), each["reason"])
+    print_table(table)
+    for number, each in enumerate((found["measured"] or {"rounds": []})["rounds"], 1):
+        worst = max(each["latency_ns"].values(), default=0) / NS_PER_MS
+        certain = "" if each["certain"] else " (not certain)"
+        print(f"round {number}: k = {each['k']}, worst broker {worst:.3g} ms, {each['seconds']:.0f} s{certain}")
+
+
+@app.command()
+def move(
+    name: Name,
+    publishers: Annotated[list[str], typer.Argument(help="Publishers.")],
+    to: Annotated[str, typer.Option("--to", help="The broker to send them to.")],
+    controller: Controller = HERE,
+    token: Token = None,
+) -> None:
+    """Send publishers to a broker."""
+    wish = {"publishers": publishers, "broker": to}
+    ask(controller, token, "POST", f"/v1/topics/{name}/move", wish)
+    print(f"{len(publishers)} publishers of {name} go to {to}")
