@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from srtm.protocol.names import Settings
 
+MAX_IDENTIFY_SIZE = 64 * 1024  # of the JSON that a client may send before anybody knows it; nsqd takes 5 MiB
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
@@ -28,7 +30,7 @@ class BrokerOptions:
     # The controller that this broker is under (host:port, as of nsqlookupd); topics under contract wait for its grants.
     controller: str | None = None
     control_token: str | None = None  # that the controller has to show
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = field(default_factory=lambda: Settings(max_identify_size=MAX_IDENTIFY_SIZE))
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_auth_policy: str = ""  # or require, or require-verify: clients must show a certificate
