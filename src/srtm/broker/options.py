@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from dataclasses import dataclass, field
 
 from srtm.protocol.names import Settings
@@ -48,3 +49,12 @@ class BrokerOptions:
     max_unsent_bytes: int = 1024 * 1024
     read_size: int = 256 * 1024
     backlog: int = 1024
+
+
+def not_writable(folder: str) -> str | None:
+    """Why no file can be made in a folder; None where one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
