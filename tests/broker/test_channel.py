@@ -263,3 +263,14 @@ def test_a_silent_client_is_let_go(broker: Running) -> None:
         while client.sock.recv(100):
             pass
         assert 1.9 < time.monotonic() - begin < 4
+
+
+def test_an_identify_that_is_too_big_is_refused_before_its_body_comes(broker: Running) -> None:
+    limit = 64 * 1024
+    with Client(broker.address) as client:
+        client.send(b"IDENTIFY\n" + (limit + 1).to_bytes(4, "big"))
+        assert client.error() == b"E_BAD_BODY IDENTIFY body too big 65537 > 65536"
+        assert client.ended()
+    with Client(broker.address) as client:
+        client.send(say.identify({"user_agent": "x" * (limit - len('{"user_agent":""}'))}))
+        assert client.response() == b"OK"

@@ -17,10 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from srtm.broker.log import Log
+from srtm.model.bucket import TokenBucket
 from srtm.protocol import client as say
 from srtm.protocol.client import Error
 from srtm.protocol.frames import OK
 from srtm.protocol.names import MAGIC_V2
+from srtm.units import NANO_PER_TOKEN
 from tests.broker.running import Client, Running, fetch, running
 
 
@@ -91,6 +93,28 @@ def test_a_limited_disk_topic_gives_each_message_once(tmp_path: Path) -> None:
             assert bodies_of(consumer, 8) == [b"%d" % number for number in range(8)]
             time.sleep(0.3)
             assert broker.channel("t", "c")["message_count"] == 8
+
+
+def test_a_channel_that_comes_with_a_change_of_the_limit_gets_each_message_once(tmp_path: Path) -> None:
+    """Messages that got their tokens when (r, b) changed are in nobody's queue until the turn ends."""
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        assert broker.post("/topic/limit?topic=t&r=0.001&b=1")[0] == 200
+        publisher.send(say.mpub("t", [b"%d" % number for number in range(8)]))
+        ok(publisher)
+        found = broker.broker.topics["t"]
+
+        def change() -> None:
+            found.limit(TokenBucket.of(1_000, 100), time.time_ns(), 100 * NANO_PER_TOKEN)
+            found.limit(TokenBucket.of(1_000, 100), time.time_ns())
+            broker.broker.channel(found, "c")
+            broker.broker.wake()
+
+        broker.do(change)
+        with Client(broker.address) as consumer:
+            consumer.subscribe("t", "c", 100)
+            assert sorted(bodies_of(consumer, 8)) == [b"%d" % number for number in range(8)]
+            assert consumer.silent()
 
 
 def test_a_range_is_replayed_exactly(tmp_path: Path) -> None:

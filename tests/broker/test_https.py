@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +74,35 @@ def test_clients_show_certificates_over_https_too(start: Start, certificates: Ce
 def test_https_needs_a_certificate(start: Start) -> None:
     with pytest.raises(BrokerError, match="give --tls-cert and --tls-key with --https-port"):
         start(https_port=0)
+
+
+def test_the_program_takes_these_flags(tmp_path: Path, certificates: Certificates) -> None:
+    retention = ["--retain-bytes", "1000000", "--retain-age", "36h", "--retain-acknowledged"]
+    tls = ["--https-port", "0", "--tls-cert", certificates.cert, "--tls-key", certificates.key, "--tls-required"]
+    command = [
+        sys.executable,
+        "-m",
+        "srtm",
+        "broker",
+        "--tcp-port",
+        "0",
+        "--http-port",
+        "0",
+        "--data-path",
+        str(tmp_path),
+    ]
+    with subprocess.Popen([*command, *retention, *tls], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = dict(re.findall(r"(TCP|HTTP|HTTPS) 127\.0\.0\.1:(\d+)", process.stdout.readline()))
+            assert ask(int(found["HTTP"]), "/ping")[0] == 403
+            https_port, context = int(found["HTTPS"]), certificates.context()
+            assert ask(https_port, "/topic/create?topic=t&durability=disk", context, "POST")[0] == 200
+            assert json.loads(ask(https_port, "/srtm/log?topic=t", context)[1]) == {
+                "begin": 0,
+                "end": 0,
+                "bytes": 0,
+                "retention": {"max_bytes": 1_000_000, "max_age_ns": 36 * 3600 * 10**9, "acknowledged": False},
+            }
+        finally:
+            process.terminate()

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from srtm.errors import BrokerError, LogError
 from srtm.model import scan
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline, access_delays, largest_excess
@@ -172,11 +173,24 @@ def test_when_it_may_not_start_or_stop(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_told(start: Start, tmp_path: Path) -> None:
-    broker = start(trace_folder=str(tmp_path / "missing"))
+    folder = tmp_path / "going"
+    folder.mkdir()
+    broker = start(trace_folder=str(folder))
+    folder.rmdir()
     record(broker)
     status, answer = broker.post("/srtm/trace/stop")
     assert status == 500
     assert b"TRACE_FAILED" in answer
+
+
+def test_a_folder_that_is_missing_or_not_writable_is_told_at_the_start(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BrokerError, match=r"--trace-folder .*/missing: No such file or directory; make it, or let"):
+        start(trace_folder=str(tmp_path / "missing"))
+    with pytest.raises(BrokerError, match=r"--trace-folder .*/file: Not a directory; make it, or let this user write"):
+        start(trace_folder=str(tmp_path / "file"))
+    with pytest.raises(LogError, match="name a folder that this user may write to"):
+        start(data_path=str(tmp_path / "file" / "log"))
 
 
 def test_a_broker_that_stops_leaves_a_whole_trace(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from srtm.protocol.names import Settings
 from tests.broker.running import Running, running
 from tests.protocol.transcripts import DEPARTURES, TRANSCRIPTS, WITH_AUTH, Transcript, run
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Running]:
-    with running() as broker:
+    with running(settings=Settings()) as broker:  # with nsqd's limits
         yield broker
 
 

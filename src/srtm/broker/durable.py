@@ -14,7 +14,6 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from srtm.broker.batch import Record
@@ -71,6 +70,8 @@ class Durable:
     def adopt(self, topic: Topic) -> None:
         """Make a topic one on disk; its channels go on where they were."""
         topic.durable = self
+        if topic.name not in self._log.topics:
+            self._log.keep(topic.name, None)  # it is one on disk also before its first message
         self._ends[topic.name] = self._log.end(topic.name)
         for cursor in self._log.cursors(topic.name):
             self._broker.channel(topic, cursor.channel)
@@ -130,9 +131,8 @@ class Durable:
 
     def _released(self, topic: Topic) -> int:
         """The offset of the first message that still waits for a token, or of the next one to come."""
-        for message in (*islice(topic.waiting, 1), *topic.arrived[:1]):
-            return message.offset
-        return self._ends[topic.name]
+        message = topic.oldest
+        return self._ends[topic.name] if message is None else message.offset
 
     def publish(self, topic: Topic, messages: list[Message], done: Callable[[LogError | None], None]) -> None:
         """Store messages; `done` is called on the loop when they are durable and with their topic, or with why not."""

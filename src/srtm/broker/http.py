@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,9 +179,9 @@ class Pages:
         return Response()
 
     async def log_extent(self, request: Request) -> Response:
-        """What a disk topic keeps: {"begin", "end", "bytes"}."""
+        """What a disk topic keeps: {"begin", "end", "bytes", "retention"}."""
         topic, durable = self._on_disk(request)
-        return JSONResponse(durable.extent(topic))
+        return JSONResponse({**durable.extent(topic), "retention": asdict(durable.retention(topic))})
 
     async def log_read(self, request: Request) -> Response:
         """A range of a disk topic as an Arrow stream: ?topic=…&begin=…&limit=…; the same range gives the same rows."""

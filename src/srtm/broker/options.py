@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from dataclasses import dataclass, field
 
 from srtm.protocol.names import Settings
+
+MAX_IDENTIFY_SIZE = 64 * 1024  # of the JSON that a client may send before anybody knows it; nsqd takes 5 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class BrokerOptions:
     # The controller that this broker is under (host:port, as of nsqlookupd); topics under contract wait for its grants.
     controller: str | None = None
     control_token: str | None = None  # that the controller has to show
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = field(default_factory=lambda: Settings(max_identify_size=MAX_IDENTIFY_SIZE))
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_auth_policy: str = ""  # or require, or require-verify: clients must show a certificate
@@ -46,3 +49,12 @@ class BrokerOptions:
     max_unsent_bytes: int = 1024 * 1024
     read_size: int = 256 * 1024
     backlog: int = 1024
+
+
+def not_writable(folder: str) -> str | None:
+    """Why no file can be made in a folder; None where one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)

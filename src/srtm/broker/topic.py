@@ -8,6 +8,7 @@ everything pass. Where no channel is there yet, released messages are held for t
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,11 @@ class Topic:
         for message in self.waiting:
             message.release_ns = limiter.admit(now_ns)
         return 0
+
+    @property
+    def oldest(self) -> Message | None:
+        """The next message to be released to channels, if there is one."""
+        return next(chain(self._ready, self.waiting, self.arrived), None)
 
     @property
     def passed(self) -> int:

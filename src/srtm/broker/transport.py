@@ -19,6 +19,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+from srtm.broker.options import BrokerOptions, not_writable
 from srtm.errors import BrokerError
 from srtm.protocol import frames
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from srtm.broker.connection import Connection
-    from srtm.broker.options import BrokerOptions
     from srtm.protocol.identify import Identity
 
 HANDSHAKE_S = 5.0
@@ -62,6 +62,8 @@ def settled(options: BrokerOptions) -> BrokerOptions:
         problems.append("TLS can only be required with --tls-cert and --tls-key")
     if options.https_port is not None and not options.tls_cert:
         problems.append("HTTPS needs a certificate: give --tls-cert and --tls-key with --https-port")
+    if options.trace_folder and (why := not_writable(options.trace_folder)):
+        problems.append(f"--trace-folder {options.trace_folder}: {why}; make it, or let this user write to it")
     if problems:
         raise BrokerError("; ".join(problems), problems=problems)
     settings = replace(
