@@ -15,6 +15,9 @@ SRTMError
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
 ├── ControlError          a controller cannot start or go on
+├── ClientError           a publisher or subscriber cannot reach its broker or controller, or may not
+│   ├── ControllerAway    the controller does not answer, or has no broker to offer: later, it may
+│   └── WindowFull        as many messages wait for their answers as may
 ├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
@@ -88,6 +91,18 @@ class BrokerError(SRTMError):
 
 class ControlError(SRTMError):
     """A controller cannot start or go on."""
+
+
+class ClientError(SRTMError):
+    """A publisher or subscriber cannot reach its broker or controller, or may not."""
+
+
+class ControllerAway(ClientError):
+    """The controller does not answer, or has no broker to offer: later, it may."""
+
+
+class WindowFull(ClientError):
+    """As many messages wait for their answers as may."""
 
 
 class ProtocolError(SRTMError):
