@@ -32,6 +32,7 @@ class Controller:
         self.removed: list[str] = []
         self.token: str | None = None
         self.port = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._changes: list[asyncio.Event] = []
 
     @property
@@ -89,6 +90,8 @@ class Controller:
     async def _watch(self, request: Request) -> Response:
         topic = request.path_params["topic"]
 
+        self.loop = asyncio.get_running_loop()
+
         async def events() -> AsyncIterator[str]:
             change = asyncio.Event()
             self._changes.append(change)
@@ -109,6 +112,11 @@ class Controller:
     def _changed(self) -> None:
         for change in self._changes:
             change.set()
+
+    def change(self) -> None:
+        """Tell those who watch, from any thread."""
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self._changed)
 
 
 @contextmanager

@@ -155,6 +155,7 @@ def test_a_broker_that_comes_back_is_subscribed_to_again() -> None:
             async with Subscriber("t", "c", brokers=[at(steady), address]) as subscriber:
                 await until(lambda: len(subscriber.brokers) == 2)
                 mortal.kill()
+                await asyncio.to_thread(mortal.wait)
                 await until(lambda: subscriber.brokers == [at(steady)])
                 publish(steady, b"meanwhile")
                 assert await take(subscriber, 1) == [b"meanwhile"]

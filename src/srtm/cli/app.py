@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import srtm
-from srtm.cli import broker, conformance, groups, latency, penalty, plan, profile, report, spark, trace
+from srtm.cli import broker, conformance, groups, latency, load, penalty, plan, profile, pub, report, spark, sub, trace
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(
@@ -22,6 +22,9 @@ app = typer.Typer(
 app.add_typer(trace.app, name="trace")
 app.add_typer(spark.app, name="spark")
 app.command()(broker.broker)
+app.command()(pub.pub)
+app.command()(sub.sub)
+app.command()(load.load)
 app.command()(latency.latency)
 app.command()(profile.profile)
 app.command()(groups.groups)

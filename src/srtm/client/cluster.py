@@ -65,22 +65,26 @@ class Fixed:
 class Assigned:
     """A publisher's broker, as the controller assigns it; while that is away, any that the topic had."""
 
-    def __init__(self, cluster: Cluster, topic: str, spec: PublisherSpec) -> None:
+    def __init__(self, cluster: Cluster, topic: str, spec: PublisherSpec, known: str | None = None) -> None:
         self._cluster = cluster
         self._topic = topic
         self._spec = spec
+        self._known = known  # what the controller said already
 
     async def places(self, lost: Iterable[str]) -> list[str]:
         """The assigned broker, or every fall-back, those first that were not lost."""
         lost = set(lost)
+        known, self._known = self._known, None
+        if known is not None:
+            return [known]
         try:
             return [await self._cluster.where(self._topic, self._spec, lost)]
         except ControllerAway:
-            known = self._cluster.brokers(self._topic)
-            if not known:
+            brokers = self._cluster.brokers(self._topic)
+            if not brokers:
                 raise
             # Publishers of a dead broker spread over the others, and each tries them in an order of its own.
-            return sorted(known.values(), key=lambda at: (at in lost, crc32(f"{self._spec.id} {at}".encode())))
+            return sorted(brokers.values(), key=lambda at: (at in lost, crc32(f"{self._spec.id} {at}".encode())))
 
 
 class Cluster:

@@ -143,18 +143,20 @@ class Connection:
         """A connection on which everything is settled; ClientError or ProtocolError says why there is none."""
         host, port = split_address(address)
         connection: Connection | None = None
+        ready = False
         try:
             async with asyncio.timeout(options.timeout_s):
                 connection = cls(address, await _connect(host, port), listener)
                 connection._greet(options, host, srtm)
                 await connection._opened
+            ready = True
         except TimeoutError:
             problem = f"{address} did not answer within {options.timeout_s:g} s"
             raise ClientError(problem, address=address) from None
         except OSError as error:
             raise ClientError(f"cannot connect to {address}: {error.strerror or error}", address=address) from None
         finally:
-            if connection is not None and (not connection._opened.done() or connection._opened.exception()):
+            if connection is not None and not ready:
                 connection.close()
         return connection
 

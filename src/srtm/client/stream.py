@@ -34,6 +34,7 @@ class Stream:
     __slots__ = (
         "_answered",
         "_changed",
+        "_draining",
         "_early",
         "_flowing",
         "_home",
@@ -82,6 +83,7 @@ class Stream:
         self._lost: set[str] = set()  # addresses that could not be reached since the last connection
         self._problem: Exception | None = None
         self._changed: asyncio.Future[None] | None = None
+        self._draining = 0  # how many wait for the last answer
         self._opened: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -119,8 +121,12 @@ class Stream:
 
     async def drain(self) -> None:
         """Until every command has its answer."""
-        while self.unsent or self.unanswered:
-            await self._change()
+        self._draining += 1
+        try:
+            while self.unsent or self.unanswered:
+                await self._change()
+        finally:
+            self._draining -= 1
 
     async def abort(self) -> None:
         """End at once; what has no answer is given up."""
@@ -174,8 +180,10 @@ class Stream:
     async def _leave(self) -> None:
         """Await all answers, say that no more comes, and wait until the broker is done with what it has."""
         assert self.connection is not None
+        self._draining += 1
         while self.unanswered and not self.connection.closed:
             await self._change()
+        self._draining -= 1
         if not self.connection.closed:
             self.connection.finish()
             while not self.connection.closed:
@@ -229,7 +237,7 @@ class Stream:
         del data
         _, token = self.unanswered.popleft()
         self._answered(token)
-        if not self.unanswered:
+        if self._draining and not self.unanswered:
             self._tell()
 
     def refused(self, problem: ProtocolError) -> None:

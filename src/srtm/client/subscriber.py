@@ -108,6 +108,9 @@ class _Link:
                 try:
                     await self._subscribe()
                 except (ClientError, ProtocolError) as problem:
+                    if self.connection is not None:
+                        self.connection.close()
+                    self._answers.clear()
                     self._subscriber.problem(problem)
                     await asyncio.sleep(backoff.next_s())
                     continue
