@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from itertools import pairwise
 
+import pytest
+
+from tests.broker.running import running
 from tests.conftest import ROOT
 
 
-def run(example: str) -> str:
-    done = subprocess.run([sys.executable, ROOT / "examples" / example], capture_output=True, text=True, check=True)
+def run(example: str, *arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "examples" / example), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -28,3 +34,16 @@ def test_the_readme_shows_what_the_example_prints() -> None:
     readme = (ROOT / "README.md").read_text()
     for line in run("drl_penalty.py").splitlines():
         assert line in readme, f"README.md does not show: {line}"
+
+
+def test_a_publisher_and_a_subscriber() -> None:
+    with running() as broker:
+        address = f"127.0.0.1:{broker.broker.tcp_port}"
+        assert run("publisher.py", address) == "3 messages are acknowledged\n"
+        assert run("subscriber.py", address) == "green\nyellow\nred\n"
+
+
+@pytest.mark.skipif(find_spec("nsq") is None, reason="needs pynsq: pip install pynsq")
+def test_a_stock_client() -> None:
+    with running() as broker:
+        assert run("stock_client.py", f"127.0.0.1:{broker.broker.tcp_port}") == "hello from pynsq\n"

@@ -88,7 +88,8 @@ def test_the_rules_can_be_broken() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["srtm", "srtm.model.bucket", "srtm.model.scan", "srtm.sim", "srtm.protocol.server", "srtm.cli.app"]
+    "module",
+    ["srtm", "srtm.model.bucket", "srtm.model.scan", "srtm.sim", "srtm.protocol.server", "srtm.client", "srtm.cli.app"],
 )
 def test_imports_without_spark_and_uvloop(module: str) -> None:
     absent = "import sys; sys.modules['pyspark'] = sys.modules['uvloop'] = None"

@@ -16,6 +16,9 @@ SRTMError
 ├── BrokerError           a broker cannot start or go on
 ├── ControlError          a controller cannot start or go on
 │   └── RegistryFull      no room for more names and registrations
+├── ClientError           a publisher or subscriber cannot reach its broker or controller, or may not
+│   ├── ControllerAway    the controller does not answer, or has no broker to offer: later, it may
+│   └── WindowFull        as many messages wait for their answers as may
 ├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
 └── BacklogOverflow       exact arithmetic would leave 64 bits
 
@@ -93,6 +96,18 @@ class ControlError(SRTMError):
 
 class RegistryFull(ControlError):
     """There is no room for more names and registrations."""
+
+
+class ClientError(SRTMError):
+    """A publisher or subscriber cannot reach its broker or controller, or may not."""
+
+
+class ControllerAway(ClientError):
+    """The controller does not answer, or has no broker to offer: later, it may."""
+
+
+class WindowFull(ClientError):
+    """As many messages wait for their answers as may."""
 
 
 class ProtocolError(SRTMError):

@@ -79,7 +79,7 @@ class Control:
             self._lease_ends = max(ends, self._lease_ends or ends)
         self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
         for move in said.moves:
-            self._send_away(move.topic, move.to, move.publishers)
+            self.migrate(move.topic, move.publishers, move.to)
         self._broker.wake()
         return self._answer(said, mono_ns)
 
@@ -95,6 +95,18 @@ class Control:
                 if topic.limiter is not None:
                     self._put_in_force(topic, safe_share(topic.limiter.bucket, self._safe_percent), ended_ns)
                     self._broker.wake()
+
+    def migrate(self, topic: str, publishers: Iterable[str], to: tuple[str, ...]) -> list[str]:
+        """Tell publishers of a topic to go on elsewhere; those who are not here are returned."""
+        here, missing = self._publishers.get(topic, {}), []
+        order = encode(Migrate(topic, to))
+        for publisher in publishers:
+            for connection in here.get(publisher, ()):
+                connection.send(order)
+            if publisher not in here:
+                missing.append(publisher)
+        self._broker.wake()
+        return missing
 
     def came(self, connection: Connection) -> None:
         """A publisher has declared itself."""
@@ -158,13 +170,6 @@ class Control:
         if topic.limiter is None and share is not None:
             return topic.open(Limiter(share, now_ns, gift_ntok), now_ns) + max(0, gift_ntok - share.b_ntok)
         return topic.limit(share, now_ns, gift_ntok)
-
-    def _send_away(self, topic: str, to: tuple[str, ...], publishers: Iterable[str]) -> None:
-        here = self._publishers.get(topic, {})
-        order = encode(Migrate(topic, to))
-        for publisher in publishers:
-            for connection in here.get(publisher, ()):
-                connection.send(order)
 
     def _answer(self, said: Exchange, mono_ns: int) -> Answer:
         broker = self._broker

@@ -196,13 +196,13 @@ class Snappy:
 
 
 class Tls:
-    """The server's side of one TLS connection, in memory."""
+    """One TLS connection, in memory: the server's side, or that of a client of `server`."""
 
     __slots__ = ("_incoming", "_outgoing", "ended", "ready", "ssl")
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, server: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=server is None, server_hostname=server)
         self.ready = False
         self.ended = False
 
@@ -233,6 +233,12 @@ class Tls:
             at = 0
             while at < len(view):
                 at += self.ssl.write(view[at:])
+        return self.pending()
+
+    def end(self) -> bytes:
+        """Bytes for the socket that say: nothing more comes from here."""
+        with suppress(ssl.SSLError):  # it wants the other side's word, too, which may come much later
+            self.ssl.unwrap()
         return self.pending()
 
     def pending(self) -> bytes:

@@ -14,11 +14,14 @@ from srtm.cli import (
     controller,
     groups,
     latency,
+    load,
     penalty,
     plan,
     profile,
+    pub,
     report,
     spark,
+    sub,
     top,
     topic,
     trace,
@@ -41,6 +44,9 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(spark.app, name="spark")
 app.command()(broker.broker)
 app.command()(controller.controller)
+app.command()(pub.pub)
+app.command()(sub.sub)
+app.command()(load.load)
 app.command()(latency.latency)
 app.command()(profile.profile)
 app.command()(groups.groups)

@@ -1,0 +1,17 @@
+"""A publisher, of a broker (`python examples/publisher.py HOST:PORT`) or of whom the local controller says."""
+
+import asyncio
+import sys
+
+from srtm.client import Publisher
+
+
+async def main(broker: str | None) -> None:
+    """Publish three messages."""
+    async with Publisher("traffic", broker=broker, id="lamp-1", group="junction-17") as publisher:
+        await publisher.publish(b"green")
+        await publisher.publish_many([b"yellow", b"red"])
+    print("3 messages are acknowledged")
+
+
+asyncio.run(main(*sys.argv[1:] or [None]))

@@ -1,0 +1,19 @@
+"""A subscriber, of a broker (`python examples/subscriber.py HOST:PORT`) or of whom the local controller says."""
+
+import asyncio
+import sys
+
+from srtm.client import Subscriber
+
+
+async def main(*brokers: str) -> None:
+    """Print messages up to the last."""
+    async with Subscriber("traffic", "console", brokers=brokers or None) as subscriber:
+        async for message in subscriber:
+            print(message.body.decode())
+            await message.finish()
+            if message.body == b"red":
+                break
+
+
+asyncio.run(main(*sys.argv[1:]))

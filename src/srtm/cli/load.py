@@ -1,0 +1,139 @@
+"""`srtm load`: publishers that send by a schedule, and what their messages took."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from srtm.cli.common import AsJson, new_table, print_json, print_table
+from srtm.cli.pub import Brokers, Controller, Token, run
+from srtm.units import NS_PER_MS, format_ns, parse_duration_ns
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from srtm.client.cluster import Cluster
+    from srtm.client.load import LoadOptions, LoadReport, Second
+
+
+def load(
+    topic: Annotated[str, typer.Argument(help="The topic to publish to.", show_default=False)],
+    publishers: Annotated[int, typer.Option(help="How many publishers send, each with a connection.")] = 1_000,
+    rate: Annotated[float, typer.Option(help="Mean messages per second of each publisher.")] = 10.0,
+    batch: Annotated[int, typer.Option(help="Messages that a publisher sends at once.")] = 10,
+    process: Annotated[str, typer.Option(help="When publishers send: poisson or periodic.")] = "poisson",
+    group_size: Annotated[int, typer.Option(help="Publishers that send together (1: nobody does).")] = 25,
+    jitter: Annotated[str, typer.Option(help="Interval that the messages of a group are spread over.")] = "0ms",
+    duration: Annotated[str, typer.Option(help="How long they send.")] = "60s",
+    size: Annotated[int, typer.Option(help="Bytes of a message.")] = 64,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same schedule.")] = 1,
+    controller: Controller = None,
+    broker: Brokers = None,
+    token: Token = None,
+    channel: Annotated[str, typer.Option(help="The channel on which the load hears its own messages.")] = (
+        "load#ephemeral"
+    ),
+    create: Annotated[
+        bool,
+        typer.Option("--create/--no-create", help="Create the topic if there is none, its (r, b) from the schedule."),
+    ] = True,
+    slo_p99: Annotated[str, typer.Option(help="Latency goal of a topic that is created.")] = "1ms",
+    policy: Annotated[str, typer.Option(help="Policy of a topic that is created.")] = "srtm",
+    as_json: AsJson = False,
+) -> None:
+    """Send by a schedule, whatever the cluster makes of it, and measure latency from the scheduled times.
+
+    The schedule is that of `srtm trace synth`. Exit code 1 if an acknowledged message was lost. Example:
+
+        srtm load traffic --publishers 1000 --batch 10 --group-size 25 --duration 60
+
+    or, without a controller, against any brokers or nsqds:
+
+        srtm load traffic --broker 127.0.0.1:4150 --broker 127.0.0.1:4152
+    """
+    from srtm.client.load import LoadOptions
+    from srtm.errors import InputError
+    from srtm.workload.publishers import Population, Workload
+
+    if broker and controller:
+        raise InputError("give --controller or --broker, not both")
+    spread_ns = parse_duration_ns(jitter, bare="ms")
+    population = Population(publishers, rate, batch, process, group_size, spread_ns)  # type: ignore[arg-type]
+    workload = Workload((population,), parse_duration_ns(duration), seed)
+    options = LoadOptions(topic, workload, size, channel, tuple(broker or ()))
+    slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
+    contract = {"slo_ms": slo_ms, "policy": policy} if create else None
+    report = run(_load(options, controller, token, contract))
+    if as_json:
+        print_json({**report.facts(), "seed": seed})
+    else:
+        print(
+            f"{topic}: {report.publishers:,} publishers, {len(report.brokers)} brokers, {report.rate:,.0f} messages/s;"
+            f" {report.received:,} of {report.sent:,} received, {report.lost:,} lost, {report.doubled:,} doubled;"
+            f" {report.migrations:,} migrations, {report.reconnections:,} reconnections,"
+            f" {report.throttles:,} throttles; {report.cpu_us:.1f} µs of CPU a message here"
+        )
+        print_table(_table(report))
+    if report.bottleneck:
+        _say_bottleneck(report)
+    if report.lost:
+        raise typer.Exit(1)
+
+
+async def _load(
+    options: LoadOptions, controller: str | None, token: str | None, contract: dict[str, object] | None
+) -> LoadReport:
+    from srtm.client.cluster import DEFAULT_CONTROLLER, Cluster
+    from srtm.client.load import Load
+
+    if options.brokers:
+        return await Load(options, None).go(_show)
+    async with Cluster(controller or DEFAULT_CONTROLLER, token=token) as cluster:
+        if contract is not None:
+            await _create(options, cluster, contract)
+        return await Load(options, cluster).go(_show)
+
+
+async def _create(options: LoadOptions, cluster: Cluster, contract: dict[str, object]) -> None:
+    """A topic that nobody knows gets the contract that the schedule needs."""
+    from srtm.errors import ClientError
+    from srtm.model.profile import profile
+
+    try:
+        await cluster.request("GET", f"/v1/topics/{options.topic}")
+    except ClientError as error:
+        if error.facts.get("status") != 404:
+            raise
+        bucket = profile(options.workload.arrivals().times_ns).bucket
+        await cluster.request("PUT", f"/v1/topics/{options.topic}", {"r": bucket.r, "b": bucket.b, **contract})
+
+
+def _show(second: Second) -> None:
+    p99, late = ("-" if value is None else format_ns(value) for value in (second.p99_ns, second.late_ns))
+    print(
+        f"{second.second:4} s  sent {second.sent:8,}/s  received {second.received:8,}/s"
+        f"  p99 {p99:>8}  own lateness p99 {late:>8}  waiting {second.waiting:,}",
+        file=sys.stderr,
+    )
+
+
+def _table(report: LoadReport) -> Table:
+    table = new_table("latency", "p50 ms", "p95 ms", "p99 ms")
+    for name, found in (("total", report.total), ("own lateness", report.lateness)):
+        times = (found.p50, found.p95, found.p99) if found else ()
+        table.add_row(name, *(f"{value / NS_PER_MS:.3f}" for value in times))
+    return table
+
+
+def _say_bottleneck(report: LoadReport) -> None:
+    assert report.total is not None
+    assert report.lateness is not None
+    late, total = report.lateness.p99, report.total.p99
+    print(
+        f"srtm: the load itself was the bottleneck: it wrote {format_ns(late)} (p99) after the scheduled time,"
+        f" {late / total:.0%} of the p99 latency; these figures say little about the cluster."
+        " Send less, or from several processes.",
+        file=sys.stderr,
+    )

@@ -1,0 +1,112 @@
+"""`srtm pub`: publish what stdin, a file or the command line says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from srtm.cli.common import AsJson, print_json
+from srtm.errors import InputError
+
+T = TypeVar("T")
+
+_TOGETHER = 100  # messages of one command
+_AHEAD = 20  # commands without an answer
+
+Controller = Annotated[
+    str | None, typer.Option(help="The controller (http://127.0.0.1:4161).", envvar="SRTM_CONTROLLER")
+]
+Brokers = Annotated[
+    list[str] | None,
+    typer.Option("--broker", metavar="HOST:PORT", help="Instead: a broker or an nsqd; repeatable."),
+]
+Token = Annotated[str | None, typer.Option(help="The controller's token.", envvar="SRTM_TOKEN")]
+
+
+def pub(
+    topic: Annotated[str, typer.Argument(help="The topic to publish to.", show_default=False)],
+    body: Annotated[str | None, typer.Option(help="One message, instead of stdin's lines.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file, of which every line is a message.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How often to publish all of it.")] = 1,
+    id: Annotated[str | None, typer.Option(help="Who publishes (somebody new).")] = None,  # noqa: A002
+    group: Annotated[str | None, typer.Option(help="The correlation group of that publisher.")] = None,
+    controller: Controller = None,
+    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Instead: a broker or an nsqd.")] = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish lines of stdin, of a file, or one message, and wait until all are acknowledged.
+
+    Empty lines are passed over. Examples:
+
+    echo hello | srtm pub traffic
+
+    srtm pub traffic --body hello --count 10
+    """
+    if body is not None and file is not None:
+        raise InputError("give --body or --file, not both")
+    if file is None and body is None and count > 1:
+        raise InputError("stdin is read once: give --count with --body or --file")
+    options = {"controller": controller, "broker": broker, "id": id, "group": group, "token": token}
+    published = run(_publish(topic, options, _bodies(body, file, count)))
+    if as_json:
+        print_json({"topic": topic, "published": published})
+    else:
+        print(f"{topic}: {published:,} messages published", file=sys.stderr)
+
+
+async def _publish(topic: str, options: dict[str, Any], bodies: Iterator[bytes]) -> int:
+    import asyncio
+
+    from srtm.client import Publisher
+
+    published = 0
+    loop = asyncio.get_running_loop()
+    async with Publisher(topic, **options) as publisher:
+        ahead: set[asyncio.Task[None]] = set()
+        while batch := await loop.run_in_executor(None, _next, bodies):  # stdin may take its time
+            ahead.add(loop.create_task(publisher.publish_many(batch)))
+            published += len(batch)
+            if len(ahead) >= _AHEAD:
+                done, ahead = await asyncio.wait(ahead, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.gather(*done)
+        await asyncio.gather(*ahead)
+    return published
+
+
+def _bodies(body: str | None, file: Path | None, count: int) -> Iterator[bytes]:
+    for _ in range(count):
+        if body is not None:
+            yield body.encode()
+        elif file is not None:
+            with file.open("rb") as lines:
+                yield from (line.rstrip(b"\r\n") for line in lines)
+        else:
+            yield from (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+
+
+def _next(bodies: Iterator[bytes]) -> list[bytes]:
+    """As many messages as go into a command; of a terminal, each at once."""
+    most = 1 if sys.stdin.isatty() else _TOGETHER
+    found: list[bytes] = []
+    for body in bodies:
+        if body:
+            found.append(body)
+            if len(found) == most:
+                break
+    return found
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """The result, on the fastest loop that there is."""
+    import asyncio
+
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)

@@ -1,0 +1,194 @@
+"""A publisher: messages of one topic, acknowledged, in order.
+
+In: bodies. Out: their acknowledgements. At most `window` commands wait for their answers; a publisher that is
+throttled, moved or without a broker lets its callers wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from srtm.client.cluster import DEFAULT_CONTROLLER, Assigned, Cluster, Fixed, Home, PublisherSpec
+from srtm.client.connection import ConnectionOptions, split_address
+from srtm.client.stream import Stream
+from srtm.errors import ClientError, InputError, SRTMError, WindowFull
+from srtm.protocol import client as say
+
+_GONE_S = 1.0  # that a farewell to the controller may take
+
+
+class Publisher:
+    """Publishes to one topic: through a controller, or to one broker that is named.
+
+    `async with Publisher("traffic") as publisher: await publisher.publish(b"hello")`. The id says who it is over
+    restarts; without one it is somebody new each time. `group` is its correlation group: who sends together with it.
+    `rate` (messages a second), `process`, `batch` and `jitter_ms` tell the controller what to expect.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        controller: str | Cluster | None = None,
+        broker: str | None = None,
+        id: str | None = None,  # noqa: A002 - what it is called everywhere
+        group: str | None = None,
+        rate: float | None = None,
+        process: Literal["poisson", "periodic"] | None = None,
+        batch: int = 1,
+        jitter_ms: float = 0.0,
+        window: int = 1000,
+        timeout_s: float = 10.0,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        deflate: bool = False,
+        snappy: bool = False,
+        auth_secret: bytes | None = None,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        if controller is not None and broker is not None:
+            raise InputError("give a controller or a broker, not both")
+        if window < 1:
+            raise InputError(f"window = {window}: at least one message must be on its way")
+        say.pub(topic, b"x")  # the name is judged here
+        if broker is not None:
+            split_address(broker)
+        self.topic = topic
+        self.id = id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._passing = id is None
+        self._group = group
+        self._spec = PublisherSpec(self.id, group, rate, process, batch, jitter_ms)
+        self._controller = controller or DEFAULT_CONTROLLER
+        self._broker = broker
+        self._token = token
+        self._timeout_s = timeout_s
+        self._options = ConnectionOptions(
+            tls, deflate=deflate, snappy=snappy, auth_secret=auth_secret, identity=identity or {}
+        )
+        self._window: asyncio.Queue[None] = asyncio.Queue(window)  # an entry for each command without an answer
+        self._cluster: Cluster | None = None
+        self._stream: Stream | None = None
+
+    async def __aenter__(self) -> Publisher:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await (self.close() if kind is None else self.abort())
+
+    async def open(self) -> None:
+        """Find the broker; ClientError if none takes it within `timeout_s`."""
+        home: Home
+        if self._broker is not None:
+            home = Fixed([self._broker])
+        else:
+            given = self._controller
+            self._cluster = given if isinstance(given, Cluster) else Cluster.shared(given, self._token)
+            home = Assigned(self._cluster, self.topic, self._spec)
+        self._stream = Stream(self.topic, self.id, self._group, home, self._options, self._done, self._failed)
+        try:
+            await self._stream.open(self._timeout_s)
+        except BaseException:
+            self._stream = None
+            await self._release()
+            raise
+
+    @property
+    def address(self) -> str | None:
+        """Where it publishes now; None while it looks for a broker."""
+        connection = self._stream.connection if self._stream else None
+        return None if connection is None or connection.closed else connection.address
+
+    @property
+    def in_flight(self) -> int:
+        """Commands without an answer yet."""
+        return len(self._stream.unsent) + len(self._stream.unanswered) if self._stream else 0
+
+    @property
+    def migrations(self) -> int:
+        """How often it was moved."""
+        return self._stream.migrations if self._stream else 0
+
+    async def publish(self, body: bytes, *, delay_ms: int = 0) -> None:
+        """Publish one message, and wait until it is acknowledged."""
+        data = say.dpub(self.topic, delay_ms, _body(body)) if delay_ms else say.pub(self.topic, _body(body))
+        await self._window.put(None)
+        await self._put(data)
+
+    async def publish_many(self, bodies: Iterable[bytes]) -> None:
+        """Publish messages together, all or none, and wait until they are acknowledged."""
+        data = say.mpub(self.topic, _some(bodies))
+        await self._window.put(None)
+        await self._put(data)
+
+    def publish_nowait(self, body: bytes) -> asyncio.Future[None]:
+        """Publish one message, and wait later: WindowFull if too many have no answer yet."""
+        data = say.pub(self.topic, _body(body))
+        try:
+            self._window.put_nowait(None)
+        except asyncio.QueueFull:
+            remedy = "wait for what was published, or open the publisher with a larger one"
+            raise WindowFull(f"the window of {self._window.maxsize} is full: {remedy}") from None
+        return self._put(data)
+
+    def _put(self, data: bytes) -> asyncio.Future[None]:
+        if self._stream is None:
+            self._window.get_nowait()
+            raise ClientError(f"the publisher of {self.topic!r} is not open: use it inside its async with")
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stream.put(data, answer)
+        return answer
+
+    def _done(self, answer: asyncio.Future[None]) -> None:
+        self._window.get_nowait()
+        if not answer.done():
+            answer.set_result(None)
+
+    def _failed(self, answer: asyncio.Future[None], problem: SRTMError) -> None:
+        self._window.get_nowait()
+        if not answer.done():
+            answer.set_exception(problem)
+
+    async def close(self) -> None:
+        """Wait until everything is acknowledged, and end."""
+        if self._stream is not None:
+            await self._stream.drain()
+        await self.abort()
+
+    async def abort(self) -> None:
+        """End at once; who waits for an acknowledgement gets a ClientError."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.abort()
+            if self._passing and self._cluster is not None:
+                with suppress(ClientError, TimeoutError):
+                    async with asyncio.timeout(_GONE_S):
+                        await self._cluster.remove(self.topic, self.id)
+        await self._release()
+
+    async def _release(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None and cluster is not self._controller:
+            await cluster.release()
+
+
+def _body(body: bytes) -> bytes:
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise InputError(f"a message is bytes, not {type(body).__name__}: encode it, as in text.encode()")
+    if not body:
+        raise InputError("a message must have at least one byte")
+    return bytes(body)
+
+
+def _some(bodies: Iterable[bytes]) -> list[bytes]:
+    found = [_body(body) for body in bodies]
+    if not found:
+        raise InputError("there is nothing to publish: give at least one message")
+    return found

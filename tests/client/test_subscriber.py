@@ -1,0 +1,205 @@
+"""Subscribers against real brokers, a real nsqd with its nsqlookupd, and a controller over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srtm.client import Publisher, Subscriber
+from srtm.errors import ClientError, InputError, ProtocolError
+from tests.broker.running import Client, Running, running
+from tests.client.conftest import program
+from tests.client.controller import Controller, controlling
+from tests.client.test_publisher import at, process
+
+
+def publish(broker: Running, *bodies: bytes) -> None:
+    with Client(broker.address) as client:
+        client.publish("t", *bodies)
+
+
+async def take(subscriber: Subscriber, count: int) -> list[bytes]:
+    """The next bodies, finished."""
+    found = []
+    async with asyncio.timeout(10):
+        for _ in range(count):
+            message = await subscriber.get()
+            assert message is not None
+            found.append(message.body)
+            await message.finish()
+    return found
+
+
+async def until(holds: Any) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def test_messages_are_finished_requeued_and_touched(broker: Running) -> None:
+    async def story() -> None:
+        async with Subscriber("t", "c", brokers=[at(broker)], msg_timeout_ms=1000) as subscriber:
+            seen = []
+            async for message in subscriber:
+                seen.append((message.body, message.attempts))
+                assert message.broker == at(broker)
+                if seen == [(b"back", 1)]:
+                    await message.requeue(1.8)  # later than the slow one ends
+                    continue
+                if message.body == b"slow":
+                    for _ in range(3):
+                        await asyncio.sleep(0.5)
+                        await message.touch()
+                await message.finish()
+                with pytest.raises(ClientError, match="already"):
+                    await message.finish()
+                if len(seen) == 3:
+                    break
+            assert sorted(seen) == [(b"back", 1), (b"back", 2), (b"slow", 1)]
+
+    publish(broker, b"back", b"slow")
+    asyncio.run(story())
+    channel = broker.channel("t", "c")
+    assert (channel["depth"], channel["in_flight_count"], channel["requeue_count"]) == (0, 0, 1)
+    assert channel["timeout_count"] == 0
+
+
+def test_a_handler_is_called_and_a_failure_brings_the_message_back(
+    broker: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[bytes, int]] = []
+
+    async def story() -> None:
+        async with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
+
+            async def handle(message: Any) -> None:
+                seen.append((message.body, message.attempts))
+                if message.body == b"1" and message.attempts == 1:
+                    raise ValueError("on purpose")
+
+            running = asyncio.create_task(subscriber.run(handle, concurrency=4))
+            await until(lambda: len(seen) == 11)
+            await subscriber.close()
+            await running
+
+    publish(broker, *(b"%d" % n for n in range(10)))
+    asyncio.run(story())
+    assert sorted(seen) == sorted([(b"%d" % n, 1) for n in range(10)] + [(b"1", 2)])
+    assert "the handler failed" in caplog.text
+    assert broker.channel("t", "c")["in_flight_count"] == 0
+
+
+def test_what_was_not_taken_goes_back_at_once_when_it_closes(broker: Running) -> None:
+    async def story() -> None:
+        async with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
+            await take(subscriber, 1)
+            await until(lambda: subscriber.in_flight == 9)
+
+    publish(broker, *(b"%d" % n for n in range(10)))
+    asyncio.run(story())
+    broker.wait_until(lambda b: b.topics["t"].channels["c"].depth == 9)
+
+
+def test_max_in_flight_is_shared_out_and_goes_to_the_busy() -> None:
+    async def story(brokers: list[Running]) -> None:
+        async with Subscriber("t", "c", brokers=[at(broker) for broker in brokers], max_in_flight=30) as subscriber:
+            await until(lambda: sorted(link.ready for link in subscriber._links.values()) == [10, 10, 10])
+            publish(brokers[0], *(b"%d" % n for n in range(100)))
+            await until(lambda: sorted(link.ready for link in subscriber._links.values()) == [1, 1, 28])
+            await until(lambda: subscriber.in_flight == 28)
+            await take(subscriber, 100)
+            publish(brokers[1], b"x")  # room for one is always left
+            assert await take(subscriber, 1) == [b"x"]
+
+    with running() as a, running() as b, running() as c:
+        asyncio.run(story([a, b, c]))
+
+
+def test_fewer_in_flight_than_brokers_means_turns() -> None:
+    async def story(brokers: list[Running]) -> None:
+        async with Subscriber("t", "c", brokers=[at(broker) for broker in brokers], max_in_flight=1) as subscriber:
+            await until(lambda: len(subscriber.brokers) == 2)
+            assert sum(link.ready for link in subscriber._links.values()) <= 1
+            assert sorted(await take(subscriber, 2)) == [b"0", b"1"]
+
+    with running() as a, running() as b:
+        publish(a, b"0")
+        publish(b, b"1")
+        asyncio.run(story([a, b]))
+
+
+def test_brokers_that_a_topic_gets_are_followed_and_the_old_ones_emptied() -> None:
+    async def story(a: Running, b: Running, controller: Controller) -> None:
+        async with Subscriber("t", "c", controller=controller.url) as subscriber:
+            await until(lambda: subscriber.brokers == [at(a)])
+            publish(a, b"first")
+            assert await take(subscriber, 1) == [b"first"]
+            controller.target = "b"
+            async with Publisher("t", controller=controller.url) as publisher:
+                await publisher.publish(b"second")
+            publish(a, b"left behind")
+            assert sorted(await take(subscriber, 2)) == [b"left behind", b"second"]
+            assert set(subscriber.brokers) == {at(a), at(b)}
+
+    with running() as a, running() as b, controlling(Controller({"a": at(a), "b": at(b)})) as controller:
+        asyncio.run(story(a, b, controller))
+
+
+def test_a_broker_that_comes_back_is_subscribed_to_again() -> None:
+    with running() as steady, process() as (mortal, address):
+
+        async def story() -> None:
+            async with Subscriber("t", "c", brokers=[at(steady), address]) as subscriber:
+                await until(lambda: len(subscriber.brokers) == 2)
+                mortal.kill()
+                await asyncio.to_thread(mortal.wait)
+                await until(lambda: subscriber.brokers == [at(steady)])
+                publish(steady, b"meanwhile")
+                assert await take(subscriber, 1) == [b"meanwhile"]
+                port = int(address.rpartition(":")[2])
+                with running(tcp_port=port) as back:
+                    await until(lambda: len(subscriber.brokers) == 2)
+                    publish(back, b"again")
+                    assert await take(subscriber, 1) == [b"again"]
+
+        asyncio.run(story())
+
+
+@pytest.mark.needs("nsqd")
+@pytest.mark.needs("nsqlookupd")
+def test_stock_nsqds_are_found_by_a_stock_nsqlookupd(nsqlookupd: dict[str, str], tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+
+    async def story(addresses: list[str]) -> None:
+        async with Subscriber("t", "c", lookupd=[nsqlookupd["HTTP"]], poll_s=0.1) as subscriber:
+            for number, address in enumerate(addresses):
+                async with Publisher("t", broker=address) as publisher:
+                    await publisher.publish(b"%d" % number)
+            assert sorted(await take(subscriber, 2)) == [b"0", b"1"]
+            assert sorted(subscriber.brokers) == sorted(addresses)
+
+    def started(folder: Path) -> Any:
+        folder.mkdir()
+        return program("nsqd", folder, f"-data-path={folder}", f"-lookupd-tcp-address={nsqlookupd['TCP']}")
+
+    with started(folders[0]) as a, started(folders[1]) as b:
+        asyncio.run(story([a["TCP"], b["TCP"]]))
+
+
+def test_refusals_are_raised(authority: Any) -> None:
+    async def story(broker: Running) -> None:
+        with pytest.raises(InputError, match="give one of"):
+            Subscriber("t", "c", brokers=[], lookupd=[])
+        with pytest.raises(InputError, match="max_in_flight = 0"):
+            Subscriber("t", "c", max_in_flight=0)
+        with pytest.raises(InputError, match="no name of a topic or channel"):
+            Subscriber("t", "a b")
+        async with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
+            with pytest.raises(ProtocolError, match="E_AUTH_FIRST"):
+                await subscriber.get()
+
+    with running(auth_http_addresses=(authority.address,)) as broker:
+        asyncio.run(story(broker))
