@@ -159,6 +159,9 @@ class Controller:
         self._house(topic, homeless, unreachable)
         self.store.save_publishers(topic, [publisher.id for publisher in listed])
         if homeless:
+            if topic.opened and not topic.fit:
+                topic.share_out(self._alive())
+                self._hurry(topic)
             self._changed(topic)
             self._grown(topic, now_ns)
         return {publisher.id: topic.place[publisher.id] for publisher in listed if publisher.id in topic.place}
@@ -329,9 +332,9 @@ class Controller:
     # How it is done.
 
     def _plan(self, now_ns: int) -> None:
-        alive = [name for name, member in self.members.items() if member.status == "alive"]
         if now_ns < self._recalling_until_ns:
             return
+        alive = self._alive()
         self._recalling_until_ns = 0
         for topic in self.topics.values():
             if not topic.opened:
@@ -365,7 +368,7 @@ class Controller:
         there = [member for member in self.members.values() if member.status != "dead"]
         if there and all(member.version >= topic.version for member in there):
             topic.opened = True
-            topic.share_out([member.name for member in there if member.status == "alive"])
+            topic.share_out(self._alive())
             topic.note(now_ns, "opened", f"known to {len(there)} brokers")
             self.store.save_topic(topic)
             self._changed(topic)
@@ -476,7 +479,7 @@ class Controller:
         topic.note(now_ns, "moved", f"{len(leaving)} publishers away from {broker}")
         self._send_from(topic, before, now_ns)
         self.store.save_publishers(topic, leaving)
-        topic.share_out([name for name, member in self.members.items() if member.status == "alive"])
+        topic.share_out(self._alive())
         self._changed(topic)
         self._hurry(topic)
 
@@ -541,6 +544,9 @@ class Controller:
             if member.name in topic.brokers():
                 topic.generation += 1
                 self.on_change(topic.name)
+
+    def _alive(self) -> list[str]:
+        return [name for name, member in self.members.items() if member.status == "alive"]
 
     def _hurry(self, topic: Topic) -> None:
         self._due |= topic.transfer.wanted.keys() | topic.transfer.held.keys()
