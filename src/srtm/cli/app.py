@@ -10,6 +10,7 @@ import typer
 import srtm
 from srtm.cli import (
     broker,
+    calibrate,
     conformance,
     controller,
     groups,
@@ -47,6 +48,7 @@ app.command()(controller.controller)
 app.command()(pub.pub)
 app.command()(sub.sub)
 app.command()(load.load)
+app.command()(calibrate.calibrate)
 app.command()(latency.latency)
 app.command()(profile.profile)
 app.command()(groups.groups)

@@ -40,6 +40,7 @@ _SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little l
 _SILENT_S = 3.0  # of exchanges, until a broker counts as silent
 _HURRY_S = 0.1  # between exchanges while something is under way
 _FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
+_REMIND_S = 2.0  # between two orders to a publisher that is not where it should be
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
 
 
@@ -49,6 +50,7 @@ class Controller:
     def __init__(self, options: ControllerOptions, store: Store, now_ns: int, first_epoch: int = 1) -> None:
         self.options = options
         self.store = store
+        self.service, self.mcap_mps = options.calibrated()
         self.epoch = store.next_epoch(first_epoch)
         self.members: dict[str, Member] = {}
         self.topics: dict[str, Topic] = {}
@@ -67,7 +69,7 @@ class Controller:
         """A broker has registered; it is part of the cluster once it has answered."""
         member = self.members.get(name)
         if member is None or member.status == "dead":
-            member = Member(name, host, tcp_port, http_port, self.options.mcap_mps, since_ns=now_ns)
+            member = Member(name, host, tcp_port, http_port, self.mcap_mps, since_ns=now_ns)
             self.members[name] = member
         member.host, member.tcp_port, member.http_port = host, tcp_port, http_port
         self.store.save_member(member)
@@ -200,7 +202,7 @@ class Controller:
         if not brokers:
             raise InputError("no broker is there to be placed on: start one with --controller", topic=name)
         predicts = topic.contract.fit == "model" and only is None
-        topic.fit = Fit(topic, chosen, brokers, self.options.service, now_ns, predicts=predicts, seed=self.options.seed)
+        topic.fit = Fit(topic, chosen, brokers, self.service, now_ns, predicts=predicts, seed=self.options.seed)
         topic.note(now_ns, "fit", f"{len(chosen)} publishers over {len(brokers)} brokers")
         self._changed(topic)
 
@@ -257,7 +259,7 @@ class Controller:
             grants,
             self._orders.pop(name, []),
             min(heard, default=0),
-            [topic.name for topic in self.topics.values() if topic.moving or topic.fit],
+            [topic.name for topic in self.topics.values() if topic.moving or topic.fit or topic.uneven(name)],
             self._recalling_until_ns > 0,
         )
 
@@ -351,6 +353,7 @@ class Controller:
                 if not topic.fit.names <= set(alive):
                     topic.note(now_ns, "fit", "begun anew, because a broker was lost")
                     self._again(topic, now_ns)
+            self._remind(topic, now_ns)
             if topic.moving or topic.fit is not None:
                 topic.share_out(alive)
             if not topic.transfer.done:
@@ -511,8 +514,23 @@ class Controller:
             return
         flowing = sum(seen.rate_mps for seen in topic.seen.values()) >= _FLOWING * topic.rate_mps
         topic.flowing_s = topic.flowing_s + 1 if flowing else 0
-        if topic.flowing_s >= _STEADY_S:
+        if topic.flowing_s >= _STEADY_S and any(member.usable for member in self.members.values()):
             self.fit(topic.name, now_ns)
+
+    def _remind(self, topic: Topic, now_ns: int) -> None:
+        """Order publishers home that are elsewhere: they could not reach their broker, or did not hear the order."""
+        if now_ns - max(topic.moving_since_ns, topic.reminded_ns) < _REMIND_S * NS_PER_S:
+            return
+        for broker, wrong in topic.misplaced().items():
+            homes: dict[str, list[str]] = {}
+            for publisher in wrong:
+                homes.setdefault(topic.place[publisher], []).append(publisher)
+            for home, publishers in homes.items():
+                if home in self.members and self.members[home].usable:
+                    order = Move(topic.name, (self.members[home].address,), publishers)
+                    self._orders.setdefault(broker, []).append(order)
+                    self._due.add(broker)
+            topic.reminded_ns = now_ns
 
     def _grown(self, topic: Topic, now_ns: int) -> None:
         """Publishers that came since the last fitting are fitted on their own once they are many."""
@@ -572,7 +590,7 @@ class Controller:
 
     def _load(self, now_ns: int) -> None:
         """Go on where the last controller stopped: what brokers may hold, they may hold for a whole lease yet."""
-        for member in self.store.members(self.options.mcap_mps):
+        for member in self.store.members(self.mcap_mps):
             member.status, member.since_ns = "silent", now_ns
             member.lease_ends_ns = now_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
             self.members[member.name] = member

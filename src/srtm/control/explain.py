@@ -36,7 +36,7 @@ def explained(topic: Topic, controller: Controller) -> dict[str, Any]:
         document["note"] = "no publishers are registered, so nothing can be predicted"
         return document
     brokers = [
-        SimulatedBroker(broker.name, broker.mcap_mps, controller.options.service)
+        SimulatedBroker(broker.name, broker.mcap_mps, controller.service)
         for broker in controller.brokers_for(topic, set(topic.publishers))
     ]
     traffic = SimulatedTopic([each.publisher for each in publishers], expected(publishers, _SEED), contract.bucket)

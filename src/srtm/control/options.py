@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srtm.control.registry import INACTIVE_AFTER_S, TOMBSTONE_S
@@ -13,17 +15,12 @@ from srtm.errors import InputError
 if TYPE_CHECKING:
     from srtm.model.service import ServiceModel
 
+_DEFAULT_MCAP_MPS = 11_000.0  # of the preset srtm-broker, for a p99 of 1 ms
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 def _option(default: Any, text: str, **more: str) -> Any:
     return field(default=default, metadata={"help": text, **more})
-
-
-def _paper_testbed() -> ServiceModel:
-    from srtm.model.service import PRESETS  # brings a compiler along, which no other command should wait for
-
-    return PRESETS["paper-testbed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +41,9 @@ class ControllerOptions:
     lease_s: float = _option(30.0, "Seconds that a broker may use its whole share without hearing of the controller.")
     exchange_s: float = _option(1.0, "Seconds between two exchanges with a broker.")
     safe_share: float = _option(0.5, "What is left of a share when its lease has ended, 0 to 1.")
-    mcap_mps: float = _option(12_000.0, "Messages a second that a broker can take.")
+    calibration: str | None = _option(None, "What srtm calibrate --out wrote on the brokers' hosts.")
+    mcap_mps: float | None = _option(None, "Messages a second that a broker can take (from the calibration).")
     recover: bool = _option(False, "Begin with an empty store, and rebuild it from what brokers report.")
-    service: ServiceModel = field(default_factory=_paper_testbed)
     seed: int = 0
     move_s: float = 15.0
     calm_s: float = 30.0
@@ -65,10 +62,26 @@ class ControllerOptions:
         ]
         if not 0 <= self.safe_share <= 1:
             problems.append(f"safe_share is from 0 to 1, not {self.safe_share}")
-        if not 0 < self.mcap_mps < math.inf:
+        if self.mcap_mps is not None and not 0 < self.mcap_mps < math.inf:
             problems.append(f"mcap_mps is a rate above 0, not {self.mcap_mps}")
         if problems:
             raise InputError("; ".join(problems))
+
+    def calibrated(self) -> tuple[ServiceModel, float]:
+        """What a message costs a broker, and how many a second it can take."""
+        from srtm.model.service import PRESETS, ServiceModel  # brings a compiler along, for which nobody should wait
+
+        service, found_mps = PRESETS["srtm-broker"], _DEFAULT_MCAP_MPS
+        if self.calibration is not None:
+            try:
+                found = json.loads(Path(self.calibration).read_text())
+                service = ServiceModel(found["read_ns"], found["message_ns"], found["base_ns"])
+                found_mps = float(found["mcap_mps"])
+            except (OSError, ValueError, KeyError, TypeError) as problem:
+                raise InputError(
+                    f"{self.calibration} is no calibration ({problem}): write one with srtm calibrate --out"
+                ) from None
+        return service, self.mcap_mps if self.mcap_mps is not None else found_mps
 
     @property
     def address(self) -> str:

@@ -75,6 +75,7 @@ class Topic:
     flowing_s: int = 0  # seconds in a row that its publishers have sent about what they declared
     moving: set[str] = field(default_factory=set)  # publishers that have been told to go elsewhere
     moving_since_ns: int = 0
+    reminded_ns: int = 0  # when publishers that are elsewhere were last ordered home
     busy_s: Counter[str] = field(default_factory=Counter)  # seconds in a row that a broker was too slow
     calm_after_ns: int = 0  # until then nobody is sent away for being too many
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=_EVENTS))
@@ -125,6 +126,10 @@ class Topic:
             for broker, seen in self.seen.items()
             if seen.roll and (wrong := {name for name in seen.roll if self.place.get(name, broker) != broker})
         }
+
+    def uneven(self, broker: str) -> bool:
+        """Whether a broker has more or fewer publishers than are placed there."""
+        return broker in self.seen and self.seen[broker].publishers != sum(at == broker for at in self.place.values())
 
     def share_out(self, alive: Iterable[str]) -> None:
         """Shares by what is declared and, where publishers are on their way, by where they still are."""

@@ -87,7 +87,12 @@ class Background:
 
 # The paper's 2-core broker, fitted to what its text says: 10 kmsg/s of single messages stay far inside 1 ms, 60 kmsg/s
 # overload it, 80 kmsg/s in batches of 10 do not. docs/adr/0005-paper-testbed.md compares it with the paper's Table 1.
-PRESETS = {"paper-testbed": ServiceModel(read_ns=9_000, message_ns=8_000, base_ns=150_000)}
+# And a broker of ours, as `srtm calibrate` found it on one core of a small cloud machine: what a controller assumes
+# that was not given a calibration of its own.
+PRESETS = {
+    "paper-testbed": ServiceModel(read_ns=9_000, message_ns=8_000, base_ns=150_000),
+    "srtm-broker": ServiceModel(read_ns=48_000, message_ns=23_000, base_ns=190_000),
+}
 PAPER_MCAP_MPS = 110_000  # the capacity that the paper's prototype assumed for every broker
 
 

@@ -192,8 +192,11 @@ class VirtualCluster:
         new = [VirtualPublisher(each, topic, rng=random.Random(self.rng.random())) for each in publishers]
         self.publishers |= {each.declared.id: each for each in new}
         self._find_places(new, [])
-        for publisher in new:
-            self.at(publisher.next_gap_ns(), self._send, publisher)
+        sources: dict[str, list[VirtualPublisher]] = {}
+        for publisher in new:  # those of a group send together
+            sources.setdefault(publisher.declared.group or f"\0{publisher.declared.id}", []).append(publisher)
+        for members in sources.values():
+            self.at(members[0].next_gap_ns(), self._burst, members)
 
     def released(self, topic: str, broker: str, message: Message) -> None:
         """A message has its token."""
@@ -226,6 +229,11 @@ class VirtualCluster:
             publisher.broker.groups[publisher.declared.id] = publisher.declared.group
             publisher.broker.control.came(publisher)  # type: ignore[arg-type]
 
+    def _burst(self, members: list[VirtualPublisher]) -> None:
+        for publisher in members:
+            self._send(publisher)
+        self.at(members[0].next_gap_ns(), self._burst, members)
+
     def _send(self, publisher: VirtualPublisher) -> None:
         for order in publisher.inbox:
             if isinstance(order, orders.Migrate):
@@ -243,7 +251,6 @@ class VirtualCluster:
                 publisher.sent += 1
             topic.recent.largest_batch = max(topic.recent.largest_batch, publisher.declared.batch)
             broker.turn()
-        self.at(publisher.next_gap_ns(), self._send, publisher)
 
     def _turn(self) -> None:
         for broker in self.brokers.values():

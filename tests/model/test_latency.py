@@ -1,0 +1,26 @@
+"""Latencies in bins."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srtm.model.latency import Sketch
+from srtm.units import percentile
+
+TIMES = st.lists(st.integers(0, 2**50), min_size=1, max_size=200)
+
+
+@given(TIMES, TIMES, st.sampled_from(["0.5", "0.95", "0.99", "1"]))
+def test_a_sketch_knows_a_quantile_to_one_in_32(some: list[int], others: list[int], quantile: str) -> None:
+    merged = Sketch.of(np.array(some))
+    merged.add(Sketch.read(Sketch.of(np.array(others)).flat))
+    exact = percentile(np.array(some + others), quantile)
+    assert merged.total == len(some) + len(others)
+    assert exact <= merged.quantile_ns(quantile) <= exact + exact // 32
+
+
+def test_the_sketch_of_nothing() -> None:
+    assert Sketch.of(np.array([], np.int64)).quantile_ns("0.99") == 0
+    assert Sketch.of(np.array([-5])).quantile_ns("0.99") == 0
