@@ -225,7 +225,7 @@ class Broker:
 
     def part(self, topic: Topic, connection: Connection) -> None:
         """Close a publisher's connection when all of its messages have their tokens: then it may go on elsewhere."""
-        topic.farewells.append((topic.messages + len(topic.arrived), connection))
+        topic.farewells.append((topic.sent_by(connection.publisher), connection))
         self.to_drain[topic] = None
         self.wake()
 

@@ -8,7 +8,7 @@ everything pass. Where no channel is there yet, released messages are held for t
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from srtm.broker.message import Message
 
 _by_arrival = attrgetter("arrival_ns")
+_LOOKED_AT = 10_000  # messages that wait, when a publisher goes; it has to wait for those before them
 
 
 class Topic:
@@ -112,6 +113,15 @@ class Topic:
     def oldest(self) -> Message | None:
         """The next message to be released to channels, if there is one."""
         return next(chain(self._ready, self.waiting, self.arrived), None)
+
+    def sent_by(self, publisher: str) -> int:
+        """How many messages have to pass until the last one of this publisher has passed."""
+        if any(message.publisher == publisher for message in self.arrived):
+            return self.messages + len(self.arrived)
+        for behind, message in enumerate(islice(reversed(self.waiting), _LOOKED_AT)):
+            if message.publisher == publisher:
+                return self.messages - behind
+        return max(0, self.messages - _LOOKED_AT)
 
     @property
     def passed(self) -> int:
