@@ -6,7 +6,7 @@ import sys
 from srtm.client import Publisher
 
 
-async def main(broker: str | None) -> None:
+async def main(broker: str | None = None) -> None:
     """Publish three messages."""
     async with Publisher("traffic", broker=broker, id="lamp-1", group="junction-17") as publisher:
         await publisher.publish(b"green")
@@ -14,4 +14,4 @@ async def main(broker: str | None) -> None:
     print("3 messages are acknowledged")
 
 
-asyncio.run(main(*sys.argv[1:] or [None]))
+asyncio.run(main(*sys.argv[1:]))

@@ -18,7 +18,7 @@ from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from tests.broker.running import Client, Running, running
 from tests.client.controller import Controller, controlling
-from tests.client.test_publisher import at
+from tests.client.test_publisher import at, managed, migrate
 
 
 def workload(publishers: int = 50, seconds: float = 1.0, **more: object) -> Workload:
@@ -78,10 +78,10 @@ def test_publishers_are_registered_at_once_and_move_without_loss() -> None:
             controller.placed = dict.fromkeys(controller.placed, "b")
             assert len(controller.requests) == 1
             controller.change()
-            a.do(lambda: a.broker.control.migrate("t", controller.placed, ()))  # to whom the controller says
+            await asyncio.to_thread(migrate, a, controller.placed)  # to whom the controller says
             return await loading
 
-    with running() as a, running() as b, controlling(Controller({"a": at(a), "b": at(b)})) as controller:
+    with managed() as a, running() as b, controlling(Controller({"a": at(a), "b": at(b)})) as controller:
         report = asyncio.run(story(a, controller))
         complete(report, work)
         assert report.migrations == 200

@@ -6,7 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 
 from srtm.client import Cluster, Publisher
 from srtm.errors import ClientError, InputError, ProtocolError, WindowFull
+from srtm.protocol.exchange import Grant, Move
 from tests.broker.running import Client, Running, running
+from tests.broker.test_control import NOBODY, exchange, said, share
 from tests.client.controller import Controller, controlling
 
 
@@ -35,8 +37,17 @@ def bodies_of(broker: Running, count: int, topic: str = "t") -> list[bytes]:
     return found
 
 
-def migrate(broker: Running, publishers: list[str], to: list[str]) -> list[str]:
-    return broker.do(lambda: broker.broker.control.migrate("t", publishers, tuple(to)))
+@contextmanager
+def managed(**options: Any) -> Iterator[Running]:
+    """A broker that takes orders of a controller, and knows that no topic is under contract."""
+    with running(controller=NOBODY, **options) as broker:
+        exchange(broker, said(contracts={}))
+        yield broker
+
+
+def migrate(broker: Running, publishers: Iterable[str], *to: str) -> None:
+    """Have a broker send publishers of t elsewhere."""
+    exchange(broker, said(2, contracts=None, moves=[Move("t", to, list(publishers))]))
 
 
 def test_publishes_in_every_way(broker: Running) -> None:
@@ -83,13 +94,13 @@ def test_through_layers(layer: str, tmp_path: Any) -> None:
         async with publisher:
             later = [publisher.publish_nowait(b"%d" % n * 100) for n in range(1000)]
             await later[0]
-            assert not await asyncio.to_thread(migrate, a, ["p"], [f"localhost:{b.broker.tcp_port}"])
+            await asyncio.to_thread(migrate, a, ["p"], f"localhost:{b.broker.tcp_port}")
             while not publisher.migrations:
                 await asyncio.sleep(0.01)
             await publisher.publish(b"last")
             assert publisher.address == f"localhost:{b.broker.tcp_port}"
 
-    with running(**certificates.options) as a, running(**certificates.options) as b:
+    with managed(**certificates.options) as a, running(**certificates.options) as b:
         asyncio.run(story(a, b))
         first = a.do(lambda: a.broker.topics["t"].messages)
         found = bodies_of(a, first) + bodies_of(b, 1001 - first)
@@ -146,7 +157,7 @@ def test_bad_input_is_named() -> None:
             await publisher.publish(b"x")
         with pytest.raises(ClientError, match=r"within 0\.2 s: cannot connect to 127\.0\.0\.1:1"):
             await publisher.open()
-        with pytest.raises(ClientError, match="is srtm controller running there"):
+        with pytest.raises(ClientError, match=r"no controller answers at http://127\.0\.0\.1:1 "):
             await Publisher("t", controller="http://127.0.0.1:1", timeout_s=0.2).open()
 
     asyncio.run(story())
@@ -201,11 +212,15 @@ def test_a_throttled_publisher_waits_and_loses_nothing() -> None:
 
 
 def test_a_thousand_publishers_move_under_load_and_nothing_is_lost_doubled_or_reordered() -> None:
-    count, each = 1000, 20
+    count, after = 1000, 5
+    sent = [0] * count
 
     async def publish(publisher: Publisher, number: int) -> None:
-        for n in range(each):
-            await publisher.publish(b"%d %d" % (number, n))
+        left = after
+        while left:
+            await publisher.publish(b"%d %d" % (number, sent[number]))
+            sent[number] += 1
+            left -= publisher.migrations
             await asyncio.sleep(0.02)
 
     async def story(a: Running, b: Running, controller: Controller) -> None:
@@ -213,28 +228,49 @@ def test_a_thousand_publishers_move_under_load_and_nothing_is_lost_doubled_or_re
         await asyncio.gather(*(publisher.open() for publisher in publishers))
         assert {publisher.address for publisher in publishers} == {at(a)}
         working = asyncio.gather(*(publish(publisher, n) for n, publisher in enumerate(publishers)))
-        await asyncio.sleep(0.2)
+        while not all(sent):
+            await asyncio.sleep(0.02)
         to_b, asking = [f"p{n}" for n in range(500)], [f"p{n}" for n in range(500, 1000)]
         controller.target = "b"
         controller.placed.clear()
-        assert not await asyncio.to_thread(migrate, a, to_b, [at(b)])
+        await asyncio.to_thread(migrate, a, to_b, at(b))
         # One in vain, then whom the controller says.
-        assert not await asyncio.to_thread(migrate, a, asking, ["127.0.0.1:1"])
+        await asyncio.to_thread(migrate, a, asking, NOBODY)
         await working
         assert {publisher.address for publisher in publishers} == {at(b)}
         assert all(publisher.migrations == 1 for publisher in publishers)
         await asyncio.gather(*(publisher.close() for publisher in publishers))
 
-    with running() as a, running() as b, controlling(Controller({"a": at(a), "b": at(b)})) as controller:
+    with managed() as a, running() as b, controlling(Controller({"a": at(a), "b": at(b)})) as controller:
         asyncio.run(story(a, b, controller))
         first = a.do(lambda: a.broker.topics["t"].messages)
-        assert 0 < first < count * each
-        found = [tuple(map(int, body.split())) for body in bodies_of(a, first) + bodies_of(b, count * each - first)]
+        assert first >= count
+        found = [tuple(map(int, body.split())) for body in bodies_of(a, first) + bodies_of(b, sum(sent) - first)]
     by_publisher: dict[int, list[int]] = {}
     for number, n in found:
         by_publisher.setdefault(number, []).append(n)
     assert len(by_publisher) == count
-    assert all(sent == list(range(each)) for sent in by_publisher.values())
+    assert all(by_publisher[number] == list(range(sent[number])) for number in range(count))
+
+
+def test_a_publisher_goes_on_only_when_its_last_message_has_its_token() -> None:
+    async def story(a: Running, b: Running) -> None:
+        exchange(a, said(2, version=2, grants={"t": Grant(1, share(20, 1))}))  # a token every 50 ms
+        async with Publisher("t", broker=at(a), id="p") as publisher:
+            await asyncio.gather(*(publisher.publish(b"%d" % n) for n in range(20)))
+            await asyncio.to_thread(migrate, a, ["p"], at(b))
+            waiting = []
+            while not publisher.migrations:
+                waiting.append(a.do(lambda: len(a.broker.topics["t"].waiting)))
+                await asyncio.sleep(0.01)
+            assert waiting[0] > 5
+            assert a.do(lambda: len(a.broker.topics["t"].waiting)) == 0
+            await publisher.publish(b"at b")
+
+    with managed() as a, running() as b:
+        asyncio.run(story(a, b))
+        assert bodies_of(a, 20) == [b"%d" % n for n in range(20)]
+        assert bodies_of(b, 1) == [b"at b"]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 from srtm.client import Publisher, Subscriber
 from srtm.errors import ClientError, InputError, ProtocolError
+from tests import programs
 from tests.broker.running import Client, Running, running
-from tests.client.conftest import program
 from tests.client.controller import Controller, controlling
 from tests.client.test_publisher import at, process
 
@@ -170,23 +171,22 @@ def test_a_broker_that_comes_back_is_subscribed_to_again() -> None:
 
 @pytest.mark.needs("nsqd")
 @pytest.mark.needs("nsqlookupd")
-def test_stock_nsqds_are_found_by_a_stock_nsqlookupd(nsqlookupd: dict[str, str], tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in "ab"]
-
-    async def story(addresses: list[str]) -> None:
-        async with Subscriber("t", "c", lookupd=[nsqlookupd["HTTP"]], poll_s=0.1) as subscriber:
+def test_stock_nsqds_are_found_by_a_stock_nsqlookupd(tmp_path: Path) -> None:
+    async def story(lookupd: str, addresses: list[str]) -> None:
+        async with Subscriber("t", "c", lookupd=[lookupd], poll_s=0.1) as subscriber:
             for number, address in enumerate(addresses):
                 async with Publisher("t", broker=address) as publisher:
                     await publisher.publish(b"%d" % number)
             assert sorted(await take(subscriber, 2)) == [b"0", b"1"]
             assert sorted(subscriber.brokers) == sorted(addresses)
 
-    def started(folder: Path) -> Any:
-        folder.mkdir()
-        return program("nsqd", folder, f"-data-path={folder}", f"-lookupd-tcp-address={nsqlookupd['TCP']}")
-
-    with started(folders[0]) as a, started(folders[1]) as b:
-        asyncio.run(story([a["TCP"], b["TCP"]]))
+    with programs.nsqlookupd(tmp_path) as (tcp, http), ExitStack() as stack:
+        addresses = []
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            started = programs.nsqd(tmp_path / name, f"--lookupd-tcp-address=127.0.0.1:{tcp}")
+            addresses.append(f"127.0.0.1:{stack.enter_context(started)[0]}")
+        asyncio.run(story(f"127.0.0.1:{http}", addresses))
 
 
 def test_refusals_are_raised(authority: Any) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srtm.cli.common import AsJson, new_table, print_json, print_table
-from srtm.cli.pub import Brokers, Controller, Token, run
+from srtm.cli.pub import Brokers, run
+from srtm.cli.remote import HERE, Controller, Token
 from srtm.units import NS_PER_MS, format_ns, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def load(
     duration: Annotated[str, typer.Option(help="How long they send.")] = "60s",
     size: Annotated[int, typer.Option(help="Bytes of a message.")] = 64,
     seed: Annotated[int, typer.Option(help="The same seed makes the same schedule.")] = 1,
-    controller: Controller = None,
+    controller: Controller = HERE,
     broker: Brokers = None,
     token: Token = None,
     channel: Annotated[str, typer.Option(help="The channel on which the load hears its own messages.")] = (
@@ -54,11 +55,8 @@ def load(
         srtm load traffic --broker 127.0.0.1:4150 --broker 127.0.0.1:4152
     """
     from srtm.client.load import LoadOptions
-    from srtm.errors import InputError
     from srtm.workload.publishers import Population, Workload
 
-    if broker and controller:
-        raise InputError("give --controller or --broker, not both")
     spread_ns = parse_duration_ns(jitter, bare="ms")
     population = Population(publishers, rate, batch, process, group_size, spread_ns)  # type: ignore[arg-type]
     workload = Workload((population,), parse_duration_ns(duration), seed)
@@ -83,14 +81,14 @@ def load(
 
 
 async def _load(
-    options: LoadOptions, controller: str | None, token: str | None, contract: dict[str, object] | None
+    options: LoadOptions, controller: str, token: str | None, contract: dict[str, object] | None
 ) -> LoadReport:
-    from srtm.client.cluster import DEFAULT_CONTROLLER, Cluster
+    from srtm.client.cluster import Cluster
     from srtm.client.load import Load
 
     if options.brokers:
         return await Load(options, None).go(_show)
-    async with Cluster(controller or DEFAULT_CONTROLLER, token=token) as cluster:
+    async with Cluster(controller, token=token) as cluster:
         if contract is not None:
             await _create(options, cluster, contract)
         return await Load(options, cluster).go(_show)

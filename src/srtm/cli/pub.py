@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from srtm.cli.common import AsJson, print_json
+from srtm.cli.remote import HERE, Controller, Token
 from srtm.errors import InputError
 
 T = TypeVar("T")
@@ -17,14 +18,10 @@ T = TypeVar("T")
 _TOGETHER = 100  # messages of one command
 _AHEAD = 20  # commands without an answer
 
-Controller = Annotated[
-    str | None, typer.Option(help="The controller (http://127.0.0.1:4161).", envvar="SRTM_CONTROLLER")
-]
 Brokers = Annotated[
     list[str] | None,
     typer.Option("--broker", metavar="HOST:PORT", help="Instead: a broker or an nsqd; repeatable."),
 ]
-Token = Annotated[str | None, typer.Option(help="The controller's token.", envvar="SRTM_TOKEN")]
 
 
 def pub(
@@ -34,7 +31,7 @@ def pub(
     count: Annotated[int, typer.Option(min=1, help="How often to publish all of it.")] = 1,
     id: Annotated[str | None, typer.Option(help="Who publishes (somebody new).")] = None,  # noqa: A002
     group: Annotated[str | None, typer.Option(help="The correlation group of that publisher.")] = None,
-    controller: Controller = None,
+    controller: Controller = HERE,
     broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Instead: a broker or an nsqd.")] = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -51,7 +48,8 @@ def pub(
         raise InputError("give --body or --file, not both")
     if file is None and body is None and count > 1:
         raise InputError("stdin is read once: give --count with --body or --file")
-    options = {"controller": controller, "broker": broker, "id": id, "group": group, "token": token}
+    where = {"controller": controller, "token": token} if broker is None else {"broker": broker}
+    options = {**where, "id": id, "group": group}
     published = run(_publish(topic, options, _bodies(body, file, count)))
     if as_json:
         print_json({"topic": topic, "published": published})

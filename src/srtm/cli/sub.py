@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from srtm.cli.pub import Brokers, Controller, Token, run
+from srtm.cli.pub import Brokers, run
+from srtm.cli.remote import HERE, Controller, Token
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -20,7 +21,7 @@ def sub(
     ),
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages.")] = None,
     timeout: Annotated[str | None, typer.Option(help="Stop when nothing came for so long, as in 5s.")] = None,
-    controller: Controller = None,
+    controller: Controller = HERE,
     broker: Brokers = None,
     lookupd: Annotated[
         list[str] | None,
@@ -35,9 +36,9 @@ def sub(
     """
     if broker and lookupd:
         raise InputError("give --broker or --lookupd-http-address, not both")
-    if controller and (broker or lookupd):
-        controller = None  # what is given here counts more than the environment
-    options = {"controller": controller, "brokers": broker, "lookupd": lookupd, "token": token}
+    options: dict[str, Any] = {"brokers": broker} if broker else {"lookupd": lookupd}
+    if not broker and not lookupd:
+        options = {"controller": controller, "token": token}
     wait_s = None if timeout is None else parse_duration_ns(timeout) / NS_PER_S
     printed = run(_print(topic, channel, options, count, wait_s, as_json))
     if count is not None and printed < count:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
@@ -91,11 +92,16 @@ class Cluster:
 
     _shared: ClassVar[dict[tuple[asyncio.AbstractEventLoop, str, str | None], Cluster]] = {}
 
-    def __init__(self, controller: str = DEFAULT_CONTROLLER, *, token: str | None = None) -> None:
-        self.controller = controller.rstrip("/")
+    def __init__(
+        self, controller: str = DEFAULT_CONTROLLER, *, token: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.controller = (controller if "://" in controller else f"http://{controller}").rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._http = httpx.AsyncClient(base_url=self.controller, headers=headers, timeout=_ANSWER_S)
+            # No proxy of the environment: a controller is near, and a watch is long.
+            self._http = httpx.AsyncClient(
+                base_url=self.controller, headers=headers, timeout=_ANSWER_S, trust_env=False, verify=tls or True
+            )
         except (httpx.InvalidURL, ValueError) as error:
             raise ClientError(f"{controller!r} is no address of a controller: {error}") from None
         self._brokers: dict[str, dict[str, str]] = {}
@@ -198,8 +204,8 @@ class Cluster:
             answer = await self._http.request(method, path, json=document)
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
             raise ControllerAway(
-                f"the controller at {self.controller} cannot be reached ({str(error) or type(error).__name__});"
-                " is srtm controller running there?"
+                f"no controller answers at {self.controller} ({str(error) or type(error).__name__}): start one with"
+                " srtm up, or say where it is"
             ) from None
         if answer.status_code >= 500:
             raise ControllerAway(f"{self.controller}: {_detail(answer)}", status=answer.status_code)

@@ -19,7 +19,7 @@ async def lookup(addresses: list[str], topic: str, poll_s: float) -> AsyncIterat
     if not addresses:
         raise InputError("lookupd: give at least one address, as in 127.0.0.1:4161")
     urls = [address if "://" in address else f"http://{address}" for address in addresses]
-    async with httpx.AsyncClient(timeout=_ANSWER_S) as http:
+    async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
         last: dict[str, set[str]] = {}  # what each said last counts while it is away
         while True:
             answers = await asyncio.gather(*(_ask(http, url, topic) for url in urls))
