@@ -135,7 +135,7 @@ class Connection:
         self.out += data
 
     def readable(self) -> None:
-        """Read what is there, and carry out what it says."""
+        """Read what is there, and carry out what it says; who calls it ends the turn."""
         broker = self.broker
         try:
             size, ancillary, _, _ = self.sock.recvmsg_into(broker.read_into, _ANCILLARY)
@@ -155,7 +155,6 @@ class Connection:
             broker.unstamped += 1
         since_ns = arrival_ns - self.heard_ns
         self.heard_ns = arrival_ns
-        broker.wake()
         if self.transport is None:
             self._take(broker.read_view[:size], arrival_ns, since_ns)
         else:
@@ -191,14 +190,14 @@ class Connection:
         """Read no more from it, until as many have released it as held it."""
         self.holds += 1
         if self.holds == 1:
-            self.broker.loop.remove_reader(self.sock)
+            self.broker.poller.remove(self.sock)
 
     def release(self) -> None:
         """There is one reason less not to read from it."""
         self.holds -= 1
         if not self.holds and self.sock.fileno() >= 0 and not self.resting:
             self.heard_ns = _now_ns()  # it could not be heard
-            self.broker.loop.add_reader(self.sock, self.readable)
+            self.broker.poller.add(self.sock, self.readable)
 
     def _ended(self) -> None:
         """It sends no more; what it had begun to say gets nsqd's error."""

@@ -24,6 +24,7 @@ from srtm.broker import transport
 from srtm.broker.connection import REST_S, TICK_NS, TICK_S, Connection
 from srtm.broker.control import Control, throttled
 from srtm.broker.message import ids
+from srtm.broker.poller import Poller
 from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
 from srtm.errors import LogError
@@ -33,7 +34,7 @@ from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from srtm.broker.auth import Authority, Guard
     from srtm.broker.channel import Channel
@@ -85,7 +86,8 @@ class Broker:
         self._blocked: dict[Topic, dict[Connection, None]] = {}  # full topics, and the publishers that wait for them
         self._resting: dict[Connection, None] = {}
         self._awake = False
-        self._alarm = Alarm(loop, self.wake)
+        self.poller = Poller(loop, self._turn)
+        self._alarm = Alarm(loop, self._end_turn)
         self._heartbeats: list[tuple[int, int, Connection]] = []
         self._beating = False
         self._closing: list[Topic] = []  # whose last second is to be summed up
@@ -125,7 +127,7 @@ class Broker:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(self, sock, f"{address[0]}:{address[1]}")
             self.connections[sock.fileno()] = connection
-            self.loop.add_reader(sock, connection.readable)
+            self.poller.add(sock, connection.readable)
             self.expect_heartbeat(connection)
 
     def touch(self, name: str) -> Topic:
@@ -180,13 +182,25 @@ class Broker:
         return Guard(connection, self.authority)
 
     def wake(self) -> None:
-        """End this turn when all that is ready has been read."""
+        """Have a turn soon: there is something to do that no socket has brought."""
         if not self._awake:
             self._awake = True
-            self.loop.call_soon(self._end_turn)
+            self.loop.call_soon(self._woken)
+
+    def _woken(self) -> None:
+        self._awake = False
+        self._end_turn()
+
+    def _turn(self, readers: Iterable[Callable[[], None]]) -> None:
+        """Read from clients that have something to say, and do what follows from it."""
+        for read in readers:
+            try:
+                read()
+            except Exception as error:  # noqa: BLE001 - others are not to suffer from one
+                self.loop.call_exception_handler({"message": "a client was not understood", "exception": error})
+        self._end_turn()
 
     def _end_turn(self) -> None:
-        self._awake = False
         now_ns = _now_ns()
         to_drain, self.to_drain = self.to_drain, {}
         if self._limited:
@@ -247,14 +261,14 @@ class Broker:
             self.loop.call_later(REST_S, self._after_rest)
         self._resting[consumer] = None
         consumer.resting = True
-        self.loop.remove_reader(consumer.sock)
+        self.poller.remove(consumer.sock)
 
     def end_rest(self, consumer: Connection) -> None:
         """Read a consumer again as soon as it says something."""
         consumer.resting = False
         self._resting.pop(consumer, None)
         if consumer.sock.fileno() >= 0 and not consumer.holds:
-            self.loop.add_reader(consumer.sock, consumer.readable)
+            self.poller.add(consumer.sock, consumer.readable)
 
     def _after_rest(self) -> None:
         for consumer in list(self._resting):
@@ -263,6 +277,7 @@ class Broker:
                 consumer.readable()
             if consumer.resting and (consumer.heard_ns == heard_ns or 4 * consumer.in_flight >= consumer.ready):
                 self.end_rest(consumer)
+        self._end_turn()
         if self._resting:
             self.loop.call_later(REST_S, self._after_rest)
 
@@ -342,7 +357,7 @@ class Broker:
         fd = connection.sock.fileno()
         if fd < 0:
             return
-        self.loop.remove_reader(fd)
+        self.poller.remove(connection.sock)
         self.loop.remove_writer(fd)
         self.connections.pop(fd, None)
         connection.sock.close()
@@ -401,5 +416,6 @@ class Broker:
         for connection in list(self.connections.values()):
             self.close(connection)
         self._alarm.close()
+        self.poller.close()
         if self.durable:
             self.durable.close()
