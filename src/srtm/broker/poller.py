@@ -1,6 +1,6 @@
 """Which clients have something to say: an epoll of the broker's own, which the loop watches as a single file.
 
-In: sockets and who reads them. Out: the readers of those that are ready, at most AT_ONCE together: a turn of the broker.
+In: sockets and who reads them. Out: the readers of those that are ready, AT_ONCE at most: a turn of the broker.
 The loop then does its work once a turn and not once a socket. Those that did not fit come first the next time, because
 the kernel puts whom it has reported at the end of its list. Where there is no epoll, each socket makes a turn.
 """
