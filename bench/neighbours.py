@@ -1,12 +1,14 @@
 """`python -m bench.neighbours`: two topics on one broker, one of which floods at 20 times its rate.
 
-The quiet topic's latency, as the broker counts it (kernel arrival to written), alone and beside the flood, in turns;
-and whether every message of both that was answered has arrived.
+The quiet topic's latency, as the broker counts it (kernel arrival to written), in turns: alone, beside a topic that
+keeps to its rate, and beside the flood; and whether every message of both that was answered has arrived. The broker
+has one core, the clients another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import statistics
 import subprocess
@@ -14,7 +16,7 @@ import sys
 import urllib.request
 from contextlib import suppress
 
-from bench import host
+from bench import host, peers
 from bench.measure import show
 from srtm.protocol import client as say
 from srtm.protocol.client import ClientProtocol, Message
@@ -23,13 +25,14 @@ from srtm.protocol.names import MAGIC_V2
 
 RATE_MPS = 500  # of both topics
 FLOOD = 20
+BUCKET = f"&r={RATE_MPS}&b=1000"
 TURN_S = 6
 TURNS = 4
 BODY = bytes(100)
 
 
-async def publish(port: int, topic: str, rate_mps: float, seconds: float) -> int:
-    """Publish evenly; returns how many messages were answered."""
+async def publish(port: int, http_port: int, topic: str, rate_mps: float, seconds: float) -> int:
+    """Publish evenly; returns how many messages were answered, once there was no limit any more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(MAGIC_V2)
     loop = asyncio.get_running_loop()
@@ -43,11 +46,15 @@ async def publish(port: int, topic: str, rate_mps: float, seconds: float) -> int
             async with asyncio.timeout(0.002):
                 await writer.drain()
         await asyncio.sleep(0.002)
+    if rate_mps > RATE_MPS:
+        limit(http_port, topic, "")  # what still waits, here and there, may go now
     answers = b""
     with suppress(TimeoutError):
         while len(answers) < sent * len(OK):
             async with asyncio.timeout(2):
                 answers += await reader.read(65536)
+    if rate_mps > RATE_MPS:
+        limit(http_port, topic, BUCKET)
     writer.close()
     return len(answers) // len(OK)
 
@@ -78,16 +85,15 @@ async def measure(port: int, http_port: int) -> None:
     counted = {topic: [0] for topic in ("quiet", "flood")}
     consumers = [asyncio.create_task(consume(port, topic, found)) for topic, found in counted.items()]
     answered = {"quiet": 0, "flood": 0}
-    tails: dict[str, list[float]] = {"alone": [], "beside the flood": []}
+    beside = {"alone": 0, "beside its like": RATE_MPS, "beside the flood": FLOOD * RATE_MPS}
+    tails: dict[str, list[float]] = {name: [] for name in beside}
     for _ in range(TURNS):
-        answered["quiet"] += await publish(port, "quiet", RATE_MPS, TURN_S)
-        tails["alone"].append(p99_us(http_port, "quiet"))
-        quiet = asyncio.create_task(publish(port, "quiet", RATE_MPS, TURN_S))
-        flood = asyncio.create_task(publish(port, "flood", FLOOD * RATE_MPS, TURN_S))
-        answered["quiet"] += await quiet
-        tails["beside the flood"].append(p99_us(http_port, "quiet"))
-        answered["flood"] += await flood
-    limit(http_port, "flood", "")  # what still waits may go now
+        for name, rate_mps in beside.items():
+            quiet = asyncio.create_task(publish(port, http_port, "quiet", RATE_MPS, TURN_S))
+            flood = asyncio.create_task(publish(port, http_port, "flood", rate_mps, TURN_S + 0.5))
+            answered["quiet"] += await quiet
+            tails[name].append(p99_us(http_port, "quiet"))
+            answered["flood"] += await flood
     for _ in range(60):
         if all(counted[topic][0] >= answered[topic] for topic in answered):
             break
@@ -106,12 +112,15 @@ async def measure(port: int, http_port: int) -> None:
 def main() -> None:
     print(host.describe(1))
     command = [sys.executable, "-m", "srtm", "broker", "--tcp-port", "0", "--http-port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    realtime = peers.can_be_realtime()
+    on_its_core = functools.partial(peers.settle, peers.BROKER_CORE, realtime=realtime)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=on_its_core) as process:
         try:
             assert process.stdout is not None
             ports = [int(part.rpartition(":")[2]) for part in process.stdout.readline().split(", ")]
             for topic in ("quiet", "flood"):
-                limit(ports[1], topic, f"&r={RATE_MPS}&b=1000")
+                limit(ports[1], topic, BUCKET)
+            peers.settle(peers.LOAD_CORE, realtime=realtime)
             asyncio.run(measure(*ports))
         finally:
             process.terminate()

@@ -228,7 +228,7 @@ class Running:
             capture_output=True,
             text=True,
             timeout=seconds + warm_up + 60,
-            preexec_fn=functools.partial(_settle, LOAD_CORE, realtime=self.realtime),
+            preexec_fn=functools.partial(settle, LOAD_CORE, realtime=self.realtime),
         )
         if done.returncode:
             raise RuntimeError(f"{self.peer.name}, {rate:.0f} msg/s: {done.stderr.strip()}")
@@ -250,7 +250,8 @@ class Running:
         return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
-def _settle(core: int, *, realtime: bool) -> None:
+def settle(core: int, *, realtime: bool) -> None:
+    """Hold this process to a core, ahead of what else happens on this host if it may be."""
     os.sched_setaffinity(0, {core})
     if realtime:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
@@ -267,7 +268,7 @@ def running(peer: Peer, *, realtime: bool) -> Iterator[Running]:
             stderr=subprocess.STDOUT,
             cwd=_scratch(),
             env={**os.environ, **peer.environment},
-            preexec_fn=functools.partial(_settle, BROKER_CORE, realtime=realtime),
+            preexec_fn=functools.partial(settle, BROKER_CORE, realtime=realtime),
         )
     try:
         said = _listen(process, peer, log)

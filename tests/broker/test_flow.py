@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -111,6 +112,37 @@ def test_a_flood_on_one_topic_leaves_the_other_alone(start: Start) -> None:
         assert not thread.is_alive()
     assert received == [b"%d" % i for i in range(count)], "all of it, in order"
     assert sorted(delays)[40] < 0.05, "a message of the calm topic does not wait for the flood"
+
+
+def test_who_floods_a_topic_is_stopped_long_before_memory_is(broker: Running) -> None:
+    """Nothing of what was sent is lost, and a client of another topic is served meanwhile."""
+    broker.post("/topic/limit?topic=t&r=500&b=600")
+    pub = say.pub("t", b"x" * 100)
+    with Client(broker.address) as publisher, Client(broker.address) as other:
+        sent = sent_until_stopped(publisher, pub * 400, 2000)
+        topic = broker.do(lambda: broker.broker.topics["t"])
+        assert topic.waiting
+        assert not topic.full
+        assert topic.messages < 10_000
+        other.publish("u", b"x")
+        broker.post("/topic/limit?topic=t")
+        broker.wait_until(lambda b: b.topics["t"].messages >= sent // len(pub))
+        for _ in range(sent // len(pub)):
+            assert publisher.response() == b"OK"
+
+
+def test_many_who_flooded_are_read_again_in_turn(broker: Running) -> None:
+    """They wait one after another, and all get through in the end."""
+    broker.post("/topic/limit?topic=t&r=5000&b=10")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(broker.address)) for _ in range(30)]
+        for _ in range(4):
+            for client in clients:
+                client.send(say.pub("t", b"x" * 100) * 100)
+        for client in clients:
+            for _ in range(400):
+                assert client.response() == b"OK"
+        assert broker.do(lambda: broker.broker.topics["t"].messages) == 12_000
 
 
 def test_a_dead_subscriber_stops_its_publisher_and_no_memory_grows(start: Start) -> None:

@@ -4,6 +4,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from srtm.errors import BucketError
 from srtm.model.bucket import Limiter, TokenBucket
@@ -100,6 +102,26 @@ def test_a_late_stamp_counts_as_the_last_event() -> None:
     assert limiter.late == 3
     limiter.reconfigure(5, TokenBucket.of(1_000, 2))
     assert limiter.tokens(0) == limiter.tokens(300)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5 * NS_PER_MS), st.integers(1, 12)), min_size=1, max_size=20),
+    st.sampled_from(["0.5", "1000", "333.333"]),
+    st.sampled_from(["1", "4.33", "30"]),
+)
+def test_messages_that_come_together_are_as_many_that_come_one_by_one(
+    batches: list[tuple[int, int]], r: str, b: str
+) -> None:
+    """Stamps in any order: those that go back count as late, each of them."""
+    together, single = Limiter(TokenBucket.of(r, b)), Limiter(TokenBucket.of(r, b))
+    for arrival_ns, count in batches:
+        last_ns = together.admit(arrival_ns, count)
+        one_by_one = [single.admit(arrival_ns) for _ in range(count)]
+        assert [together.next_release_ns(behind) for behind in range(count, 0, -1)] == one_by_one
+        assert last_ns == one_by_one[-1]
+        assert together.late == single.late
+        assert together.backlog(arrival_ns) == single.backlog(arrival_ns)
+    assert together.take_peak_ntok() == single.take_peak_ntok()
 
 
 def test_the_peak_is_taken_once() -> None:

@@ -89,16 +89,16 @@ class Channel:
     def put(self, messages: list[Message], now_ns: int) -> None:
         """Take messages from the topic; a channel that nobody will miss drops what it cannot hold."""
         self.messages += len(messages)
-        if not self.ephemeral and not any([message.delay_ns for message in messages]):  # noqa: C419 - a list is faster
-            self.queue.extend(messages)
-            self.bytes += sum([len(message.body) for message in messages])
-            return
+        queue = self.queue
         for message in messages:
             if self.ephemeral and (self.held >= self._max or self.bytes >= self._max_bytes):
                 self.dropped += 1
-            else:
-                self.bytes += len(message.body)
+                continue
+            self.bytes += len(message.body)
+            if message.delay_ns:
                 self._back(message, message.delay_ns, now_ns)
+            else:
+                queue.append(message)
 
     def pump(self, now_ns: int) -> None:
         """Hand queued messages to consumers that can take them, in turns."""
@@ -115,7 +115,11 @@ class Channel:
                 idle += 1
                 continue
             idle = 0
-            batch = [queue.popleft() for _ in range(most)]
+            if most == len(queue):
+                batch = list(queue)
+                queue.clear()
+            else:
+                batch = [queue.popleft() for _ in range(most)]
             if consumer.sample_rate:
                 for message in batch:
                     self.bytes -= len(message.body)
@@ -137,6 +141,13 @@ class Channel:
         if queue:
             for consumer in consumers:
                 consumer.attend()
+
+    def finish(self, message: Message) -> None:
+        """A consumer has done what there was to do with a message."""
+        self.finished += 1
+        self.bytes -= len(message.body)
+        if self.cursor is not None:
+            self.cursor.finish(message.offset)
 
     def _taken(self, verb: str, consumer: Consumer, message_id: bytes) -> Message:
         message = consumer.flights.pop(message_id, None)

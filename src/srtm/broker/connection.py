@@ -72,6 +72,7 @@ class Connection:
         "protocol",
         "published",
         "publisher",
+        "read_into",
         "ready",
         "requeued",
         "resting",
@@ -91,6 +92,7 @@ class Connection:
         self.protocol = ServerProtocol(settings)
         self.transport: Transport | None = None  # TLS and compression
         self.guard = broker.guard(self)
+        self.read_into = broker.read_into  # for the next read: less where it floods its topic
         self.holds = 0  # reasons not to read from it
         self.beat = 0  # which of the heartbeats that were set up is its own
         self.out = bytearray()
@@ -135,10 +137,11 @@ class Connection:
         self.out += data
 
     def readable(self) -> None:
-        """Read what is there, and carry out what it says."""
+        """Read what is there, and carry out what it says; who calls it ends the turn."""
         broker = self.broker
+        read_into, self.read_into = self.read_into, broker.read_into
         try:
-            size, ancillary, _, _ = self.sock.recvmsg_into(broker.read_into, _ANCILLARY)
+            size, ancillary, _, _ = self.sock.recvmsg_into(read_into, _ANCILLARY)
         except BlockingIOError:
             return
         except OSError:
@@ -155,7 +158,6 @@ class Connection:
             broker.unstamped += 1
         since_ns = arrival_ns - self.heard_ns
         self.heard_ns = arrival_ns
-        broker.wake()
         if self.transport is None:
             self._take(broker.read_view[:size], arrival_ns, since_ns)
         else:
@@ -191,14 +193,14 @@ class Connection:
         """Read no more from it, until as many have released it as held it."""
         self.holds += 1
         if self.holds == 1:
-            self.broker.loop.remove_reader(self.sock)
+            self.broker.poller.remove(self.sock)
 
     def release(self) -> None:
         """There is one reason less not to read from it."""
         self.holds -= 1
         if not self.holds and self.sock.fileno() >= 0 and not self.resting:
             self.heard_ns = _now_ns()  # it could not be heard
-            self.broker.loop.add_reader(self.sock, self.readable)
+            self.broker.poller.add(self.sock, self.readable)
 
     def _ended(self) -> None:
         """It sends no more; what it had begun to say gets nsqd's error."""
@@ -240,14 +242,21 @@ class Connection:
                     broker.to_flush.append(self)
                 self.out += _OK
             elif kind is Fin:
-                self._finish(event[0])
+                message = self.flights.pop(event[0], None)
+                if message is not None:
+                    self.finished += 1
+                    self.channel.finish(message)  # type: ignore[union-attr]
+                else:
+                    self._refuse_fin(event[0])
             elif (kind is Mpub or kind is Dpub) and broker.touch(event.topic).durable is not None:
                 self._store(broker.touch(event.topic), events[number:], arrival_ns)
                 break
             else:
                 self._carry_out(event, arrival_ns)
-            if self.closing:
-                break
+                if self.closing:
+                    break
+        if self.channel is not None and self.channel.queue:
+            broker.to_pump[self.channel] = None  # there may be room for more
 
     def _store(self, topic: Topic, events: list[Any], arrival_ns: int) -> None:
         """Publish to a topic on disk: all of one topic that comes now goes to the log together, and is then answered.
@@ -281,20 +290,9 @@ class Connection:
         assert topic.durable is not None
         topic.durable.publish(topic, messages, stored)
 
-    def _finish(self, message_id: bytes) -> None:
-        channel = self.channel
-        assert channel is not None
-        message = self.flights.pop(message_id, None)
-        if message is not None:
-            channel.finished += 1
-            self.finished += 1
-            channel.bytes -= len(message.body)
-            if channel.cursor is not None:
-                channel.cursor.finish(message.offset)
-        else:
-            self.send(frames.error(channel.refusal("FIN", message_id)))
-        if channel.queue:
-            self.broker.to_pump[channel] = None
+    def _refuse_fin(self, message_id: bytes) -> None:
+        assert self.channel is not None
+        self.send(frames.error(self.channel.refusal("FIN", message_id)))
 
     def _may_rest(self, events: list[Any]) -> bool:
         """Whether nobody waits for what it says: it only finishes messages, and may have many more."""
@@ -428,7 +426,8 @@ class Connection:
                 self.broker.loop.add_writer(self.sock, self._writable)
                 return
             out.clear()
-        self.flushed()
+        if self.delivered or self.closing:
+            self.flushed()
 
     def flushed(self) -> None:
         """The kernel has all of it, or is still busy."""

@@ -16,7 +16,7 @@ import heapq
 import socket
 import time
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from srtm.broker import transport
 from srtm.broker.connection import REST_S, TICK_NS, TICK_S, Connection
 from srtm.broker.control import Control, throttled
 from srtm.broker.message import ids
+from srtm.broker.poller import Poller
 from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
 from srtm.errors import LogError
@@ -33,7 +34,7 @@ from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from srtm.broker.auth import Authority, Guard
     from srtm.broker.channel import Channel
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 # What is due for many at one time is done for a few, then the loop turns: heartbeats, sums of a second.
 _BEATS, _SUMS, _BREAK_S = 8, 4, 0.001
+_RELEASES = 4
+_LITTLE = 4096  # about thirty messages: less than a tenth of a millisecond's work
 _now_ns = time.time_ns  # the clock that the kernel stamps with
 
 
@@ -74,18 +77,20 @@ class Broker:
         self.started_ns = _now_ns()
         self.tcp_port = self.http_port = self.https_port = 0
         self.unstamped = 0
-        self.read_into = [bytearray(options.read_size)]
-        self.read_view = memoryview(self.read_into[0])
+        self.read_view = memoryview(bytearray(options.read_size))
+        self.read_into = [self.read_view]
+        self.read_little = [self.read_view[:_LITTLE]]  # from publishers whose messages have to wait for tokens
         self.next_id: Callable[[], bytes] = ids(self.started_ns).__next__
         self.to_drain: dict[Topic, None] = {}
         self.to_pump: dict[Channel, None] = {}
         self.to_deliver: list[Connection] = []  # before the answers: a message's latency ends with its own write
         self.to_flush: list[Connection] = []
-        self._limited: dict[Topic, None] = {}  # topics in which messages wait for tokens
-        self._blocked: dict[Topic, dict[Connection, None]] = {}  # full topics, and the publishers that wait for them
+        self._limited: dict[Topic, int] = {}  # topics in which messages wait for tokens: when the next one comes
+        self._blocked: dict[Topic, dict[Connection, None]] = {}  # crowded topics, and publishers that wait for them
         self._resting: dict[Connection, None] = {}
         self._awake = False
-        self._alarm = Alarm(loop, self.wake)
+        self.poller = Poller(loop, self._turn)
+        self._alarm = Alarm(loop, self._end_turn)
         self._heartbeats: list[tuple[int, int, Connection]] = []
         self._beating = False
         self._closing: list[Topic] = []  # whose last second is to be summed up
@@ -125,7 +130,7 @@ class Broker:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(self, sock, f"{address[0]}:{address[1]}")
             self.connections[sock.fileno()] = connection
-            self.loop.add_reader(sock, connection.readable)
+            self.poller.add(sock, connection.readable)
             self.expect_heartbeat(connection)
 
     def touch(self, name: str) -> Topic:
@@ -180,17 +185,30 @@ class Broker:
         return Guard(connection, self.authority)
 
     def wake(self) -> None:
-        """End this turn when all that is ready has been read."""
+        """Have a turn soon: there is something to do that no socket has brought."""
         if not self._awake:
             self._awake = True
-            self.loop.call_soon(self._end_turn)
+            self.loop.call_soon(self._woken)
+
+    def _woken(self) -> None:
+        self._awake = False
+        self._end_turn()
+
+    def _turn(self, readers: Iterable[Callable[[], None]]) -> None:
+        """Read from clients that have something to say, and do what follows from it."""
+        for read in readers:
+            try:
+                read()
+            except Exception as error:  # others are not to suffer from one
+                self.loop.call_exception_handler({"message": "a client was not understood", "exception": error})
+        self._end_turn()
 
     def _end_turn(self) -> None:
-        self._awake = False
         now_ns = _now_ns()
         to_drain, self.to_drain = self.to_drain, {}
-        if self._limited:
-            to_drain |= self._limited
+        for topic, release_ns in self._limited.items():
+            if release_ns <= now_ns:
+                to_drain[topic] = None
         for topic in to_drain:
             released = topic.drain(now_ns)
             if released and self.recorder is not None:
@@ -200,13 +218,15 @@ class Broker:
                 for channel in topic.channels.values():
                     self.to_pump[channel] = None
             if topic.waiting and topic.limiter is not None:
-                self._limited[topic] = None
+                self._limited[topic] = topic.next_release_ns()
+                for connection in topic.senders:
+                    connection.read_into = self.read_little
             else:
                 self._limited.pop(topic, None)
             if topic.farewells:
                 self._let_go(topic)
             if topic.senders:
-                if topic.full:
+                if topic.crowded:
                     self._block(topic)
                 topic.senders.clear()
         to_pump, self.to_pump = self.to_pump, {}
@@ -221,7 +241,7 @@ class Broker:
         if self._blocked:
             self._unblock()
         if self._limited:
-            self._alarm.set(min(topic.next_release_ns() for topic in self._limited), _now_ns())
+            self._alarm.set(min(self._limited.values()), _now_ns())
 
     def part(self, topic: Topic, connection: Connection) -> None:
         """Close a publisher's connection when all of its messages have their tokens: then it may go on elsewhere."""
@@ -247,14 +267,14 @@ class Broker:
             self.loop.call_later(REST_S, self._after_rest)
         self._resting[consumer] = None
         consumer.resting = True
-        self.loop.remove_reader(consumer.sock)
+        self.poller.remove(consumer.sock)
 
     def end_rest(self, consumer: Connection) -> None:
         """Read a consumer again as soon as it says something."""
         consumer.resting = False
         self._resting.pop(consumer, None)
         if consumer.sock.fileno() >= 0 and not consumer.holds:
-            self.loop.add_reader(consumer.sock, consumer.readable)
+            self.poller.add(consumer.sock, consumer.readable)
 
     def _after_rest(self) -> None:
         for consumer in list(self._resting):
@@ -263,11 +283,12 @@ class Broker:
                 consumer.readable()
             if consumer.resting and (consumer.heard_ns == heard_ns or 4 * consumer.in_flight >= consumer.ready):
                 self.end_rest(consumer)
+        self._end_turn()
         if self._resting:
             self.loop.call_later(REST_S, self._after_rest)
 
     def _block(self, topic: Topic) -> None:
-        """Read no more from those who publish to a full topic; TCP tells them."""
+        """Read no more from those who publish to a crowded topic; TCP tells them."""
         waiting = self._blocked.setdefault(topic, {})
         for connection in topic.senders:
             if connection.sock.fileno() >= 0 and connection not in waiting and connection.channel is None:
@@ -276,9 +297,16 @@ class Broker:
                 connection.hold()
 
     def _unblock(self) -> None:
+        """Read those again who have waited longest, a few in a turn: all at once would crowd out other topics."""
         for topic in [topic for topic in self._blocked if topic.relieved]:
-            for connection in self._blocked.pop(topic):
+            waiting = self._blocked[topic]
+            for connection in list(islice(waiting, _RELEASES)):
+                del waiting[connection]
                 connection.release()
+            if waiting:
+                self.wake()
+            else:
+                del self._blocked[topic]
 
     def expect_heartbeat(self, connection: Connection) -> None:
         """Ask a client for a sign of life when its interval is over."""
@@ -342,7 +370,7 @@ class Broker:
         fd = connection.sock.fileno()
         if fd < 0:
             return
-        self.loop.remove_reader(fd)
+        self.poller.remove(connection.sock)
         self.loop.remove_writer(fd)
         self.connections.pop(fd, None)
         connection.sock.close()
@@ -401,5 +429,6 @@ class Broker:
         for connection in list(self.connections.values()):
             self.close(connection)
         self._alarm.close()
+        self.poller.close()
         if self.durable:
             self.durable.close()

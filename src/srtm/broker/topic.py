@@ -8,7 +8,7 @@ everything pass. Where no channel is there yet, released messages are held for t
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,15 @@ from srtm.broker.channel import Channel
 from srtm.broker.statistics import Recent
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
+from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN
 
 if TYPE_CHECKING:
     from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
     from srtm.broker.message import Message
 
+# What would wait longer than a second for tokens may as well wait with its publisher; few messages cost nobody much.
+_PATIENCE_S, _LEAST_WAITING = 1, 1_000
 _by_arrival = attrgetter("arrival_ns")
 _LOOKED_AT = 10_000  # messages that wait, when a publisher goes; it has to wait for those before them
 
@@ -62,31 +65,49 @@ class Topic:
     @property
     def full(self) -> bool:
         """Whether it holds all that it may; its publishers then have to wait."""
-        return self._held >= self._max_messages or self._held_bytes >= self._max_bytes
+        messages, size = self._held()
+        return messages >= self._max_messages or size >= self._max_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it is full, or more wait for tokens than a burst and a second of them.
+
+        Who floods is better stopped early: each of its messages takes time from other topics, long before it may go.
+        """
+        return (len(self.waiting) > _LEAST_WAITING and len(self.waiting) > self._most_waiting()) or self.full
 
     @property
     def relieved(self) -> bool:
         """Whether there is room again: half of all."""
-        return 2 * self._held <= self._max_messages and 2 * self._held_bytes <= self._max_bytes
+        messages, size = self._held()
+        return (
+            2 * len(self.waiting) <= self._most_waiting()
+            and 2 * messages <= self._max_messages
+            and 2 * size <= self._max_bytes
+        )
 
-    @property
-    def _held(self) -> int:
-        """Messages of the channel that is furthest behind, and those before it."""
-        behind = 0
+    def _most_waiting(self) -> int:
+        if self.limiter is None:
+            return self._max_messages
+        bucket = self.limiter.bucket
+        in_time = bucket.b_ntok // NANO_PER_TOKEN + _PATIENCE_S * bucket.r_mtps // MILLI_PER_TOKEN
+        return max(_LEAST_WAITING, in_time)
+
+    def _held(self) -> tuple[int, int]:
+        """Messages and bytes of the channel that is furthest behind, and of those before it.
+
+        Bytes count with consumers, too; channels share bodies.
+        """
+        behind = behind_bytes = 0
         for channel in self.channels.values():
-            if not channel.ephemeral and channel.held > behind:
-                behind = channel.held
+            if not channel.ephemeral:
+                held = len(channel.queue) + len(channel.deferred)
+                if held > behind:
+                    behind = held
+                if channel.bytes > behind_bytes:
+                    behind_bytes = channel.bytes
         unclaimed = 0 if self.ephemeral else len(self.unclaimed)
-        return len(self.waiting) + unclaimed + behind
-
-    @property
-    def _held_bytes(self) -> int:
-        """Their bytes, and those of messages that consumers have: channels share bodies."""
-        behind = 0
-        for channel in self.channels.values():
-            if not channel.ephemeral and channel.bytes > behind:
-                behind = channel.bytes
-        return self.waiting_bytes + self.unclaimed_bytes + behind
+        return len(self.waiting) + unclaimed + behind, self.waiting_bytes + self.unclaimed_bytes + behind_bytes
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
@@ -172,17 +193,15 @@ class Topic:
 
     def _pass(self, limiter: Limiter, now_ns: int) -> list[Message]:
         """Let arrivals wait for their tokens; returns those, with others that waited, which have them by now."""
-        released, waiting = [], self.waiting
-        for message in self._arrivals():
-            if self._stale:
-                released += self._due(limiter, message.arrival_ns)
-            message.release_ns = limiter.admit(message.arrival_ns)
-            if waiting or message.release_ns > now_ns:
-                waiting.append(message)
-                self.waiting_bytes += len(message.body)
+        released: list[Message] = []
+        arrived = self._arrivals()
+        if arrived:
+            if arrived[0].arrival_ns == arrived[-1].arrival_ns:
+                self._admit(limiter, arrived, released, now_ns)
             else:
-                released.append(message)
-        if waiting:
+                for _, together in groupby(arrived, _by_arrival):
+                    self._admit(limiter, list(together), released, now_ns)
+        if self.waiting:
             released += self._due(limiter, now_ns)
         return released
 
@@ -198,6 +217,22 @@ class Topic:
             self.waiting_bytes -= len(message.body)
             released.append(message)
         return released
+
+    def _admit(self, limiter: Limiter, together: list[Message], released: list[Message], now_ns: int) -> None:
+        """Put messages that came at the same time before the bucket: they are released, or have to wait."""
+        waiting, arrival_ns = self.waiting, together[0].arrival_ns
+        if self._stale:
+            released += self._due(limiter, arrival_ns)
+        if limiter.admit(arrival_ns, len(together)) == arrival_ns <= now_ns and not waiting:
+            released += together
+            return
+        for behind, message in zip(range(len(together), 0, -1), together, strict=True):
+            message.release_ns = limiter.next_release_ns(behind)
+            if waiting or message.release_ns > now_ns:
+                waiting.append(message)
+                self.waiting_bytes += len(message.body)
+            else:
+                released.append(message)
 
     def _released(self, messages: list[Message]) -> list[Message]:
         recent = self.recent

@@ -122,14 +122,20 @@ class Limiter:
         self._last_ns = now_ns
         self.late = 0
 
-    def admit(self, arrival_ns: int) -> int:
-        """A message arrives and waits for its token; returns when it gets it, if r does not change."""
+    def admit(self, arrival_ns: int, count: int = 1) -> int:
+        """Messages arrive together and wait for tokens; returns when the last gets its own, if r does not change.
+
+        When the ones before it get theirs, `next_release_ns` says.
+        """
         gap_ns = arrival_ns - self._last_ns
         if gap_ns < 0:
-            self.late += 1
+            self.late += count
             arrival_ns, gap_ns = self._last_ns, 0
         self._last_ns = arrival_ns
-        self._backlog = backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
+        backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
+        if count > 1:
+            backlog += (count - 1) * PICO_PER_TOKEN
+        self._backlog = backlog
         if backlog > self._peak:
             self._peak = backlog
         return arrival_ns + delay_ns(backlog, self._burst, self._rate)

@@ -21,6 +21,7 @@ Always holds:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from struct import Struct
 from typing import Final, NamedTuple
@@ -129,8 +130,10 @@ ALLOWED: Final = {
 }
 
 _KNOWN_LINES: Final = 64  # topics of one publisher that are recognised without being checked again
-_FIN_LINE: Final = len("FIN ") + ID_SIZE
-_LF: Final = 10
+_FIN_LINE: Final = len(b"FIN \n") + ID_SIZE
+# FINs in a row. An id of letters and digits holds no space and no CR, either of which would end it.
+_fins_at = re.compile(rb"(?:FIN [0-9A-Za-z]{%d}\n)++" % ID_SIZE).match
+_P: Final = ord("P")
 _LEN: Final = Struct(">i")
 _NS_PER_MS: Final = 1_000_000
 
@@ -184,7 +187,7 @@ class ServerProtocol:
         self._pending = bytearray()
         self._need = 0  # bytes that the pending command needs at least to go on
         self._mpub: _Mpub | None = None
-        self._pubs: dict[bytes, str] = {}  # lines of PUB that were found valid, and their topics
+        self._pubs: dict[bytes, str] = {}  # lines of PUB and MPUB that were found valid, and their topics
         self._max_msg_size = settings.max_msg_size
 
     @property
@@ -263,14 +266,10 @@ class ServerProtocol:
         find, known, max_msg_size, append = data.find, self._pubs.get, self._max_msg_size, out.append
         consumer = self.state != INIT
         while pos < end:
-            if consumer and data.startswith(b"FIN ", pos):
-                newline = pos + _FIN_LINE
-                message_id = data[pos + 4 : newline]
-                # An id of letters and digits holds no space and no CR, either of which would end it.
-                if newline < end and data[newline] == _LF and message_id.isalnum():
-                    append(_new(Fin, (message_id,)))
-                    pos = newline + 1
-                    continue
+            if consumer and (fins := _fins_at(data, pos)):
+                out += [_new(Fin, (data[at : at + ID_SIZE],)) for at in range(pos + 4, fins.end(), _FIN_LINE)]
+                pos = fins.end()
+                continue
             newline = find(b"\n", pos, pos + MAX_LINE)
             if newline < 0:
                 if end - pos >= MAX_LINE:
@@ -280,14 +279,18 @@ class ServerProtocol:
             line = data[pos:newline]
             topic = known(line)
             start = newline + 5
-            if topic is not None and start <= end:
+            if topic is None or start > end:
+                after = self._command(data, newline + 1, line, out)
+            elif data[pos] == _P:
                 (size,) = _len_at(data, newline + 1)
                 stop = start + size
                 if 0 < size <= max_msg_size and stop <= end:
                     append(_new(Pub, (topic, data[start:stop])))
                     pos = stop
                     continue
-            after = self._command(data, newline + 1, line, out)
+                after = self._command(data, newline + 1, line, out)
+            else:
+                after = self._mpub_body(data, newline + 1, topic, out)
             if after < 0:
                 self._need -= pos
                 return pos
@@ -449,6 +452,11 @@ class ServerProtocol:
             raise ProtocolError("E_INVALID", "MPUB insufficient number of parameters")
         if not valid_name(params[1]):  # nsqd says the code twice
             raise ProtocolError("E_BAD_TOPIC", f"E_BAD_TOPIC MPUB topic name {quoted(params[1])} is not valid")
+        topic = params[1].decode()
+        self._remember(params, topic)
+        return self._mpub_body(data, at, topic, out)
+
+    def _mpub_body(self, data: bytes, at: int, topic: str, out: list[Event]) -> int:
         if at + 4 > len(data):
             self._need = at + 4
             return _INCOMPLETE
@@ -457,7 +465,7 @@ class ServerProtocol:
             raise ProtocolError("E_BAD_BODY", f"MPUB invalid body size {size}", size=size)
         if size > self.settings.max_body_size:
             raise _too_big("E_BAD_BODY", "MPUB body", size, self.settings.max_body_size)
-        self._mpub = _Mpub(params[1].decode(), size)
+        self._mpub = _Mpub(topic, size)
         return self._mpub_go_on(data, at + 4, out)
 
     def _mpub_go_on(self, data: bytes, pos: int, out: list[Event]) -> int:

@@ -1,0 +1,65 @@
+"""Which clients have something to say: an epoll of the broker's own, which the loop watches as a single file.
+
+In: sockets and who reads them. Out: the readers of those that are ready, AT_ONCE at most: a turn of the broker.
+The loop then does its work once a turn and not once a socket. Those that did not fit come first the next time, because
+the kernel puts whom it has reported at the end of its list. Where there is no epoll, each socket makes a turn.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable, Iterable
+
+    Reader = Callable[[], None]
+
+AT_ONCE = 64  # reads of one turn: what a message waits for that comes when a turn begins
+
+
+class Poller:
+    """Calls `turn` with the readers of sockets that can be read."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, turn: Callable[[Iterable[Reader]], None]) -> None:
+        self._loop = loop
+        self._turn = turn
+        self._readers: dict[int, Reader] = {}
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        if self._epoll is not None:
+            loop.add_reader(self._epoll.fileno(), self._ready)
+
+    def add(self, sock: socket.socket, reader: Reader) -> None:
+        """Watch a socket; one that is watched already stays so."""
+        fd = sock.fileno()
+        if fd in self._readers:
+            return
+        self._readers[fd] = reader
+        if self._epoll is None:
+            self._loop.add_reader(fd, self._turn, [reader])
+        else:
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def remove(self, sock: socket.socket) -> None:
+        """Watch it no more; one that is not watched is passed over."""
+        fd = sock.fileno()
+        if self._readers.pop(fd, None) is None:
+            return
+        if self._epoll is None:
+            self._loop.remove_reader(fd)
+        else:
+            self._epoll.unregister(fd)
+
+    def _ready(self) -> None:
+        assert self._epoll is not None
+        readers = self._readers
+        # Looked up one by one: what one client says may close another.
+        self._turn(readers[fd] for fd, _ in self._epoll.poll(0, AT_ONCE) if fd in readers)
+
+    def close(self) -> None:
+        """Watch nobody."""
+        if self._epoll is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
