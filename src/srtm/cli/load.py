@@ -42,6 +42,7 @@ def load(
     ] = True,
     slo_p99: Annotated[str, typer.Option(help="Latency goal of a topic that is created.")] = "1ms",
     policy: Annotated[str, typer.Option(help="Policy of a topic that is created.")] = "srtm",
+    fit: Annotated[str, typer.Option(help="How a topic that is created is fitted: model, measure or none.")] = "model",
     as_json: AsJson = False,
 ) -> None:
     """Send by a schedule, whatever the cluster makes of it, and measure latency from the scheduled times.
@@ -62,7 +63,7 @@ def load(
     workload = Workload((population,), parse_duration_ns(duration), seed)
     options = LoadOptions(topic, workload, size, channel, tuple(broker or ()))
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
-    contract = {"slo_ms": slo_ms, "policy": policy} if create else None
+    contract = {"slo_ms": slo_ms, "policy": policy, "fit": fit} if create else None
     report = run(_load(options, controller, token, contract))
     if as_json:
         print_json({**report.facts(), "seed": seed})
@@ -97,14 +98,14 @@ async def _load(
 async def _create(options: LoadOptions, cluster: Cluster, contract: dict[str, object]) -> None:
     """A topic that nobody knows gets the contract that the schedule needs."""
     from srtm.errors import ClientError
-    from srtm.model.profile import profile
+    from srtm.model.profile import CONTRACT_QUANTILE, profile
 
     try:
         await cluster.request("GET", f"/v1/topics/{options.topic}")
     except ClientError as error:
         if error.facts.get("status") != 404:
             raise
-        bucket = profile(options.workload.arrivals().times_ns).bucket
+        bucket = profile(options.workload.arrivals().times_ns, quantile=CONTRACT_QUANTILE).bucket
         await cluster.request("PUT", f"/v1/topics/{options.topic}", {"r": bucket.r, "b": bucket.b, **contract})
 
 

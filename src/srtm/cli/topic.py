@@ -96,7 +96,7 @@ def create(
 
 def _from_trace(name: str, trace: Path) -> tuple[float, float, list[dict[str, Any]]]:
     """(r, b) of a trace's only topic, or of the one of that name, and its publishers with their rates and groups."""
-    from srtm.model.profile import profile
+    from srtm.model.profile import CONTRACT_QUANTILE, profile
     from srtm.workload.trace import load
 
     topics = load(trace)
@@ -104,7 +104,7 @@ def _from_trace(name: str, trace: Path) -> tuple[float, float, list[dict[str, An
     if not found:
         held = ", ".join(topic.topic for topic in topics)
         raise InputError(f"{trace} has no topic {name!r}, but {held}: give the topic one of these names")
-    bucket = profile(found[0].arrivals.times_ns, quantile="0.995").bucket
+    bucket = profile(found[0].arrivals.times_ns, quantile=CONTRACT_QUANTILE).bucket
     publishers = [{"id": each.id, "rate": each.rate_mps, "group": each.group} for each in found[0].publishers]
     return bucket.r, bucket.b, publishers
 

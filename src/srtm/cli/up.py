@@ -32,6 +32,9 @@ def up(
     ] = None,
     trace_folder: Annotated[Path | None, typer.Option(help="A folder that runs may be recorded into.")] = None,
     token: Annotated[str | None, typer.Option(envvar="SRTM_TOKEN", help="What changes have to show.")] = None,
+    mcap_mps: Annotated[float | None, typer.Option(help="Messages a second that a broker can take.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Instead: what srtm calibrate --out wrote.")] = None,
+    lease_s: Annotated[float, typer.Option(help="Seconds that shares last without the controller.")] = 30.0,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Take any free ports.")] = False,
 ) -> None:
     """Start a controller and brokers, and stop them all with Ctrl-C. A broker that ends is started again.
@@ -42,7 +45,10 @@ def up(
     """
     from srtm import program
 
-    cluster = Cluster(brokers, host, data_path, trace_folder, token, free_ports=free_ports)
+    told = ["--lease-s", str(lease_s)]
+    told += ["--mcap-mps", str(mcap_mps)] if mcap_mps is not None else []
+    told += ["--calibration", str(calibration)] if calibration is not None else []
+    cluster = Cluster(brokers, host, data_path, trace_folder, token, told, free_ports=free_ports)
     program.run(cluster.run())
 
 
@@ -68,6 +74,7 @@ class Cluster:
         data_path: Path | None,
         trace_folder: Path | None,
         token: str | None,
+        told: list[str],
         *,
         free_ports: bool,
     ) -> None:
@@ -77,7 +84,7 @@ class Cluster:
         self._kept = data_path
         self._traces = trace_folder
         self._stopping = False
-        self._controller = Child("controller", ["controller", "--host", host, *self._ports(4160)])
+        self._controller = Child("controller", ["controller", "--host", host, *self._ports(4160), *told])
         if data_path is not None:
             self._controller.arguments += ["--data-path", str(data_path / "controller")]
         self._brokers = [self._broker(number) for number in range(brokers)]

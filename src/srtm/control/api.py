@@ -30,7 +30,7 @@ from srtm.control.schema import (
 )
 from srtm.control.service import Service
 from srtm.errors import InputError, SRTMError
-from srtm.model.profile import profile
+from srtm.model.profile import CONTRACT_QUANTILE, profile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from srtm.control.members import Declared
     from srtm.model.bucket import TokenBucket
 
-PROFILE_QUANTILE = "0.995"  # half of what a p99 may exceed is left to everything else (docs/adr/0005-paper-testbed.md)
 _ALIVE_S = 10.0
 
 InPath = Annotated[TopicName, Path()]
@@ -202,7 +201,7 @@ def refused(_: Request, problem: Exception) -> JSONResponse:
 
 
 def _profiled(publishers: list[Declared]) -> TokenBucket:
-    return profile(expected(publishers, 0).times_ns, quantile=PROFILE_QUANTILE).bucket
+    return profile(expected(publishers, 0).times_ns, quantile=CONTRACT_QUANTILE).bucket
 
 
 def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
