@@ -32,9 +32,11 @@ def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 def turns(pairs: list[Pair], on_read: Callable[[Poller, int], None], until: Callable[[], bool]) -> list[int]:
     """How many were read in each turn."""
     sizes: list[int] = []
+    last_of_a_row: list[bool] = []
 
-    def turn(readers: Iterable[Callable[[], None]]) -> None:
+    def turn(readers: Iterable[Callable[[], None]], *, more: bool = False) -> None:
         sizes.append(0)
+        last_of_a_row.append(not more)
         for read in readers:
             sizes[-1] += 1
             read()
@@ -51,6 +53,7 @@ def turns(pairs: list[Pair], on_read: Callable[[Poller, int], None], until: Call
         poller.close()
 
     asyncio.run(watch())
+    assert last_of_a_row[-1], "what was put off for another turn was put off for ever"
     return sizes
 
 

@@ -194,16 +194,16 @@ class Broker:
         self._awake = False
         self._end_turn()
 
-    def _turn(self, readers: Iterable[Callable[[], None]]) -> None:
+    def _turn(self, readers: Iterable[Callable[[], None]], *, more: bool = False) -> None:
         """Read from clients that have something to say, and do what follows from it."""
         for read in readers:
             try:
                 read()
             except Exception as error:  # others are not to suffer from one
                 self.loop.call_exception_handler({"message": "a client was not understood", "exception": error})
-        self._end_turn()
+        self._end_turn(more=more)
 
-    def _end_turn(self) -> None:
+    def _end_turn(self, *, more: bool = False) -> None:
         now_ns = _now_ns()
         to_drain, self.to_drain = self.to_drain, {}
         for topic, release_ns in self._limited.items():
@@ -235,9 +235,10 @@ class Broker:
         to_deliver, self.to_deliver = self.to_deliver, []
         for connection in to_deliver:
             connection.flush()
-        to_flush, self.to_flush = self.to_flush, []
-        for connection in to_flush:
-            connection.flush()
+        if not more:  # answers can wait for messages that are there already
+            to_flush, self.to_flush = self.to_flush, []
+            for connection in to_flush:
+                connection.flush()
         if self._blocked:
             self._unblock()
         if self._limited:

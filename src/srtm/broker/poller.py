@@ -1,14 +1,14 @@
 """Which clients have something to say: an epoll of the broker's own, which the loop watches as a single file.
 
-In: sockets and who reads them. Out: the readers of those that are ready, AT_ONCE at most: a turn of the broker.
-The loop then does its work once a turn and not once a socket. Those that did not fit come first the next time, because
-the kernel puts whom it has reported at the end of its list. Where there is no epoll, each socket makes a turn.
+In: sockets and who reads them. Out: the readers of those that are ready, AT_ONCE at most: a turn of the broker, which
+is told whether another follows at once. Those that did not fit come first in that one, because the kernel puts whom it
+has reported at the end of its list. Where there is no epoll, each socket makes a turn.
 """
 
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
@@ -17,13 +17,21 @@ if TYPE_CHECKING:
 
     Reader = Callable[[], None]
 
-AT_ONCE = 64  # reads of one turn: what a message waits for that comes when a turn begins
+AT_ONCE = 64  # reads of one turn: the first messages of a burst need not wait for the last
+TURNS = 16  # that follow each other at once; then others in the loop have theirs
+
+
+class Turn(Protocol):
+    """What a broker does with sockets that are ready."""
+
+    def __call__(self, readers: Iterable[Reader], *, more: bool = False) -> None:
+        """Read from them; `more` of them follow at once."""
 
 
 class Poller:
     """Calls `turn` with the readers of sockets that can be read."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, turn: Callable[[Iterable[Reader]], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, turn: Turn) -> None:
         self._loop = loop
         self._turn = turn
         self._readers: dict[int, Reader] = {}
@@ -55,8 +63,13 @@ class Poller:
     def _ready(self) -> None:
         assert self._epoll is not None
         readers = self._readers
-        # Looked up one by one: what one client says may close another.
-        self._turn(readers[fd] for fd, _ in self._epoll.poll(0, AT_ONCE) if fd in readers)
+        for left in reversed(range(TURNS)):
+            found = self._epoll.poll(0, AT_ONCE)
+            more = left > 0 and len(found) == AT_ONCE
+            # Looked up one by one: what one client says may close another.
+            self._turn((readers[fd] for fd, _ in found if fd in readers), more=more)
+            if not more:
+                break
 
     def close(self) -> None:
         """Watch nobody."""
