@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,39 @@ def test_the_readme_works(tmp_path: Path, server: Server) -> None:
     assert [plan[0] for plan in plans] == ["lb", "conc", "max_min", "srtm"]
     assert plans[-1][2] == "True"
     assert (tmp_path / "report.html").exists()
+
+
+def test_the_readmes_cluster_works(tmp_path: Path) -> None:
+    """Its commands one after the other, on free ports; what is published is there when it is read."""
+    commands = re.findall(r"^\$ \.venv/bin/(srtm .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    up, *others = [shlex.split(command)[1:] for command in commands]
+    with subprocess.Popen(
+        [sys.executable, "-m", "srtm", *up, "--free-ports"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            url = re.search(r"http://\S+", next(lines))
+            assert url
+            assert any(line.startswith("ready") for line in lines)
+            shown = {
+                words[0] + words[1] * (words[0] == "topic"): subprocess.run(
+                    [sys.executable, "-m", "srtm", *words],
+                    env={**os.environ, "SRTM_CONTROLLER": url[0]},
+                    cwd=tmp_path,
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout
+                for words in others
+            }
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+    assert "traffic: k = 1 by srtm" in shown["topicexplain"]
+    assert ", 0 lost, 0 doubled" in shown["load"]
+    assert shown["sub"].strip() == "hello"
+    assert "broker-3" in shown["top"]
 
 
 def test_the_pipeline_page_works(tmp_path: Path, server: Server) -> None:
