@@ -5,10 +5,9 @@ The paper's text does not give the numbers of publishers; Fig. 8, which "reuses 
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from srtm.lab.result import SLO_MS, Claim, Panel, Point, Result, Row, Rows, Series, listed, points
+from srtm.lab.result import SLO_MS, Claim, Panel, Point, Result, Row, Rows, Series, falls, listed, points
 from srtm.lab.world import facts, variants
 from srtm.workload.publishers import Population
 
@@ -58,7 +57,7 @@ def _lb_fails(rows: Rows) -> tuple[bool, str]:
 
 def _penalty_falls(rows: Rows) -> tuple[bool, str]:
     tails = rows.where(policy="lb").means("p99_ms", "publishers")
-    return all(before > after for before, after in pairwise(tails)), listed(tails)
+    return falls(rows.where(policy="lb"), "p99_ms", "publishers"), listed(tails)
 
 
 def _batch_amplifies(rows: Rows, single: Rows) -> tuple[bool, str]:

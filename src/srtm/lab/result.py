@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,16 @@ def points(**axes: Iterable[int | float | str]) -> list[Point]:
     for name, values in axes.items():
         found = [{**point, name: value} for point in found for value in values]
     return found
+
+
+def falls(rows: Rows, column: str, along: str) -> bool:
+    """Whether a column falls along another, from end to end; a step up within a standard deviation is noise."""
+    at = list(rows.along(along).values())
+    steps = [
+        after.mean(column) - before.mean(column) <= max(before.deviation(column), after.deviation(column))
+        for before, after in pairwise(at)
+    ]
+    return at[-1].mean(column) < at[0].mean(column) and all(steps)
 
 
 def listed(values: Mapping[Any, float] | Sequence[float], digits: str = ".2f") -> str:

@@ -67,13 +67,15 @@ def _figure(together: Sequence[Drawn]) -> Any:
         letter = f"({drawn.result.name[-1]}) " if len(together) > 1 else ""
         _draw(axis, panel, letter + heading(panel, variant))
     named = {name: line for axis in axes for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(named.values(), named, loc="outside lower center", ncols=min(len(named), 5), frameon=False)
+    figure.legend(named.values(), named, loc="outside lower center", ncols=3 * columns, frameon=False)
     return figure
 
 
 def _draw(axis: Any, panel: Panel, title: str) -> None:
     from matplotlib.ticker import LogLocator
 
+    # Labels stay legible on lines.
+    ground = {"facecolor": axis.get_facecolor(), "edgecolor": "none", "pad": 0.5, "alpha": 0.7}
     axis.set_title(title, fontsize=10)
     axis.set_xlabel(panel.x)
     axis.set_ylabel(panel.y)
@@ -91,8 +93,10 @@ def _draw(axis: Any, panel: Panel, title: str) -> None:
         axis.errorbar(series.x, series.y, yerr=series.error, label=series.name, linestyle=line, **style)
         for x, y, label in zip(series.x, series.y, series.labels or (), strict=False):
             place = {"xytext": (4, 4 if number % 2 == 0 else -11), "textcoords": "offset points"}
-            axis.annotate(label, (x, y), color=colour, fontsize=8, **place)
+            axis.annotate(label, (x, y), color=colour, fontsize=8, bbox=ground, **place)
     if panel.slo_ms:
         axis.axhline(panel.slo_ms, color="#888888", linestyle="--", linewidth=1, label="SLO")
     axis.set_xticks(sorted({x for series in panel.series for x in series.x}))
     axis.margins(x=0.08, y=0.15)
+    if not panel.log_y:
+        axis.set_ylim(bottom=-0.03 * axis.get_ylim()[1])  # a deviation may reach below zero, a latency does not
