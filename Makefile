@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check test bench bench-pipeline bench-broker clean
+.PHONY: help setup check test bench bench-pipeline bench-broker lab clean
 help:
 	@echo "make setup   make .venv with pinned versions (done by the others as needed)"
 	@echo "make check   ruff and mypy"
@@ -12,6 +12,7 @@ help:
 	@echo "make bench   measure; prints tables"
 	@echo "make bench-pipeline   measure the Spark jobs against polars, duckdb, numpy and numba"
 	@echo "make bench-broker   measure the broker beside nsqd, NATS and a bare forwarder (PART=loads for some)"
+	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
 	@echo "make clean   remove .venv and caches"
 
 setup: $(READY)
@@ -19,7 +20,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SRTM needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark,broker,control]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark,broker,control,lab]'
 	@touch $@
 
 check: $(READY)
@@ -39,6 +40,10 @@ bench-pipeline: $(READY)
 
 bench-broker: $(READY)
 	$(BIN)/python -m bench.broker $(PART)
+
+lab: $(READY)
+	$(BIN)/srtm lab run all
+	$(BIN)/srtm lab report
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .parts

@@ -14,6 +14,7 @@ from srtm.cli import (
     conformance,
     controller,
     groups,
+    lab,
     latency,
     load,
     penalty,
@@ -43,6 +44,7 @@ app.add_typer(topic.app, name="topic")
 app.command()(top.top)
 app.add_typer(trace.app, name="trace")
 app.add_typer(spark.app, name="spark")
+app.add_typer(lab.app, name="lab")
 app.command()(broker.broker)
 app.command()(controller.controller)
 app.command()(pub.pub)

@@ -30,7 +30,7 @@ def envelope(line: TopicProfile) -> Any:
     """The fullest windows of a topic, and its token bucket beside them."""
     assert line.bucket is not None
     seconds = [window_ns / NS_PER_S for window_ns in line.envelope]
-    figure = _figure(
+    figure = empty(
         f"{line.topic}: how many messages come within Δ",
         "length of the window Δ (s)",
         "messages",
@@ -48,7 +48,7 @@ def envelope(line: TopicProfile) -> Any:
 
 def comparison(plans: Plans) -> Any:
     """Tail latency of every policy on every number of brokers, against the SLO."""
-    figure = _figure(
+    figure = empty(
         f"{plans.topic}: what each split would cost", "brokers k", "p99 end to end (ms)", log_x=False, log_y=True
     )
     for number, policy in enumerate(dict.fromkeys(plan.policy for plan in plans.plans)):
@@ -71,7 +71,7 @@ def comparison(plans: Plans) -> Any:
 
 def waits(line: TopicPenalty) -> Any:
     """What messages waited over time, and would have waited with one bucket."""
-    figure = _figure(
+    figure = empty(
         f"{line.topic}: waiting for tokens",
         "time since the first window (s)",
         "mean wait (ms)",
@@ -139,7 +139,8 @@ th:first-child, td:first-child {{ text-align: left; }} thead th {{ border-bottom
 """
 
 
-def _figure(title: str, x: str, y: str, *, log_x: bool, log_y: bool) -> Any:
+def empty(title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> Any:
+    """A figure with nothing in it yet."""
     try:
         import plotly.graph_objects as go
     except ImportError:

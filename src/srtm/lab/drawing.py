@@ -1,0 +1,62 @@
+"""What both ways of drawing have in common: which panels stand together, their colours, and the two themes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from srtm.lab.results import RESULTS, family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from srtm.lab.result import Panel, Result, Rows
+
+OF_PAPER = ", paper"
+COLOURS = ("#e0792b", "#3b8ed0", "#2aa67a", "#c77dbb")  # seen on white and on black, and by the colour-blind
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours of everything but the data."""
+
+    text: str
+    grid: str
+    paper: str
+
+
+THEMES = {"light": Theme("#222222", "#dddddd", "#ffffff"), "dark": Theme("#dddddd", "#444444", "#0d1117")}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A result's panels, one for each profile of b."""
+
+    result: Result
+    panels: Mapping[str, Panel]
+
+    @classmethod
+    def of(cls, name: str, rows: Rows) -> Drawn:
+        """What a result draws of its rows."""
+        result = RESULTS[name]
+        return cls(result, {variant: result.draw(part) for variant, part in rows.variants().items()})
+
+
+def families(found: Mapping[str, Rows]) -> dict[str, list[Drawn]]:
+    """Results by figure, in the order of the paper."""
+    together: dict[str, list[Drawn]] = {}
+    for name in RESULTS:
+        if name in found:
+            together.setdefault(family(name), []).append(Drawn.of(name, found[name]))
+    return together
+
+
+def colours(panel: Panel) -> list[str]:
+    """A colour for every series; what the paper measured has that of what we did."""
+    names = list(dict.fromkeys(series.name.removesuffix(OF_PAPER) for series in panel.series))
+    return [COLOURS[names.index(series.name.removesuffix(OF_PAPER)) % len(COLOURS)] for series in panel.series]
+
+
+def heading(panel: Panel, variant: str) -> str:
+    """A panel's title."""
+    return f"{panel.title}; b at {variant}" if variant else panel.title

@@ -1,0 +1,149 @@
+"""What a result of the lab is: points to run, a function that runs one, claims to judge, a panel to draw.
+
+A result never says where it runs: its `run` is a function of a world (`world.py`), a point and a seed, and the same
+three give the same rows. Rows are flat, so that they can be kept in Parquet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from srtm.lab.world import World
+
+Value = str | int | float | bool
+Row = dict[str, Value]
+Point = dict[str, int | float | str]
+
+SLO_MS = 1.0
+VARIANT = (
+    "b_at"  # the column of rows that says at which quantile b was profiled; claims are judged for each of its values
+)
+
+
+class Rows(list[Row]):
+    """Rows of one result, with the few questions that claims and figures ask of them."""
+
+    def where(self, **values: Value) -> Rows:
+        """The rows with these values."""
+        return Rows(row for row in self if all(row[name] == value for name, value in values.items()))
+
+    def along(self, column: str) -> dict[float, Rows]:
+        """The rows of each number in a column, in order."""
+        return {x: self.where(**{column: x}) for x in sorted({float(row[column]) for row in self})}
+
+    def column(self, name: str) -> list[float]:
+        """The numbers of a column."""
+        return [float(row[name]) for row in self]
+
+    def mean(self, name: str) -> float:
+        """Mean of a column."""
+        return fmean(self.column(name))
+
+    def deviation(self, name: str) -> float:
+        """Standard deviation of a column over repetitions; zero where there is but one."""
+        return stdev(self.column(name)) if len(self) > 1 else 0.0
+
+    def means(self, name: str, along: str) -> list[float]:
+        """Mean of a column at each number of another."""
+        return [rows.mean(name) for rows in self.along(along).values()]
+
+    def variants(self) -> dict[str, Rows]:
+        """The rows of each profile of b, by its name; all rows, without a name, where there is one profile only."""
+        names = dict.fromkeys(str(row[VARIANT]) for row in self if VARIANT in row)
+        return {name: self.where(**{VARIANT: name}) for name in names} or {"": self}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one line: mean and, where runs were repeated, standard deviation, with a label beside each point."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    error: Sequence[float] | None = None
+    labels: Sequence[str] | None = None
+    line: bool = True
+
+    @classmethod
+    def of(cls, name: str, rows: Rows, x: str, y: str, *, label: str | None = None) -> Series:
+        """Mean and standard deviation of a column at each number of another; `label` is a column, too."""
+        along = rows.along(x)
+        return cls(
+            name,
+            list(along),
+            [at.mean(y) for at in along.values()],
+            [at.deviation(y) for at in along.values()],
+            [f"{at.mean(label):.2g}" for at in along.values()] if label else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One coordinate system; `slo_ms` draws the line that must not be crossed."""
+
+    title: str
+    x: str
+    y: str
+    series: Sequence[Series]
+    log_y: bool = False
+    slo_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the paper says of a result, in words and as its number; `judge` says whether it holds, and ours.
+
+    `needs` are other results that it compares with: their rows are handed to `judge`, too.
+    """
+
+    says: str
+    paper: str
+    judge: Callable[..., tuple[bool, str]]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A figure's panel, or a table. `weight` is its cost a message, to start what takes longest first."""
+
+    name: str
+    title: str
+    shows: str
+    points: Sequence[Point]
+    tiny: Sequence[Point]
+    run: Callable[[World, Point, int], list[Row]]
+    claims: Sequence[Claim]
+    draw: Callable[[Rows], Panel]
+    weight: float = 1.0
+    version: int = 1  # raise it when a change of `run` makes kept rows wrong
+
+
+def points(**axes: Iterable[int | float | str]) -> list[Point]:
+    """Every combination of these values."""
+    found: list[Point] = [{}]
+    for name, values in axes.items():
+        found = [{**point, name: value} for point in found for value in values]
+    return found
+
+
+def falls(rows: Rows, column: str, along: str) -> bool:
+    """Whether a column falls along another, from end to end; a step up within a standard deviation is noise."""
+    at = list(rows.along(along).values())
+    steps = [
+        after.mean(column) - before.mean(column) <= max(before.deviation(column), after.deviation(column))
+        for before, after in pairwise(at)
+    ]
+    return at[-1].mean(column) < at[0].mean(column) and all(steps)
+
+
+def listed(values: Mapping[Any, float] | Sequence[float], digits: str = ".2f") -> str:
+    """Numbers for a table's cell."""
+    numbers = values if isinstance(values, Sequence) else values.values()
+    return ", ".join(format(number, digits) for number in numbers)

@@ -1,0 +1,48 @@
+"""Every result by name, in the order of the paper; then those beyond it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from srtm.errors import InputError
+from srtm.lab import (
+    burst_split,
+    fast_fit,
+    fig6,
+    fig7,
+    fig8,
+    fig9,
+    fig10,
+    fig11,
+    found_groups,
+    kernel_time,
+    prop1,
+    table1,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from srtm.lab.result import Result
+
+_FILES = (prop1, kernel_time, fig6, fig7, fig8, fig9, fig10, fig11, table1, fast_fit, burst_split, found_groups)
+RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result in file.RESULTS}
+
+
+def named(names: Sequence[str]) -> list[Result]:
+    """The results of these names, each once, in order; `fig7` stands for its panels, `all` for everything."""
+    chosen = set()
+    for name in names:
+        found = [known for known in RESULTS if name in ("all", known, family(known))]
+        if not found:
+            near = get_close_matches(name, RESULTS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RESULTS)}, and all"
+            raise InputError(f"there is no result {name!r}: {hint}", name=name)
+        chosen.update(found)
+    return [result for result in RESULTS.values() if result.name in chosen]
+
+
+def family(name: str) -> str:
+    """The figure that a panel belongs to: fig7 of fig7c, any other result itself."""
+    return name[:-1] if name.startswith("fig") and name[-1] in "abcd" else name

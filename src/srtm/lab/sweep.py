@@ -1,0 +1,159 @@
+"""The sweep: result × point × repetition, one Spark task a cell; finished cells are kept and never run again.
+
+A cell's rows depend on its result (and that result's version), its world, its point and its seed, and on nothing else:
+not on the number of executors, nor on which cells ran before. They are kept in `FOLDER/RESULT/DIGEST.parquet`, written
+under another name first, so that a sweep may be killed at any moment and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srtm.errors import InputError
+from srtm.lab.result import Rows
+from srtm.lab.results import RESULTS
+from srtm.lab.world import Simulated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from srtm.lab.result import Point, Result, Row
+    from srtm.lab.world import World
+    from srtm.pipeline.session import SparkSession
+
+_MOST_REPETITIONS = 500  # seeds of one run must not meet those of the next, nor of a topic's history
+_SEEDS_APART = 1_000
+_SETTINGS = "lab.json"
+_FULL, _TINY = Simulated(), Simulated(most_messages=600_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run of the lab is made from; the same settings give the same rows."""
+
+    seed: int = 1
+    repetitions: int = 10
+    tiny: bool = False
+
+    def __post_init__(self) -> None:
+        """List everything that is wrong at once."""
+        wrong = []
+        if not 0 <= self.seed < 2**31:
+            wrong.append(f"seed = {self.seed}: it must lie between 0 and 2**31")
+        if not 1 <= self.repetitions <= _MOST_REPETITIONS:
+            wrong.append(f"repetitions = {self.repetitions}: there must be between 1 and {_MOST_REPETITIONS}")
+        if wrong:
+            raise InputError("; ".join(wrong))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of one result, with one seed, in one world."""
+
+    result: str
+    point: Point
+    repetition: int
+    seed: int
+    world: World
+
+    @property
+    def digest(self) -> str:
+        """What tells kept rows apart."""
+        known = [self.result, RESULTS[self.result].version, self.world.name, self.point, self.seed]
+        return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:24]
+
+    @property
+    def weight(self) -> float:
+        """How long it takes, roughly, against other cells."""
+        return RESULTS[self.result].weight * float(self.point.get("publishers", 1_000))
+
+
+def cells_of(result: Result, settings: Settings) -> list[Cell]:
+    """The cells of a result, in order."""
+    return [
+        Cell(
+            result.name, point, repetition, settings.seed * _SEEDS_APART + repetition, _TINY if settings.tiny else _FULL
+        )
+        for point in (result.tiny if settings.tiny else result.points)
+        for repetition in range(settings.repetitions)
+    ]
+
+
+def work(cell: Cell) -> bytes:
+    """Run a cell; its rows as JSON, in which every number is what it was."""
+    return json.dumps(RESULTS[cell.result].run(cell.world, cell.point, cell.seed)).encode()
+
+
+class Kept:
+    """A folder of finished cells."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, settings: Settings) -> None:
+        """Make the folder, and note what it is made from."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / _SETTINGS).write_text(json.dumps(asdict(settings)))
+        except OSError as error:
+            raise InputError(f"--out {self.folder}: cannot keep cells there: {error.strerror}") from None
+
+    def settings(self) -> Settings:
+        """What the newest run here was made from."""
+        try:
+            return Settings(**json.loads((self.folder / _SETTINGS).read_text()))
+        except (OSError, ValueError, TypeError):
+            raise InputError(f"{self.folder} holds no run of the lab: make one with srtm lab run all") from None
+
+    def has(self, cell: Cell) -> bool:
+        """Whether the cell is finished."""
+        return self._path(cell).exists()
+
+    def put(self, cell: Cell, rows: list[Row]) -> None:
+        """Keep the rows of a finished cell."""
+        path = self._path(cell)
+        path.parent.mkdir(exist_ok=True)
+        named = [{**row, "result": cell.result, "repetition": cell.repetition, "seed": cell.seed} for row in rows]
+        unfinished = path.with_suffix(".unfinished")
+        pq.write_table(pa.Table.from_pylist(named), unfinished)
+        unfinished.replace(path)
+
+    def rows(self, result: Result, settings: Settings) -> Rows | None:
+        """All rows of a result, in order; None while cells are missing."""
+        cells = cells_of(result, settings)
+        if not all(self.has(cell) for cell in cells):
+            return None
+        return Rows(row for cell in cells for row in self._read(cell))
+
+    def _read(self, cell: Cell) -> list[Row]:
+        path = self._path(cell)
+        try:
+            rows: list[Row] = pq.read_table(path, partitioning=None).to_pylist()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise InputError(f"{path} cannot be read: remove it, and run the lab again ({error})") from None
+        return rows
+
+    def _path(self, cell: Cell) -> Path:
+        return self.folder / cell.result / f"{cell.digest}.parquet"
+
+
+def unfinished(results: Sequence[Result], settings: Settings, kept: Kept) -> list[Cell]:
+    """The cells that are still to be run, those that take longest first."""
+    cells = [cell for result in results for cell in cells_of(result, settings) if not kept.has(cell)]
+    return sorted(cells, key=lambda cell: -cell.weight)
+
+
+def sweep(cells: Sequence[Cell], kept: Kept, spark: SparkSession, done: Callable[[Cell], None]) -> None:
+    """Run cells on Spark and keep each as soon as it is done."""
+    from srtm.pipeline.cells import run_cells
+
+    for number, found in run_cells(spark, cells, work):
+        kept.put(cells[number], json.loads(found))
+        done(cells[number])
