@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from srtm.control.clock import now_ns
@@ -194,6 +195,20 @@ def router(service: Service) -> APIRouter:
         controller.forget(name, now_ns())
 
     return api
+
+
+def unfit(_: Request, problem: Exception) -> JSONResponse:
+    """A request of another shape: where, and why. What was sent is not repeated, because JSON may not be able to."""
+    assert isinstance(problem, RequestValidationError)
+    told = [
+        {"loc": [_printable(part) for part in each["loc"]], "msg": _printable(each["msg"]), "type": each["type"]}
+        for each in problem.errors()
+    ]
+    return JSONResponse({"detail": told}, status_code=422)
+
+
+def _printable(part: str | int) -> str | int:
+    return part if isinstance(part, int) else part.encode(errors="replace").decode()
 
 
 def refused(_: Request, problem: Exception) -> JSONResponse:
