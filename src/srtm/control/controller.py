@@ -57,6 +57,7 @@ class Controller:
         self.topics: dict[str, Topic] = {}
         self.on_change: Callable[[str], None] = lambda _: None  # the topic of that name changed
         self._version = 1
+        self._number = 0  # of the last exchange; one count for all, so that no broker that comes back is behind it
         self._lease_ns = round(options.lease_s * NS_PER_S)
         self._safe_percent = round(100 * options.safe_share)
         self._orders: dict[str, list[Move]] = {}
@@ -250,7 +251,7 @@ class Controller:
                 for grant in topic.transfer.unanswered:
                     if grant.broker == name:
                         grants[topic.name] = Grant(grant.sequence, Share.of(grant.share), grant.gift_ntok)
-        member.number += 1
+        self._number += 1
         if member.stamp is not None:
             ends_ns = member.stamp_heard_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
             member.lease_ends_ns = max(ends_ns, member.lease_ends_ns or ends_ns)
@@ -258,7 +259,7 @@ class Controller:
         heard = [topic.seen[name].last_number for topic in self.topics.values() if name in topic.seen]
         return Exchange(
             self.epoch,
-            member.number,
+            self._number,
             member.incarnation,
             member.stamp,
             self._lease_ns,

@@ -55,8 +55,7 @@ class Member:
     stamp: int | None = None  # of its last answer, to be echoed
     stamp_heard_ns: int = 0  # when that answer came: no lease by it can last beyond this and the lease
     lease_ends_ns: int | None = None  # the latest time at which its lease may end
-    number: int = 0  # of the last exchange that was sent
-    answered: int = 0  # of the last one that was answered
+    answered: int = 0  # the number of the last exchange that was answered
     version: int = 0  # of the list of contracts that it has acknowledged
     rate_mps: int = 0
     free_mps: int = 0
