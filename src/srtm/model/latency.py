@@ -91,9 +91,9 @@ class Sketch:
     @classmethod
     def read(cls, flat: Iterable[int]) -> Sketch:
         """The sketch in `flat`: bin, count, bin, count, …; InputError where that is none."""
-        pairs = iter(flat)
-        counts = dict(zip(pairs, pairs, strict=False))
-        if next(pairs, None) is not None or not all(0 <= bin_ <= _LAST_BIN for bin_ in counts):
+        numbers = list(flat)
+        counts = dict(zip(numbers[::2], numbers[1::2], strict=False))
+        if len(numbers) % 2 or not all(0 <= bin_ <= _LAST_BIN for bin_ in counts):
             raise InputError("a sketch is a list of bins and counts in turn, of 64-bit latencies")
         return cls(counts)
 
