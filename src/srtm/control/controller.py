@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from srtm.control.distributor import Fit
-from srtm.control.members import Declared, Member, believable
+from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
 from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
@@ -420,7 +420,8 @@ class Controller:
             if grant.broker == name and (report.epoch, report.sequence) == (self.epoch, grant.sequence):
                 transfer.acknowledged(grant, report.surrendered_ntok)
         transfer.found(name, report.share.bucket if report.share else None, safe=report.safe)
-        seen.waiting, seen.publishers, seen.durable = report.waiting, report.publishers, report.durable
+        seen.waiting = min(report.waiting, MOST_MESSAGES)
+        seen.publishers, seen.durable = report.publishers, report.durable
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
         if now_ns - seen.heard_ns > _SET_BACK_NS:  # its clock may have been set: its seconds are counted anew
             seen.seconds.clear()

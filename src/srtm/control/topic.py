@@ -176,8 +176,9 @@ class Topic:
             # Brokers count seconds by clocks of their own, so how old they are is judged by ours.
             fresh = {name for name in wanting if now_ns - self.seen[name].heard_ns <= _FRESH_NS}
             histories = {name: self.seen[name].history for name in fresh}
+            waiting = {name: self.seen[name].waiting for name in fresh}
             try:
-                target = kept | adapt(left, shares, histories, number=0)
+                target = kept | adapt(left, shares, histories, number=0, waiting=waiting)
             except InputError:  # too little is left for so many, or those who said nothing hold too much
                 return False
         if target == held:
