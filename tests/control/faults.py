@@ -10,6 +10,7 @@ import numpy as np
 from srtm.control.members import Declared
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
+from srtm.model.bucket import Limiter
 from srtm.model.split import within
 from srtm.model.timeline import Timeline, largest_excess
 from srtm.protocol.exchange import Contract
@@ -17,7 +18,7 @@ from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S
 
 LEASE_S = 3.0
-LAST_S = 10.0
+LAST_S = 20.0
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Outcome:
     released: int
     overdrawn: list[str]
     worst_tokens: float
-    served: dict[str, float]  # in the last seconds: released of what came or might pass, whichever is less
+    served: dict[str, float]  # in the last seconds: released, of what one bucket that began empty would have released
     fits: int
 
 
@@ -61,13 +62,9 @@ class Run:
             self._pass(self.rng.uniform(0.2, 3.0))
         self._heal()
         self._pass(3 * LEASE_S)
-        before = self._counts()
+        began_ns = world.now_ns
         self._pass(LAST_S)
-        after = self._counts()
-        served = {}
-        for name, contract in self.contracts.items():
-            most = min(after[name][0] - before[name][0], contract.bucket.r * LAST_S)
-            served[name] = (after[name][1] - before[name][1]) / most if most else 1.0
+        served = {name: self._served(name, began_ns) for name in self.contracts}
         return Outcome(
             self.seed,
             self.faults,
@@ -170,11 +167,12 @@ class Run:
                     at = (self.world.now_ns - 10**12) / NS_PER_S
                     self.overdrawn.append(f"{at:.2f} s {name}: {[str(share) for share in held]} of {contract.bucket}")
 
-    def _counts(self) -> dict[str, tuple[int, int]]:
-        sent = dict.fromkeys(self.contracts, 0)
-        for publisher in self.world.publishers.values():
-            sent[publisher.topic] += publisher.sent
-        return {name: (sent[name], len(self.world.releases.get(name, ()))) for name in self.contracts}
+    def _served(self, name: str, began_ns: int) -> float:
+        whole = Limiter(self.contracts[name].bucket, began_ns, 0)
+        ideal = [whole.admit(at) for at in self.world.arrivals.get(name, ()) if at >= began_ns]
+        most = sum(release_ns <= self.world.now_ns for release_ns in ideal)
+        released = sum(release_ns > began_ns for release_ns, _, _ in self.world.releases.get(name, ()))
+        return released / most if most else 1.0
 
     def _excess(self, name: str) -> float:
         times = np.array(sorted(time for time, _, _ in self.world.releases.get(name, ())), np.int64)

@@ -127,3 +127,12 @@ def test_nonsense_from_a_broker_is_refused(step: tuple[int, int, int]) -> None:
 def test_shares_beyond_the_whole_are_refused() -> None:
     with pytest.raises(InputError, match="exceed the whole bucket"):
         adapt(TokenBucket.of(10, 10), {"a": TokenBucket.of(11, 5)}, {}, NOW)
+
+
+def test_messages_that_wait_count_as_traffic_of_the_next_window() -> None:
+    """600 wait at one of two brokers with 50 messages a second each: it gets 110 parts of 160."""
+    whole = TokenBucket.of(160, 20)
+    shares: dict[str, TokenBucket | None] = {"a": TokenBucket.of(80, 10), "b": TokenBucket.of(80, 10)}
+    histories = {name: history(*[(50, 0)] * 10) for name in shares}
+    wanted = adapt(whole, shares, histories, NOW, waiting={"a": 600})
+    assert {name: share.r for name, share in wanted.items()} == {"a": 110, "b": 50}

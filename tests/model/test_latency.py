@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from srtm.errors import InputError
 from srtm.model.latency import Sketch
 from srtm.units import percentile
 
@@ -24,3 +26,15 @@ def test_a_sketch_knows_a_quantile_to_one_in_32(some: list[int], others: list[in
 def test_the_sketch_of_nothing() -> None:
     assert Sketch.of(np.array([], np.int64)).quantile_ns("0.99") == 0
     assert Sketch.of(np.array([-5])).quantile_ns("0.99") == 0
+
+
+@pytest.mark.parametrize("flat", [[1], [1, 2, 3], [2**40, 1], [-1, 1]])
+def test_a_list_that_is_no_sketch_is_refused(flat: list[int]) -> None:
+    with pytest.raises(InputError, match="bins and counts in turn"):
+        Sketch.read(flat)
+
+
+def test_the_largest_latency_of_64_bits_is_a_sketch() -> None:
+    sketch = Sketch.of(np.array([0, 2**63 - 1]))
+    assert Sketch.read(sketch.flat).counts == sketch.counts
+    assert sketch.quantile_ns("1") >= 2**63 - 1

@@ -194,3 +194,50 @@ def test_bad_transfers_are_refused() -> None:
     (cut,) = transfer.orders()
     with pytest.raises(InputError, match="gave up -1"):
         transfer.acknowledged(cut, -1)
+
+
+def test_a_lapsed_lease_frees_all_but_the_safe_share_once() -> None:
+    """What is said before the lease ended and heard after it does not make the share whole again."""
+    whole, half = TokenBucket.of(100, 40), TokenBucket.of(50, 20)
+    transfer = Transfer(whole, {"a": half, "b": half}, {"a": half, "b": half})
+    transfer.found("a", half, safe=False)
+    transfer.lapsed("a", 50)
+    assert transfer.held["a"] == TokenBucket.of(25, 10)
+    transfer.found("a", half, safe=False)
+    transfer.lapsed("a", 50)
+    assert transfer.held["a"] == TokenBucket.of(25, 10)
+    (grant,) = transfer.orders()
+    assert grant.share == half
+    transfer.acknowledged(grant)
+    transfer.found("a", half, safe=False)
+    transfer.lapsed("a", 50)
+    assert transfer.held["a"] == TokenBucket.of(25, 10)
+
+
+def test_a_lapsed_lease_of_a_broker_that_was_never_heard_frees_nothing() -> None:
+    """After a restart nobody knows whether the share that is in the books was cut already."""
+    whole = TokenBucket.of(100, 40)
+    transfer = Transfer(whole, {"a": whole}, {"a": whole})
+    transfer.lapsed("a", 50)
+    assert transfer.held == {"a": whole}
+
+
+def test_a_grant_that_is_under_way_when_the_lease_ends_counts_with_its_safe_share() -> None:
+    whole, half = TokenBucket.of(100, 40), TokenBucket.of(50, 20)
+    transfer = Transfer(whole, {}, {"a": whole})
+    (grant,) = transfer.orders()
+    transfer.lapsed("a", 50)
+    assert transfer.possible == {"a": half}
+    transfer.acknowledged(grant)
+    assert transfer.possible == {"a": half}
+
+
+def test_the_share_of_the_dead_is_free_and_what_is_recalled_fits() -> None:
+    whole, half = TokenBucket.of(100, 40), TokenBucket.of(50, 20)
+    transfer = Transfer(whole, {"a": half, "b": half}, {"a": half, "b": half})
+    transfer.gone("a")
+    assert transfer.possible == {"b": half}
+    transfer.recalled("c", whole)
+    assert transfer.possible == {"b": half}
+    transfer.recalled("c", half)
+    assert transfer.possible == {"b": half, "c": half}

@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from srtm.control.clock import now_ns
@@ -53,8 +54,11 @@ def router(service: Service) -> APIRouter:
         if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
             raise HTTPException(401, "show the controller's token: Authorization: Bearer …")
 
-    guarded = [Depends(may_change)]
     api = APIRouter(prefix="/v1", responses={404: {"description": "there is no such thing"}})
+    changes = APIRouter(
+        dependencies=[Depends(may_change)],
+        responses={400: {"description": "the body cannot be read"}, 401: {"description": "the token is not shown"}},
+    )
 
     def known(topic: str) -> Any:
         if topic not in controller.topics:
@@ -72,7 +76,7 @@ def router(service: Service) -> APIRouter:
         """One topic: contract, shares, latencies, events."""
         return topic_out(known(topic), controller, now_ns())
 
-    @api.put("/topics/{topic}", dependencies=guarded, responses={409: {"description": "under another contract"}})
+    @changes.put("/topics/{topic}", responses={409: {"description": "under another contract"}})
     async def create(topic: InPath, wish: TopicIn) -> dict[str, Any]:
         """Put a topic under contract; with publishers, also place them, and begin to fit."""
         declared = [each.declared() for each in wish.publishers]
@@ -90,13 +94,13 @@ def router(service: Service) -> APIRouter:
             controller.register(topic, declared, now_ns())
         return topic_out(found, controller, now_ns())
 
-    @api.delete("/topics/{topic}", status_code=204, dependencies=guarded)
+    @changes.delete("/topics/{topic}", status_code=204)
     async def remove(topic: InPath) -> None:
         """End a contract; messages then pass freely."""
         known(topic)
         controller.remove(topic)
 
-    @api.post("/topics/{topic}/fit", dependencies=guarded, responses={409: {"description": "nothing to be fitted"}})
+    @changes.post("/topics/{topic}/fit", responses={409: {"description": "nothing to be fitted"}})
     async def fit(topic: InPath) -> dict[str, Any]:
         """Begin a fitting; follow it with /watch or by asking for the topic."""
         known(topic)
@@ -106,7 +110,7 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(409, str(problem)) from None
         return topic_out(known(topic), controller, now_ns())
 
-    @api.post("/topics/{topic}/move", dependencies=guarded, responses={409: {"description": "cannot be"}})
+    @changes.post("/topics/{topic}/move", responses={409: {"description": "cannot be"}})
     async def move(topic: InPath, wish: MoveIn) -> dict[str, Any]:
         """Send publishers to a broker."""
         known(topic)
@@ -121,9 +125,8 @@ def router(service: Service) -> APIRouter:
         """Why the topic is where it is: what was measured, and what every other number of brokers would cost."""
         return await asyncio.to_thread(explained, known(topic), controller)
 
-    @api.post(
+    @changes.post(
         "/topics/{topic}/publishers",
-        dependencies=guarded,
         response_model=PlacesOut,
         responses={503: {"description": "no broker is there"}},
     )
@@ -157,7 +160,7 @@ def router(service: Service) -> APIRouter:
             ],
         }
 
-    @api.delete("/topics/{topic}/publishers/{publisher}", status_code=204, dependencies=guarded)
+    @changes.delete("/topics/{topic}/publishers/{publisher:path}", status_code=204)
     async def unregister(topic: InPath, publisher: str) -> None:
         """A publisher will not come back."""
         known(topic)
@@ -176,7 +179,7 @@ def router(service: Service) -> APIRouter:
         """All brokers."""
         return {"brokers": [member_out(each, controller) for each in controller.members.values()]}
 
-    @api.post("/brokers/{name}/drain", dependencies=guarded)
+    @changes.post("/brokers/{name}/drain")
     async def drain(name: str, *, on: bool = True) -> dict[str, Any]:
         """Send a broker's publishers elsewhere, and send it no more; or, with on=false, use it again."""
         try:
@@ -185,14 +188,29 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(404, str(problem)) from None
         return member_out(controller.members[name], controller)
 
-    @api.delete("/brokers/{name}", status_code=204, dependencies=guarded)
+    @changes.delete("/brokers/{name}", status_code=204)
     async def forget(name: str) -> None:
         """A broker is dead and will not come back: what it held is free at once."""
         if name not in controller.members:
             raise HTTPException(404, f"there is no broker {name!r}")
         controller.forget(name, now_ns())
 
+    api.include_router(changes)
     return api
+
+
+def unfit(_: Request, problem: Exception) -> JSONResponse:
+    """A request of another shape: where, and why. What was sent is not repeated, because JSON may not be able to."""
+    assert isinstance(problem, RequestValidationError)
+    told = [
+        {"loc": [_printable(part) for part in each["loc"]], "msg": _printable(each["msg"]), "type": each["type"]}
+        for each in problem.errors()
+    ]
+    return JSONResponse({"detail": told}, status_code=422)
+
+
+def _printable(part: str | int) -> str | int:
+    return part if isinstance(part, int) else part.encode(errors="replace").decode()
 
 
 def refused(_: Request, problem: Exception) -> JSONResponse:

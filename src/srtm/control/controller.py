@@ -16,11 +16,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from srtm.control.distributor import Fit
-from srtm.control.members import Declared, Member
+from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
 from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
-from srtm.model.adaptation import Step
+from srtm.model.adaptation import History, Step
 from srtm.model.placement import UNPLACED, Broker, place, policy_named
 from srtm.model.transfer import Transfer
 from srtm.protocol.exchange import Answer, Exchange, Grant, Move, Share
@@ -41,6 +41,7 @@ _SILENT_S = 3.0  # of exchanges, until a broker counts as silent
 _HURRY_S = 0.1  # between exchanges while something is under way
 _FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
 _REMIND_S = 2.0  # between two orders to a publisher that is not where it should be
+_SET_BACK_NS = 10 * NS_PER_S  # without a new second of a broker that answers
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
 
 
@@ -56,6 +57,7 @@ class Controller:
         self.topics: dict[str, Topic] = {}
         self.on_change: Callable[[str], None] = lambda _: None  # the topic of that name changed
         self._version = 1
+        self._number = 0  # of the last exchange; one count for all, so that no broker that comes back is behind it
         self._lease_ns = round(options.lease_s * NS_PER_S)
         self._safe_percent = round(100 * options.safe_share)
         self._orders: dict[str, list[Move]] = {}
@@ -82,6 +84,7 @@ class Controller:
             return
         self._turn(member, "dead", now_ns)
         member.stamp = member.lease_ends_ns = None
+        self._orders.pop(name, None)
         for topic in self.topics.values():
             topic.transfer.gone(name)
             if topic.seen.pop(name, None) is not None or name in topic.place.values():
@@ -104,7 +107,14 @@ class Controller:
                 self._leave(topic, name, now_ns)
 
     def foreign(self, name: str) -> None:
-        """Somebody registered who takes no orders: a stock nsqd, or a broker without a controller."""
+        """Somebody takes no orders: a stock nsqd, or a broker without a controller.
+
+        Who has taken some may still have in force what they said, and is only not heard of any more.
+        """
+        member = self.members.get(name)
+        if member is not None and member.incarnation:
+            member.oddities += 1
+            return
         self.members.pop(name, None)
         self.store.delete_member(name)
 
@@ -241,7 +251,7 @@ class Controller:
                 for grant in topic.transfer.unanswered:
                     if grant.broker == name:
                         grants[topic.name] = Grant(grant.sequence, Share.of(grant.share), grant.gift_ntok)
-        member.number += 1
+        self._number += 1
         if member.stamp is not None:
             ends_ns = member.stamp_heard_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
             member.lease_ends_ns = max(ends_ns, member.lease_ends_ns or ends_ns)
@@ -249,7 +259,7 @@ class Controller:
         heard = [topic.seen[name].last_number for topic in self.topics.values() if name in topic.seen]
         return Exchange(
             self.epoch,
-            member.number,
+            self._number,
             member.incarnation,
             member.stamp,
             self._lease_ns,
@@ -281,7 +291,7 @@ class Controller:
         for topic_name, report in answer.topics.items():
             topic = self.topics.get(topic_name)
             if topic is not None:
-                self._take(topic, name, report)
+                self._take(topic, member, report, now_ns)
         self._plan(now_ns)
 
     def failed(self, name: str, now_ns: int, *, refused: bool = False) -> None:
@@ -305,7 +315,7 @@ class Controller:
         """The TB Adaptor's period is over."""
         for topic in self.topics.values():
             if topic.opened and topic.fit is None and not topic.moving:
-                if topic.adapt(self.members):
+                if topic.adapt(self.members, now_ns):
                     self._hurry(topic)
                 self._begin_to_fit(topic, now_ns)
                 self._relieve(topic, now_ns)
@@ -402,17 +412,25 @@ class Controller:
         member.incarnation, member.lease_ends_ns, member.answered = incarnation, None, 0
         self.store.save_member(member)
 
-    def _take(self, topic: Topic, name: str, report: TopicReport) -> None:
+    def _take(self, topic: Topic, member: Member, report: TopicReport, now_ns: int) -> None:
         """What a broker says of one topic."""
+        name = member.name
         transfer, seen = topic.transfer, topic.seen[name]
         for grant in transfer.unanswered:
             if grant.broker == name and (report.epoch, report.sequence) == (self.epoch, grant.sequence):
                 transfer.acknowledged(grant, report.surrendered_ntok)
         transfer.found(name, report.share.bucket if report.share else None, safe=report.safe)
-        seen.waiting, seen.publishers, seen.durable = report.waiting, report.publishers, report.durable
+        seen.waiting = min(report.waiting, MOST_MESSAGES)
+        seen.publishers, seen.durable = report.publishers, report.durable
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
+        if now_ns - seen.heard_ns > _SET_BACK_NS:  # its clock may have been set: its seconds are counted anew
+            seen.seconds.clear()
+            seen.history, seen.heard_ns = History(), now_ns
         for second in report.seconds:
-            if second.number > seen.last_number and second.over <= second.sent:
+            if not believable(second, topic.contract.bucket):
+                member.oddities += 1
+            elif second.number > seen.last_number:
+                seen.heard_ns = now_ns
                 seen.seconds.append(second)
                 seen.history.add(
                     Step(second.number, second.messages, second.max_backlog_ntok, max(1, second.largest_batch))
@@ -522,6 +540,8 @@ class Controller:
         if now_ns - max(topic.moving_since_ns, topic.reminded_ns) < _REMIND_S * NS_PER_S:
             return
         for broker, wrong in topic.misplaced().items():
+            if broker not in self._alive():  # what it was told last would only pile up
+                continue
             homes: dict[str, list[str]] = {}
             for publisher in wrong:
                 homes.setdefault(topic.place[publisher], []).append(publisher)
@@ -537,7 +557,7 @@ class Controller:
         if topic.fitted is None or topic.fit is not None or topic.rate_mps <= _GROWTH * topic.fitted.rate_mps:
             return
         new = [publisher for name, publisher in topic.publishers.items() if name not in topic.settled]
-        if new:
+        if new and any(member.usable for member in self.members.values()):
             self.fit(topic.name, now_ns, only=new)
 
     def _relieve(self, topic: Topic, now_ns: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from srtm.errors import WorkloadError
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Arrivals
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from srtm.control.members import Declared
 
 _MESSAGES = 300_000  # that are enough to know a 99th percentile by
+_MOST_MPS = 2_000_000  # that are predicted: what is made of more would not fit into memory
 _LONGEST_S = 60
 
 
@@ -27,6 +29,12 @@ def expected(publishers: Sequence[Declared], seed: int) -> Arrivals:
     """Arrivals of these publishers, in the order in which they are listed."""
     rng = np.random.default_rng(seed)
     total_mps = sum(publisher.rate_mps for publisher in publishers)
+    if total_mps > _MOST_MPS:
+        raise WorkloadError(
+            f"publishers declare {total_mps:,.0f} msg/s in all, and no more than {_MOST_MPS:,} can be predicted: give"
+            " r and b, and fit by measuring",
+            rate_mps=total_mps,
+        )
     duration_ns = int(min(_LONGEST_S, max(1.0, _MESSAGES / total_mps)) * NS_PER_S)
     sources: defaultdict[object, list[int]] = defaultdict(list)
     for number, publisher in enumerate(publishers):

@@ -6,15 +6,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from srtm.errors import InputError
 from srtm.model.adaptation import History
 from srtm.model.latency import Sketch
 from srtm.model.placement import Publisher
+from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from srtm.model.bucket import TokenBucket
     from srtm.protocol.exchange import Second
 
+MOST_MESSAGES = 10_000_000  # in a second, or waiting: more than any broker can have
 KEPT_S = 10  # seconds of a topic at a broker that are remembered, as brokers do
 Status = Literal["joining", "alive", "silent", "lapsed", "dead"]
 
@@ -51,8 +55,7 @@ class Member:
     stamp: int | None = None  # of its last answer, to be echoed
     stamp_heard_ns: int = 0  # when that answer came: no lease by it can last beyond this and the lease
     lease_ends_ns: int | None = None  # the latest time at which its lease may end
-    number: int = 0  # of the last exchange that was sent
-    answered: int = 0  # of the last one that was answered
+    answered: int = 0  # the number of the last exchange that was answered
     version: int = 0  # of the list of contracts that it has acknowledged
     rate_mps: int = 0
     free_mps: int = 0
@@ -86,6 +89,7 @@ class Seen:
     publishers: int = 0
     roll: frozenset[str] | None = None
     durable: bool = False
+    heard_ns: int = 0  # when its newest second came, by our clock
 
     @property
     def last_number(self) -> int:
@@ -104,6 +108,17 @@ class Seen:
     def access(self) -> Sketch:
         """Waiting for tokens, over the same seconds."""
         return _merged(second.access for second in self.seconds)
+
+
+def believable(second: Second, bucket: TokenBucket) -> bool:
+    """Whether a broker can have seen such a second of a topic that is under this bucket."""
+    try:
+        sketches = Sketch.read(second.access), Sketch.read(second.total)
+    except InputError:
+        return False
+    counts = (second.messages, second.largest_batch, second.sent, *(sketch.total for sketch in sketches))
+    backlog_ntok = second.max_backlog_ntok - bucket.b_ntok
+    return second.over <= second.sent and max(*counts, backlog_ntok // NANO_PER_TOKEN) <= MOST_MESSAGES
 
 
 def _merged(parts: Iterable[list[int]]) -> Sketch:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 
 import srtm
 from srtm import program
@@ -73,6 +74,7 @@ def app(service: Service) -> FastAPI:
     found = FastAPI(title="SRTM controller", version=srtm.__version__)
     found.include_router(api.router(service))
     found.add_exception_handler(InputError, api.refused)
+    found.add_exception_handler(RequestValidationError, api.unfit)
     found.router.routes += lookup_http.routes(service.registry)
     found.router.default = lookup_http.not_found
     return found

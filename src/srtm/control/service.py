@@ -44,6 +44,7 @@ class Service:
         registry.on_change = self._registered
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_sent: dict[str, int] = {}
+        self._adapted_ns = 0
         self._under_way: set[str] = set()
         self._computing: set[Fit] = set()
         self._watchers: dict[str, set[asyncio.Event]] = {}
@@ -104,23 +105,29 @@ class Service:
             event.set()
 
     async def _beat(self) -> None:
-        controller, adapted_ns = self.controller, now_ns()
         while True:
-            controller.tick(now_ns())
-            if now_ns() - adapted_ns >= NS_PER_S:
-                adapted_ns = now_ns()
-                controller.adapt(adapted_ns)
-            for fit in controller.jobs():
-                if fit not in self._computing:
-                    self._computing.add(fit)
-                    self._spawn(self._compute(fit))
-            for name, member in list(controller.members.items()):
-                ready = member.status != "dead" and name not in self._under_way
-                if ready and controller.due(name, self._last_sent.get(name, 0), now_ns()):
-                    self._last_sent[name] = now_ns()
-                    self._under_way.add(name)
-                    self._spawn(self._exchange(member))
+            try:
+                self._once()
+            except Exception:  # one topic's trouble must not end the leases of all others
+                log.exception("CONTROLLER: goes on after")
             await asyncio.sleep(_TICK_S)
+
+    def _once(self) -> None:
+        controller = self.controller
+        for name, member in list(controller.members.items()):
+            ready = member.status != "dead" and name not in self._under_way
+            if ready and controller.due(name, self._last_sent.get(name, 0), now_ns()):
+                self._last_sent[name] = now_ns()
+                self._under_way.add(name)
+                self._spawn(self._exchange(member))
+        for fit in controller.jobs():
+            if fit not in self._computing:
+                self._computing.add(fit)
+                self._spawn(self._compute(fit))
+        controller.tick(now_ns())
+        if now_ns() - self._adapted_ns >= NS_PER_S:
+            self._adapted_ns = now_ns()
+            controller.adapt(self._adapted_ns)
 
     async def _compute(self, fit: Fit) -> None:
         assert fit.job is not None
@@ -132,24 +139,38 @@ class Service:
 
     async def _exchange(self, member: Member) -> None:
         controller = self.controller
-        said = controller.compose(member.name)
-        token = controller.options.control_token
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            url = f"{member.url}/srtm/exchange"
-            answer = await self._client.post(url, content=exchange.write(said), headers=headers)
-            if answer.status_code == 200:
-                controller.heard(member.name, said, exchange.read(answer.content, exchange.Answer), now_ns())
-            elif answer.status_code == 404 or b"NOT_MANAGED" in answer.content:
+            if controller.members.get(member.name) is not member:  # it was removed meanwhile
+                return
+            said = controller.compose(member.name)
+            status, body = await self._post(f"{member.url}/srtm/exchange", exchange.write(said))
+            if status == 200:
+                controller.heard(member.name, said, exchange.read(body, exchange.Answer), now_ns())
+            elif status == 404 or b"NOT_MANAGED" in body:
                 controller.foreign(member.name)
             else:
-                self._complain(member, f"{answer.status_code}: {answer.text[:200]}")
+                self._complain(member, f"{status}: {body[:200].decode(errors='replace')}")
         except httpx.ConnectError:
             await self._probe(member)
-        except (httpx.HTTPError, httpx.InvalidURL, ProtocolError, ValueError) as problem:
+        except (httpx.HTTPError, httpx.InvalidURL, ProtocolError, TimeoutError, ValueError) as problem:
             self._complain(member, str(problem) or type(problem).__name__)
         finally:
             self._under_way.discard(member.name)
+
+    async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
+        """The answer of a broker, unless it takes too long or is too much."""
+        token = self.controller.options.control_token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        found = bytearray()
+        async with (
+            asyncio.timeout(_ANSWER_S),
+            self._client.stream("POST", url, content=body, headers=headers) as answer,
+        ):
+            async for part in answer.aiter_bytes():
+                found += part
+                if len(found) > exchange.MAX_BODY:
+                    raise ValueError(f"an answer of more than {exchange.MAX_BODY:,} bytes")
+        return answer.status_code, bytes(found)
 
     def _complain(self, member: Member, problem: str) -> None:
         member.oddities += 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +118,7 @@ class Store:
             "INSERT OR REPLACE INTO topics VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 topic.name,
-                msgspec.json.encode(topic.contract).decode(),
+                _text(topic.contract),
                 topic.transfer.next_sequence,
                 topic.transfer.pool_ntok,
                 json.dumps(shares),
@@ -155,7 +154,7 @@ class Store:
     def save_publishers(self, topic: Topic, ids: Iterable[str]) -> None:
         """Publishers of a topic, and where they are placed."""
         rows = [
-            (topic.name, name, json.dumps(asdict(topic.publishers[name])), topic.place.get(name), name in topic.settled)
+            (topic.name, name, _text(topic.publishers[name]), topic.place.get(name), name in topic.settled)
             for name in ids
             if name in topic.publishers
         ]
@@ -166,6 +165,10 @@ class Store:
     def delete_publisher(self, topic: Topic, publisher: str) -> None:
         """A publisher that will not come back."""
         self._db.execute("DELETE FROM publishers WHERE topic = ? AND id = ?", (topic.name, publisher))
+
+
+def _text(kept: Contract | Declared) -> str:
+    return msgspec.json.encode(kept).decode()
 
 
 def _fitted(kept: dict[str, Any]) -> Fitted:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from srtm.control.members import Declared, Seen
-from srtm.errors import SplitError
+from srtm.errors import InputError, SplitError
 from srtm.model.adaptation import adapt
 from srtm.model.placement import policy_named
 from srtm.model.split import split
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from srtm.protocol.exchange import Contract
 
 _EVENTS = 200
+_FRESH_NS = 3 * NS_PER_S  # how old the newest second of a broker may be before shares follow it no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,22 +162,24 @@ class Topic:
             return
         self.transfer.retarget(kept)
 
-    def adapt(self, members: Mapping[str, Member]) -> bool:
+    def adapt(self, members: Mapping[str, Member], now_ns: int) -> bool:
         """Let shares follow the traffic; returns whether they are to change."""
         alive = {name for name, member in members.items() if member.status == "alive"}
         held = self.transfer.wanted
         kept = {name: share for name, share in self.transfer.possible.items() if name not in alive}
         wanting = self.brokers() & alive
         shares: dict[str, TokenBucket | None] = {name: held.get(name) for name in sorted(wanting)}
-        newest = max((self.seen[name].last_number for name in wanting), default=0)
         left = _without(self.transfer.whole, kept.values())
         if not wanting or left is None:
             target = kept
         else:
-            histories = {name: self.seen[name].history for name in wanting}
+            # Brokers count seconds by clocks of their own, so how old they are is judged by ours.
+            fresh = {name for name in wanting if now_ns - self.seen[name].heard_ns <= _FRESH_NS}
+            histories = {name: self.seen[name].history for name in fresh}
+            waiting = {name: self.seen[name].waiting for name in fresh}
             try:
-                target = kept | adapt(left, shares, histories, newest - 1)
-            except SplitError:
+                target = kept | adapt(left, shares, histories, number=0, waiting=waiting)
+            except InputError:  # too little is left for so many, or those who said nothing hold too much
                 return False
         if target == held:
             return False

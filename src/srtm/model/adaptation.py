@@ -1,5 +1,8 @@
 """The TB Adaptor's rule (paper, section 5.4): shares follow the traffic, r by mean rates and b by largest backlogs.
 
+Beyond the paper, messages that wait count as traffic of the next window: by rates alone, a queue that an outage left
+at one broker would stay for good, while others have tokens to spare.
+
 In: the whole bucket, the shares as they are, and a history of each broker. Out: the shares as they should be, adding up
 to no more than the whole. A broker whose history is not up to date is silent: it keeps its share and stops nobody.
 """
@@ -85,11 +88,12 @@ def adapt(
     histories: Mapping[str, History],
     number: int,
     *,
+    waiting: Mapping[str, int] | None = None,
     hysteresis: Fraction = HYSTERESIS,
 ) -> dict[str, TokenBucket]:
     """The shares that fit the traffic at step `number`, or the present ones if none would change by `hysteresis`.
 
-    A broker whose share is None has traffic of the topic but no share of it yet.
+    A broker whose share is None has traffic of the topic but no share of it yet. `waiting` are messages without tokens.
     """
     held = {name: share for name, share in shares.items() if share}
     known = [name for name in shares if name in histories and histories[name].is_current(number)]
@@ -102,7 +106,9 @@ def adapt(
     b_left = whole.b_ntok - sum(share.b_ntok for share in silent)
     seen = [histories[name] for name in known]
     r_floor = max(1, int(Fraction(r_left, len(known)) * IDLE_R))
-    rates = apportion(r_left, [history.mean_messages for history in seen], r_floor)
+    queues = [Fraction((waiting or {}).get(name, 0), WINDOW_STEPS) for name in known]
+    demands = [history.mean_messages + queue for history, queue in zip(seen, queues, strict=True)]
+    rates = apportion(r_left, demands, r_floor)
     b_floors = [max(1, history.largest_batch) * NANO_PER_TOKEN for history in seen]
     if sum(b_floors) > b_left:  # b is too small for everyone's batch: nobody below a token, the rest by backlog
         b_floors = [NANO_PER_TOKEN] * len(known)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SUB_BITS = 5  # of a bin: 32 to a doubling, so that a value is known to 1 in 32
+_LAST_BIN = ((63 - _SUB_BITS) << _SUB_BITS) + (1 << _SUB_BITS) - 1  # holds the largest latency of 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,12 @@ class Sketch:
 
     @classmethod
     def read(cls, flat: Iterable[int]) -> Sketch:
-        """The sketch in `flat`: bin, count, bin, count, …"""
-        pairs = iter(flat)
-        return cls(dict(zip(pairs, pairs, strict=True)))
+        """The sketch in `flat`: bin, count, bin, count, …; InputError where that is none."""
+        numbers = list(flat)
+        counts = dict(zip(numbers[::2], numbers[1::2], strict=False))
+        if len(numbers) % 2 or not all(0 <= bin_ <= _LAST_BIN for bin_ in counts):
+            raise InputError("a sketch is a list of bins and counts in turn, of 64-bit latencies")
+        return cls(counts)
 
     @property
     def flat(self) -> list[int]:

@@ -67,6 +67,7 @@ class Transfer:
         self._held = {name: _amount(share) for name, share in held.items()}
         self._sent: dict[str, Grant] = {}
         self._firm: set[str] = set()  # brokers that have a share for as long as their lease, and would cut it then
+        self._lapsed: set[str] = set()  # brokers that have cut it, and put no grant in force since
         self._pool_ntok = pool_ntok
         self.next_sequence = first_sequence
         self.retarget(wanted)
@@ -133,6 +134,7 @@ class Transfer:
         now = _amount(grant.share)
         lost = max(0, self._has(grant.broker).b_ntok - now.b_ntok)
         self._held[grant.broker] = now
+        self._lapsed.discard(grant.broker)
         self._pool_ntok += min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
 
     def lapsed(self, broker: str, safe_percent: int) -> None:
@@ -141,6 +143,7 @@ class Transfer:
         if broker in self._firm:
             has = _amount(safe_share(has.share, safe_percent))
             self._firm.discard(broker)
+        self._lapsed.add(broker)
         late = _amount(safe_share(sent.share, safe_percent)) if sent else _NOTHING
         self._held[broker] = _most(has, late)
 
@@ -149,18 +152,20 @@ class Transfer:
         self._sent.pop(broker, None)
         self._held.pop(broker, None)
         self._firm.discard(broker)
+        self._lapsed.discard(broker)
 
     def found(self, broker: str, share: TokenBucket | None, *, safe: bool) -> None:
         """The broker says what it has in force, and whether that is its safe share already.
 
-        Less than was thought frees the rest; more is not believed.
+        Less than was thought frees the rest; more is not believed, nor that a share is whole whose lease has ended:
+        that was said before it did, and came late.
         """
         has, said = self._has(broker), _amount(share)
         if broker not in self._sent:
             self._held[broker] = _Amount(min(has.r_mtps, said.r_mtps), min(has.b_ntok, said.b_ntok))
         if safe:
             self._firm.discard(broker)
-        else:
+        elif broker not in self._lapsed:
             self._firm.add(broker)
 
     def recalled(self, broker: str, share: TokenBucket) -> None:

@@ -124,6 +124,7 @@ class VirtualCluster:
         self.options, self.store = options, store
         self.brokers: dict[str, VirtualBroker] = {}
         self.publishers: dict[str, VirtualPublisher] = {}
+        self.arrivals: dict[str, list[int]] = {}
         self.releases: dict[str, list[tuple[int, str, bytes]]] = {}
         self.cut: set[str] = set()  # brokers that the controller cannot reach, nor they it
         self.loss, self.doubling, self.longest_delay_ns = 0.0, 0.0, 5 * NS_PER_MS
@@ -249,6 +250,7 @@ class VirtualCluster:
                 body = b"%b %d" % (publisher.declared.id.encode(), publisher.sent)
                 topic.arrived.append(Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id))
                 publisher.sent += 1
+            self.arrivals.setdefault(publisher.topic, []).extend([self.now_ns] * publisher.declared.batch)
             topic.recent.largest_batch = max(topic.recent.largest_batch, publisher.declared.batch)
             broker.turn()
 
