@@ -19,7 +19,8 @@ from srtm.errors import InputError
 from tests.broker.running import PATIENCE_S
 from tests.programs import ask, post
 
-READY = r"controller: TCP 127\.0\.0\.1:(\d+), HTTP 127\.0\.0\.1:(\d+)\n"
+READY = r"controller: TCP 127\.0\.0\.1:(\d+), HTTP 127\.0\.0\.1:(\d+), page 127\.0\.0\.1:(\d+)\n"
+FREE = ["--tcp-port", "0", "--http-port", "0", "--web-port", "0"]
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def controller(*flags: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
-    with controller("--tcp-port", "0", "--http-port", "0") as process:
+    with controller(*FREE) as process:
         assert process.stdout
         found = re.fullmatch(READY, process.stdout.readline())
         assert found
@@ -45,7 +46,7 @@ def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
         process.send_signal(number)
         assert process.communicate(timeout=PATIENCE_S) == ("", "")
         assert process.returncode == 0
-        for port in (tcp, http):
+        for port in (tcp, http, int(found[3])):
             program.bound("127.0.0.1", port).close()
 
 
@@ -53,7 +54,13 @@ def test_a_port_that_is_taken(capfd: pytest.CaptureFixture[str]) -> None:
     with program.bound("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         assert run(["controller", "--tcp-port", "0", "--http-port", str(port)]) == 1
-    assert f"srtm: cannot listen on 127.0.0.1:0 and :{port}: Address already in use" in capfd.readouterr().err
+    assert f"srtm: cannot listen on 127.0.0.1:0, :{port} and :4171: Address already in use" in capfd.readouterr().err
+
+
+def test_without_the_page() -> None:
+    with controller(*FREE, "--web-port", "none") as process:
+        assert process.stdout
+        assert "page" not in process.stdout.readline()
 
 
 def test_all_that_is_wrong_is_said_at_once(capfd: pytest.CaptureFixture[str]) -> None:

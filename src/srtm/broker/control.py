@@ -40,6 +40,7 @@ class _Holding:
     stamp: tuple[int, int] = (0, 0)  # epoch and sequence of the grant in force
     surrendered_ntok: int = 0
     safe: bool = False
+    paused: bool = False  # by the controller
 
 
 class Control:
@@ -78,6 +79,7 @@ class Control:
             ends = said.echo + said.lease_ns
             self._lease_ends = max(ends, self._lease_ends or ends)
         self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
+        self._pause(set(said.paused))
         for move in said.moves:
             self.migrate(move.topic, move.publishers, move.to)
         self._broker.wake()
@@ -162,6 +164,13 @@ class Control:
         bucket = grant.share.bucket if grant.share else None
         holding.surrendered_ntok = self._put_in_force(self._broker.touch(name), bucket, now_ns, grant.gift_ntok)
 
+    def _pause(self, wanted: set[str]) -> None:
+        """Stop topics that the controller has paused, and let go on those that it has paused before."""
+        for name, holding in self._holdings.items():
+            if name in self._broker.topics and holding.paused != (name in wanted):
+                holding.paused = name in wanted
+                self._broker.touch(name).paused = holding.paused
+
     def _put_in_force(self, topic: Topic, share: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Give a topic its share, or close it; returns the nano-tokens that were given up."""
         contract = self._holdings[topic.name].contract
@@ -219,6 +228,7 @@ def _second(second: statistics.Second) -> Second:
         second.over,
         second.access_sketch.flat,
         latencies.flat,
+        second.processing_sketch.flat,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as MEDIA_TYPE
 from prometheus_client.registry import Collector
 
@@ -13,8 +13,6 @@ from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from prometheus_client.metrics_core import Metric
 
     from srtm.broker.channel import Channel
     from srtm.broker.ioloop import Broker
@@ -53,6 +51,7 @@ def page(broker: Broker) -> bytes:
     """All of it as it is now."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Broker(broker))
+    ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
@@ -65,6 +64,8 @@ class _Broker(Collector):
         topics = list(broker.topics.values())
         yield _family(GaugeMetricFamily, "connections", "Clients that are connected.", [((), len(broker.connections))])
         yield _family(CounterMetricFamily, "unstamped_reads", "Reads without a kernel time.", [((), broker.unstamped)])
+        lag = [((), broker.lag_ns / NS_PER_S)]
+        yield _family(GaugeMetricFamily, "loop_lag_seconds", "How late the loop was at most, in the last second.", lag)
         for kind, name, what, of in _TOPICS:
             values = [((topic.name,), of(topic)) for topic in topics]
             yield _family(kind, f"topic_{name}", what, values, ("topic",))
@@ -74,23 +75,25 @@ class _Broker(Collector):
         yield _family(GaugeMetricFamily, "topic_burst_limit", "b, in tokens.", bursts, ("topic",))
         logs = [((topic.name,), topic.durable.extent(topic)["bytes"]) for topic in topics if topic.durable]
         yield _family(GaugeMetricFamily, "topic_log_bytes", "Bytes that a disk topic keeps.", logs, ("topic",))
-        labels = ("topic", "part", "quantile")
-        what = "Latency over the last second."
-        yield _family(GaugeMetricFamily, "topic_latency_seconds", what, _latencies(topics), labels)
+        yield _latencies(topics)
         channels = [(topic.name, channel) for topic in topics for channel in topic.channels.values()]
         for channel_kind, name, what, count in _CHANNELS:
             counted = [((topic, channel.name), count(channel)) for topic, channel in channels]
             yield _family(channel_kind, f"channel_{name}", what, counted, ("topic", "channel"))
 
 
-def _latencies(topics: Iterable[Topic]) -> Iterator[tuple[tuple[str, ...], float]]:
+def _latencies(topics: Iterable[Topic]) -> Metric:
+    name = "srtm_topic_latency_seconds"
+    family = Metric(name, "Latency over the last second.", "summary")
     for topic in topics:
         for second in list(topic.recent.history)[-1:]:
             parts = {"access": second.access, "processing": second.processing, "total": second.total}
             for part, found in parts.items():
                 if found:
                     for quantile, value in (("0.5", found.p50), ("0.95", found.p95), ("0.99", found.p99)):
-                        yield (topic.name, part, quantile), value / NS_PER_S
+                        labels = {"topic": topic.name, "part": part, "quantile": quantile}
+                        family.add_sample(name, labels, value / NS_PER_S)
+    return family
 
 
 def _family(

@@ -43,6 +43,7 @@ class Second:
     over: int = 0  # latencies above the SLO's limit
     access_sketch: Sketch = field(default_factory=Sketch)
     total_sketch: Sketch = field(default_factory=Sketch)
+    processing_sketch: Sketch = field(default_factory=Sketch)
 
     @property
     def number(self) -> int:
@@ -84,10 +85,16 @@ class Recent:
     def close(self, at_ns: int, waiting: int, max_backlog_ntok: int, slo_ns: int | None = None) -> Second:
         """End the second; with an SLO, also sum it up for the controller."""
         access, total = np.frombuffer(self.access, np.int64), np.frombuffer(self.total, np.int64)
+        processing = np.frombuffer(self.processing, np.int64)
         sketched: dict[str, Any] = {}
         if slo_ns is not None and len(access):
             over = int(((total if len(total) else access) > slo_ns).sum())
-            sketched = {"over": over, "access_sketch": Sketch.of(access), "total_sketch": Sketch.of(total)}
+            sketched = {
+                "over": over,
+                "access_sketch": Sketch.of(access),
+                "total_sketch": Sketch.of(total),
+                "processing_sketch": Sketch.of(processing),
+            }
         second = Second(
             at_ns,
             self.messages,
@@ -99,7 +106,7 @@ class Recent:
             max_backlog_ntok,
             self.largest_batch,
             _distribution(access),
-            _distribution(np.frombuffer(self.processing, np.int64)),
+            _distribution(processing),
             _distribution(total),
             **sketched,
         )

@@ -18,5 +18,6 @@ def controller(options: ControllerOptions) -> None:
     """
     from srtm import program
     from srtm.control.run import run
+    from srtm.web import page
 
-    program.run(run(options))
+    program.run(run(options, page))

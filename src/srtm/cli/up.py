@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from srtm.control.options import port_or_none
 from srtm.errors import ControlError
 
 _READY_S = 30.0
@@ -35,6 +36,9 @@ def up(
     mcap_mps: Annotated[float | None, typer.Option(help="Messages a second that a broker can take.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="Instead: what srtm calibrate --out wrote.")] = None,
     lease_s: Annotated[float, typer.Option(help="Seconds that shares last without the controller.")] = 30.0,
+    web_port: Annotated[
+        int | None, typer.Option(parser=port_or_none, metavar="PORT", help="Port of the page; none serves none.")
+    ] = 4171,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Take any free ports.")] = False,
 ) -> None:
     """Start a controller and brokers, and stop them all with Ctrl-C. A broker that ends is started again.
@@ -46,6 +50,7 @@ def up(
     from srtm import program
 
     told = ["--lease-s", str(lease_s)]
+    told += ["--web-port", "0" if free_ports and web_port is not None else str(web_port).lower()]
     told += ["--mcap-mps", str(mcap_mps)] if mcap_mps is not None else []
     told += ["--calibration", str(calibration)] if calibration is not None else []
     cluster = Cluster(brokers, host, data_path, trace_folder, token, told, free_ports=free_ports)
@@ -193,6 +198,8 @@ class Cluster:
     def _say(self, url: str, seconds: float) -> None:
         addresses = ", ".join(f"{self._host}:{child.ports['TCP']}" for child in self._brokers)
         print(f"controller: {url} (API: {url}/docs)")
+        if "page" in self._controller.ports:
+            print(f"page:       http://{self._host}:{self._controller.ports['page']}/")
         print(f"brokers:    {addresses}")
         print(f"ready after {seconds:.1f} s; Ctrl-C stops it", flush=True)
 
@@ -215,8 +222,9 @@ class Cluster:
 
 def _fix_ports(child: Child) -> None:
     """Clients know where it was."""
-    for flag, kind in (("--tcp-port", "TCP"), ("--http-port", "HTTP")):
-        child.arguments[child.arguments.index(flag) + 1] = str(child.ports[kind])
+    for flag, kind in (("--tcp-port", "TCP"), ("--http-port", "HTTP"), ("--web-port", "page")):
+        if kind in child.ports:
+            child.arguments[child.arguments.index(flag) + 1] = str(child.ports[kind])
 
 
 def _with_token(token: str) -> dict[str, str]:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
+import srtm
 from srtm.control.clock import now_ns
 from srtm.control.expected import expected
 from srtm.control.explain import explained
@@ -26,12 +30,13 @@ from srtm.control.schema import (
     TopicIn,
     TopicName,
     bucket_of,
-    member_out,
+    members_out,
     topic_out,
 )
 from srtm.control.service import Service
 from srtm.errors import InputError, SRTMError
 from srtm.model.profile import CONTRACT_QUANTILE, profile
+from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,7 +44,10 @@ if TYPE_CHECKING:
     from srtm.control.members import Declared
     from srtm.model.bucket import TokenBucket
 
+log = logging.getLogger(__name__)
+
 _ALIVE_S = 10.0
+_NAMED = 10  # publishers of a move that the audit log names
 
 InPath = Annotated[TopicName, Path()]
 
@@ -49,15 +57,28 @@ def router(service: Service) -> APIRouter:
     controller = service.controller
 
     def may_change(request: Request) -> None:
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise HTTPException(403, f"a page of {_printable(origin)} may not change anything here")
         token = controller.options.token
         shown = request.headers.get("authorization", "")
         if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
             raise HTTPException(401, "show the controller's token: Authorization: Bearer …")
 
+    def done(request: Request, action: str, **arguments: Any) -> None:
+        """Remember who did what."""
+        who = request.client.host if request.client else "?"
+        log.info("AUDIT(%s): %s %s", who, action, json.dumps(arguments))
+        controller.store.note_action(now_ns(), who, action, arguments)
+
     api = APIRouter(prefix="/v1", responses={404: {"description": "there is no such thing"}})
     changes = APIRouter(
         dependencies=[Depends(may_change)],
-        responses={400: {"description": "the body cannot be read"}, 401: {"description": "the token is not shown"}},
+        responses={
+            400: {"description": "the body cannot be read"},
+            401: {"description": "the token is not shown"},
+            403: {"description": "a page of somebody else's"},
+        },
     )
 
     def known(topic: str) -> Any:
@@ -77,7 +98,7 @@ def router(service: Service) -> APIRouter:
         return topic_out(known(topic), controller, now_ns())
 
     @changes.put("/topics/{topic}", responses={409: {"description": "under another contract"}})
-    async def create(topic: InPath, wish: TopicIn) -> dict[str, Any]:
+    async def create(topic: InPath, wish: TopicIn, request: Request) -> dict[str, Any]:
         """Put a topic under contract; with publishers, also place them, and begin to fit."""
         declared = [each.declared() for each in wish.publishers]
         try:
@@ -92,32 +113,45 @@ def router(service: Service) -> APIRouter:
         found = controller.create(topic, contract, now_ns())
         if declared:
             controller.register(topic, declared, now_ns())
+        if before is None:
+            done(request, "create", topic=topic, **wish.model_dump(exclude={"publishers"}), publishers=len(declared))
         return topic_out(found, controller, now_ns())
 
     @changes.delete("/topics/{topic}", status_code=204)
-    async def remove(topic: InPath) -> None:
+    async def remove(topic: InPath, request: Request) -> None:
         """End a contract; messages then pass freely."""
         known(topic)
         controller.remove(topic)
+        done(request, "remove", topic=topic)
 
     @changes.post("/topics/{topic}/fit", responses={409: {"description": "nothing to be fitted"}})
-    async def fit(topic: InPath) -> dict[str, Any]:
+    async def fit(topic: InPath, request: Request) -> dict[str, Any]:
         """Begin a fitting; follow it with /watch or by asking for the topic."""
         known(topic)
         try:
             controller.fit(topic, now_ns())
         except InputError as problem:
             raise HTTPException(409, str(problem)) from None
+        done(request, "fit", topic=topic)
         return topic_out(known(topic), controller, now_ns())
 
     @changes.post("/topics/{topic}/move", responses={409: {"description": "cannot be"}})
-    async def move(topic: InPath, wish: MoveIn) -> dict[str, Any]:
+    async def move(topic: InPath, wish: MoveIn, request: Request) -> dict[str, Any]:
         """Send publishers to a broker."""
         known(topic)
         try:
             controller.move(topic, wish.publishers, wish.broker, now_ns())
         except InputError as problem:
             raise HTTPException(409, str(problem)) from None
+        first = wish.publishers[:_NAMED]
+        done(request, "move", topic=topic, broker=wish.broker, count=len(wish.publishers), publishers=first)
+        return topic_out(known(topic), controller, now_ns())
+
+    @changes.post("/topics/{topic}/pause")
+    async def pause(topic: InPath, request: Request, *, on: bool = True) -> dict[str, Any]:
+        """Give nothing to the topic's channels until it is resumed (on=false); messages are taken and kept."""
+        controller.pause(known(topic).name, now_ns(), on=on)
+        done(request, "pause" if on else "resume", topic=topic)
         return topic_out(known(topic), controller, now_ns())
 
     @api.get("/topics/{topic}/explain")
@@ -174,26 +208,66 @@ def router(service: Service) -> APIRouter:
         """Server-sent events: `brokers` at once and at every change, and what happens to the topic."""
         return StreamingResponse(_events(service, topic), media_type="text/event-stream")
 
+    @api.get("/topics/{topic}/history")
+    async def history(topic: InPath) -> dict[str, Any]:
+        """The last ten minutes of a topic, a point every five seconds; each is over the ten seconds before it."""
+        return {"topic": known(topic).name, "points": service.feed.history(topic)}
+
+    @api.get("/watch", response_class=StreamingResponse)
+    async def watch_all() -> StreamingResponse:
+        """Server-sent events: all brokers and topics as `snapshot`, then each second a `patch` (a JSON merge patch)."""
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(service.feed.events(), media_type="text/event-stream", headers=headers)
+
     @api.get("/brokers")
     async def brokers() -> dict[str, Any]:
         """All brokers."""
-        return {"brokers": [member_out(each, controller) for each in controller.members.values()]}
+        return {"brokers": members_out(controller)}
+
+    @api.get("/targets")
+    async def targets() -> list[dict[str, Any]]:
+        """Brokers as Prometheus' HTTP service discovery wants them."""
+        return [
+            {"targets": [urlsplit(each.url).netloc], "labels": {"broker": each.name}}
+            for each in controller.members.values()
+            if each.status != "dead"
+        ]
+
+    @api.get("/audit")
+    async def audit() -> dict[str, Any]:
+        """Who did what, the newest first; the last thousand."""
+        kept = controller.store.actions()
+        return {
+            "entries": [
+                {"at_ms": at_ns // NS_PER_MS, "who": who, "action": action, "arguments": arguments}
+                for at_ns, who, action, arguments in kept
+            ]
+        }
 
     @changes.post("/brokers/{name}/drain")
-    async def drain(name: str, *, on: bool = True) -> dict[str, Any]:
+    async def drain(name: str, request: Request, *, on: bool = True) -> dict[str, Any]:
         """Send a broker's publishers elsewhere, and send it no more; or, with on=false, use it again."""
         try:
             controller.drain(name, now_ns(), on=on)
         except InputError as problem:
             raise HTTPException(404, str(problem)) from None
-        return member_out(controller.members[name], controller)
+        done(request, "drain" if on else "use again", broker=name)
+        return next(each for each in members_out(controller) if each["name"] == name)
 
     @changes.delete("/brokers/{name}", status_code=204)
-    async def forget(name: str) -> None:
+    async def forget(name: str, request: Request) -> None:
         """A broker is dead and will not come back: what it held is free at once."""
         if name not in controller.members:
             raise HTTPException(404, f"there is no broker {name!r}")
         controller.forget(name, now_ns())
+        done(request, "forget", broker=name)
+
+    @changes.get("/options")
+    async def options() -> dict[str, Any]:
+        """How the controller was started; of what is secret, only whether it is there."""
+        started = asdict(controller.options)
+        secret = {name: "(given)" for name in ("token", "control_token") if started[name] is not None}
+        return {"version": srtm.__version__, "epoch": controller.epoch, "options": {**started, **secret}}
 
     api.include_router(changes)
     return api

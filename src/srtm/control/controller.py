@@ -20,7 +20,6 @@ from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
 from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
-from srtm.model.adaptation import History, Step
 from srtm.model.placement import UNPLACED, Broker, place, policy_named
 from srtm.model.transfer import Transfer
 from srtm.protocol.exchange import Answer, Exchange, Grant, Move, Share
@@ -84,6 +83,7 @@ class Controller:
             return
         self._turn(member, "dead", now_ns)
         member.stamp = member.lease_ends_ns = None
+        member.rate_mps = member.free_mps = member.lag_ns = 0
         self._orders.pop(name, None)
         for topic in self.topics.values():
             topic.transfer.gone(name)
@@ -137,7 +137,7 @@ class Controller:
             return known
         whole = contract.bucket
         self._version += 1
-        topic = Topic(name, contract, Transfer(whole, {}, {}, pool_ntok=whole.b_ntok), self._version)
+        topic = Topic(name, contract, Transfer(whole, {}, {}, pool_ntok=whole.b_ntok), self._version, since_ns=now_ns)
         self.topics[name] = topic
         topic.note(now_ns, "created", f"under {whole}, policy {contract.policy}")
         self.store.save_topic(topic)
@@ -163,6 +163,7 @@ class Controller:
             known = topic.publishers.get(publisher.id)
             if known != publisher:
                 topic.publishers[publisher.id] = publisher
+                topic.roster += 1
             broker = topic.place.get(publisher.id)
             member = self.members.get(broker) if broker else None
             if member is None or not member.usable or broker in unreachable:
@@ -183,6 +184,7 @@ class Controller:
         topic = self._topic(name)
         if topic.publishers.pop(publisher, None) is None:
             raise InputError(f"topic {name!r} has no publisher {publisher!r}", publisher=publisher)
+        topic.roster += 1
         topic.place.pop(publisher, None)
         self.store.delete_publisher(topic, publisher)
 
@@ -201,6 +203,16 @@ class Controller:
         if unknown:
             raise InputError(f"topic {name!r} has no publisher {unknown[0]!r}", publisher=unknown[0])
         self._resettle(topic, dict.fromkeys(wanted, broker), now_ns, "moved", f"{len(wanted)} publishers to {broker}")
+
+    def pause(self, name: str, now_ns: int, *, on: bool = True) -> None:
+        """Let brokers take a topic's messages, and give none to its channels; or end that."""
+        topic = self._topic(name)
+        if topic.paused != on:
+            topic.paused = on
+            self.store.save_topic(topic)
+            topic.note(now_ns, "paused" if on else "resumed", "by an operator")
+            self._changed(topic)
+            self._hurry_all()
 
     def fit(self, name: str, now_ns: int, *, only: Sequence[Declared] | None = None) -> None:
         """Begin a fitting of a topic's publishers, or of some of them; one that is under way is given up."""
@@ -271,6 +283,7 @@ class Controller:
             min(heard, default=0),
             [topic.name for topic in self.topics.values() if topic.moving or topic.fit or topic.uneven(name)],
             self._recalling_until_ns > 0,
+            [topic.name for topic in self.topics.values() if topic.paused],
         )
 
     def heard(self, name: str, said: Exchange, answer: Answer, now_ns: int) -> None:
@@ -424,17 +437,13 @@ class Controller:
         seen.publishers, seen.durable = report.publishers, report.durable
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
         if now_ns - seen.heard_ns > _SET_BACK_NS:  # its clock may have been set: its seconds are counted anew
-            seen.seconds.clear()
-            seen.history, seen.heard_ns = History(), now_ns
+            seen.forget()
+            seen.heard_ns = now_ns
         for second in report.seconds:
             if not believable(second, topic.contract.bucket):
                 member.oddities += 1
             elif second.number > seen.last_number:
-                seen.heard_ns = now_ns
-                seen.seconds.append(second)
-                seen.history.add(
-                    Step(second.number, second.messages, second.max_backlog_ntok, max(1, second.largest_batch))
-                )
+                seen.hear(second, now_ns)
 
     def _recall(self, name: str, answer: Answer, now_ns: int) -> None:
         """Rebuild what was lost from what a broker has in force."""
@@ -615,5 +624,5 @@ class Controller:
             member.lease_ends_ns = now_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
             self.members[member.name] = member
         for topic in self.store.topics():
-            topic.version = self._version
+            topic.version, topic.since_ns = self._version, now_ns
             self.topics[topic.name] = topic

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from srtm.control.expected import expected
 from srtm.control.topic import described
 from srtm.errors import SRTMError
-from srtm.model.latency import SLO
+from srtm.model.latency import SLO, Distribution
+from srtm.model.scan import access_delays
 from srtm.sim.simulate import SimulatedBroker, assess
 from srtm.sim.simulate import Topic as SimulatedTopic
 from srtm.units import NS_PER_MS
@@ -15,9 +16,14 @@ from srtm.units import NS_PER_MS
 if TYPE_CHECKING:
     from srtm.control.controller import Controller
     from srtm.control.topic import Topic
-    from srtm.model.latency import Distribution
 
 _SEED = 0
+
+
+def one_bucket_ns(topic: Topic) -> int:
+    """p99 of access if what its publishers declare went through the contract's bucket unsplit: the penalty's zero."""
+    arrivals = expected(list(topic.publishers.values()), _SEED).times_ns
+    return Distribution.of(access_delays(arrivals, topic.contract.bucket)).p99
 
 
 def explained(topic: Topic, controller: Controller) -> dict[str, Any]:

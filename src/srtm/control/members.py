@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from srtm.errors import InputError
-from srtm.model.adaptation import History
+from srtm.model.adaptation import History, Step
 from srtm.model.latency import Sketch
 from srtm.model.placement import Publisher
 from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from srtm.model.bucket import TokenBucket
     from srtm.protocol.exchange import Second
 
@@ -90,6 +88,10 @@ class Seen:
     roll: frozenset[str] | None = None
     durable: bool = False
     heard_ns: int = 0  # when its newest second came, by our clock
+    # Over the seconds that are remembered: from arrival to subscriber, waiting for tokens, and the rest of it.
+    total: Sketch = field(default_factory=Sketch)
+    access: Sketch = field(default_factory=Sketch)
+    processing: Sketch = field(default_factory=Sketch)
 
     @property
     def last_number(self) -> int:
@@ -101,28 +103,31 @@ class Seen:
         """Messages of the last second."""
         return self.seconds[-1].messages if self.seconds else 0.0
 
-    def total(self) -> Sketch:
-        """Latencies from arrival to subscriber, over the seconds that are remembered."""
-        return _merged(second.total for second in self.seconds)
+    def forget(self) -> None:
+        """Begin anew: the broker's clock was set."""
+        self.seconds.clear()
+        self.history = History()
+        self.total, self.access, self.processing = Sketch(), Sketch(), Sketch()
 
-    def access(self) -> Sketch:
-        """Waiting for tokens, over the same seconds."""
-        return _merged(second.access for second in self.seconds)
+    def hear(self, second: Second, now_ns: int) -> None:
+        """Remember a second, and forget the oldest."""
+        forgotten = self.seconds[0] if len(self.seconds) == KEPT_S else None
+        self.seconds.append(second)
+        self.heard_ns = now_ns
+        for part in ("total", "access", "processing"):
+            window: Sketch = getattr(self, part)
+            window.add(Sketch.read(getattr(second, part)))
+            if forgotten is not None:
+                window.remove(Sketch.read(getattr(forgotten, part)))
+        self.history.add(Step(second.number, second.messages, second.max_backlog_ntok, max(1, second.largest_batch)))
 
 
 def believable(second: Second, bucket: TokenBucket) -> bool:
     """Whether a broker can have seen such a second of a topic that is under this bucket."""
     try:
-        sketches = Sketch.read(second.access), Sketch.read(second.total)
+        sketches = Sketch.read(second.access), Sketch.read(second.total), Sketch.read(second.processing)
     except InputError:
         return False
     counts = (second.messages, second.largest_batch, second.sent, *(sketch.total for sketch in sketches))
     backlog_ntok = second.max_backlog_ntok - bucket.b_ntok
     return second.over <= second.sent and max(*counts, backlog_ntok // NANO_PER_TOKEN) <= MOST_MESSAGES
-
-
-def _merged(parts: Iterable[list[int]]) -> Sketch:
-    merged = Sketch()
-    for part in parts:
-        merged.add(Sketch.read(part))
-    return merged

@@ -19,8 +19,18 @@ _DEFAULT_MCAP_MPS = 11_000.0  # of the preset srtm-broker, for a p99 of 1 ms
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
-def _option(default: Any, text: str, **more: str) -> Any:
+def _option(default: Any, text: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": text, **more})
+
+
+def port_or_none(text: str) -> int | None:
+    """The port in a flag; `none` is none."""
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{text!r} is no port: give a number from 0 to 65535, or none") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,9 @@ class ControllerOptions:
     host: str = _option("127.0.0.1", "Address to listen on; this machine alone unless given.")
     tcp_port: int = _option(4160, "Port that brokers register at; 0 takes a free one.")
     http_port: int = _option(4161, "Port of HTTP; 0 takes a free one.")
+    web_port: int | None = _option(
+        4171, "Port of the page; 0 takes a free one, none serves none.", metavar="PORT", parser=port_or_none
+    )
     broadcast_address: str | None = _option(None, "Where brokers reach its HTTP (the host it listens on, or its name).")
     data_path: str | None = _option(None, "A folder for what must outlive a restart (kept in memory, without).")
     token: str | None = _option(
@@ -52,8 +65,8 @@ class ControllerOptions:
         """Refuse what cannot be, all of it at once."""
         problems = [
             f"{name} is a port from 0 to 65535, not {value}"
-            for name in ("tcp_port", "http_port")
-            if not 0 <= (value := getattr(self, name)) <= 65535
+            for name in ("tcp_port", "http_port", "web_port")
+            if (value := getattr(self, name)) is not None and not 0 <= value <= 65535
         ]
         problems += [
             f"{each.name} is a number of seconds above 0, not {value}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -12,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 
 import srtm
 from srtm import program
-from srtm.control import api, lookup_http
+from srtm.control import api, lookup_http, metrics
 from srtm.control.clock import now_ns
 from srtm.control.controller import Controller
 from srtm.control.discovery import Discovery
@@ -24,35 +25,56 @@ from srtm.protocol.lookup import PeerInfo
 from srtm.protocol.names import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.types import ASGIApp
 
     from srtm.control.options import ControllerOptions
 
+    Page = Callable[[ASGIApp], ASGIApp]  # an application that has a page, and passes on what that asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where a controller is."""
+
+    me: PeerInfo
+    page_port: int | None
+
 
 @contextlib.asynccontextmanager
-async def serving(options: ControllerOptions) -> AsyncIterator[Discovery]:
-    """A controller that serves for the time of a block."""
+async def serving(options: ControllerOptions, page: Page | None = None) -> AsyncIterator[Served]:
+    """A controller that serves for the time of a block; with a page, also that, on a port of its own."""
     registry = Registry(options.inactive_after_s, options.tombstone_s)
     with contextlib.ExitStack() as ports:
         service = Service(_controller(options, ports), registry)
         try:
             listener = ports.enter_context(program.bound(options.host, options.tcp_port))
-            site = program.Site(app(service), options.host, options.http_port)
+            answers = app(service)
+            site = program.Site(answers, options.host, options.http_port)
+            ports.callback(site.close)
+            shown = None
+            if page is not None and options.web_port is not None:
+                shown = program.Site(page(answers), options.host, options.web_port)
+                ports.callback(shown.close)
         except OSError as error:
             raise ControlError(
-                f"cannot listen on {options.host}:{options.tcp_port} and :{options.http_port}: {error.strerror};"
-                " is another controller running there? choose others with --tcp-port and --http-port",
+                f"cannot listen on {options.host}:{options.tcp_port}, :{options.http_port} and :{options.web_port}:"
+                f" {error.strerror}; is another controller running there? choose others with --tcp-port, --http-port"
+                " and --web-port",
             ) from None
         me = PeerInfo(options.address, socket.gethostname(), listener.getsockname()[1], site.port, VERSION)
-        discovery = Discovery(registry, me)
-        site.start()
+        sites = [site, shown] if shown else [site]
+        for each in sites:
+            each.start()
         service.start()
         try:
-            async with discovery.serving(listener):
-                yield discovery
+            async with Discovery(registry, me).serving(listener):
+                yield Served(me, shown.port if shown else None)
         finally:
             await service.stop()
-            await site.stop()
+            for each in sites:
+                await each.stop()
 
 
 def _controller(options: ControllerOptions, ends: contextlib.ExitStack) -> Controller:
@@ -70,20 +92,21 @@ def _controller(options: ControllerOptions, ends: contextlib.ExitStack) -> Contr
 
 
 def app(service: Service) -> FastAPI:
-    """The HTTP application: nsqlookupd's endpoints at the root, SRTM's under /v1."""
+    """The HTTP application: nsqlookupd's endpoints at the root, SRTM's under /v1, and /metrics."""
     found = FastAPI(title="SRTM controller", version=srtm.__version__)
     found.include_router(api.router(service))
     found.add_exception_handler(InputError, api.refused)
     found.add_exception_handler(RequestValidationError, api.unfit)
-    found.router.routes += lookup_http.routes(service.registry)
+    found.router.routes += [*lookup_http.routes(service.registry), metrics.route(service.controller)]
     found.router.default = lookup_http.not_found
     return found
 
 
-async def run(options: ControllerOptions) -> None:
+async def run(options: ControllerOptions, page: Page | None = None) -> None:
     """Serve until told to stop."""
     stopped = program.stop_signal()
-    async with serving(options) as discovery:
-        me = discovery.me
-        print(f"controller: TCP {options.host}:{me.tcp_port}, HTTP {options.host}:{me.http_port}", flush=True)
+    async with serving(options, page) as served:
+        ports = {"TCP": served.me.tcp_port, "HTTP": served.me.http_port, "page": served.page_port}
+        places = [f"{what} {options.host}:{port}" for what, port in ports.items() if port]
+        print(f"controller: {', '.join(places)}", flush=True)
         await stopped.wait()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from srtm.control.members import Declared
+from srtm.control.members import Declared, Seen, Status
 from srtm.control.topic import described
 from srtm.errors import InputError
 from srtm.model.bucket import TokenBucket
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from srtm.control.controller import Controller
     from srtm.control.members import Member
     from srtm.control.topic import Topic
+
+STATUSES = get_args(Status)  # of a broker
+STATES = ("opening", "fitting", "moving", "placed", "fitted", "no capacity")  # of a topic
+_QUANTILES = ("0.5", "0.95", "0.99")
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 TopicName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[.a-zA-Z0-9_-]+(#ephemeral)?$")]
@@ -121,13 +126,21 @@ def points_ms(sketch: Sketch) -> dict[str, float] | None:
     """p50, p95 and p99 in milliseconds."""
     if not sketch.counts:
         return None
-    quantiles = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
-    return {name: sketch.quantile_ns(quantile) / NS_PER_MS for name, quantile in quantiles.items()}
+    p50, p95, p99 = sketch.quantiles_ns(_QUANTILES)
+    return {"p50": p50 / NS_PER_MS, "p95": p95 / NS_PER_MS, "p99": p99 / NS_PER_MS}
 
 
-def member_out(member: Member, controller: Controller) -> dict[str, Any]:
-    """A broker, for people."""
-    allocated = sum(topic.rates().get(member.name, 0.0) for topic in controller.topics.values()) + member.free_mps
+def members_out(controller: Controller) -> list[dict[str, Any]]:
+    """All brokers, for people."""
+    declared: Counter[str] = Counter()
+    for topic in controller.topics.values():
+        declared.update(topic.rates())
+    return [member_out(member, declared[member.name]) for member in controller.members.values()]
+
+
+def member_out(member: Member, declared_mps: float) -> dict[str, Any]:
+    """A broker, for people, given what publishers that are placed there declare."""
+    allocated = declared_mps + member.free_mps
     return {
         "name": member.name,
         "address": member.address,
@@ -146,37 +159,42 @@ def member_out(member: Member, controller: Controller) -> dict[str, Any]:
 def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool = True) -> dict[str, Any]:
     """A topic, for people."""
     contract, held = topic.contract, topic.transfer.held
-    rates, total, access, over, sent = topic.rates(), Sketch(), Sketch(), 0, 0
-    places = list(topic.place.values())
-    brokers = []
+    rates, places = topic.rates(), Counter(topic.place.values())
+    over, sent, lately_mps, brokers = 0, 0, 0.0, []
+    whole = Seen()
     for name in sorted(topic.brokers() | held.keys()):
-        seen = topic.seen.get(name)
-        share = held.get(name)
-        total_here, access_here = (seen.total(), seen.access()) if seen else (Sketch(), Sketch())
-        total.add(total_here)
-        access.add(access_here)
-        over += sum(second.over for second in seen.seconds) if seen else 0
-        sent += sum(second.sent for second in seen.seconds) if seen else 0
+        here, share = topic.seen.get(name) or Seen(), held.get(name)
+        whole.total.add(here.total)
+        whole.access.add(here.access)
+        whole.processing.add(here.processing)
+        over += sum(second.over for second in here.seconds)
+        sent += sum(second.sent for second in here.seconds)
+        lately_mps += sum(second.messages for second in here.seconds) / max(1, len(here.seconds))
         brokers.append(
             {
                 "broker": name,
-                "publishers": places.count(name),
-                "connected": seen.publishers if seen else 0,
+                "publishers": places[name],
+                "connected": here.publishers,
                 "declared_rate": rates.get(name, 0.0),
-                "rate": seen.rate_mps if seen else 0,
+                "rate": here.rate_mps,
                 "r": share.r if share else 0.0,
                 "b": share.b if share else 0.0,
-                "waiting": seen.waiting if seen else 0,
-                "durable": seen.durable if seen else False,
-                "access_ms": points_ms(access_here),
-                "total_ms": points_ms(total_here),
+                "waiting": here.waiting,
+                "durable": here.durable,
+                "access_ms": points_ms(here.access),
+                "processing_ms": points_ms(here.processing),
+                "total_ms": points_ms(here.total),
             }
         )
     allowed = 1 - exact(contract.quantile, "quantile")
+    access, one_bucket = points_ms(whole.access), topic.one_bucket
+    one_bucket_ms = one_bucket[1] / NS_PER_MS if one_bucket and one_bucket[1] is not None else None
     document = {
         "topic": topic.name,
         "state": state_of(topic),
         "waits_for": controller.waited_for(topic) if not topic.opened else [],
+        "opening_s": None if topic.opened else (now_ns - topic.since_ns) / NS_PER_S,
+        "paused": topic.paused,
         "r": contract.r_mtps / 1000,
         "b": contract.b_ntok / NANO_PER_TOKEN,
         "slo_ms": contract.slo_ns / NS_PER_MS,
@@ -189,14 +207,19 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "declared_rate": topic.rate_mps,
         "rate": sum(seen.rate_mps for seen in topic.seen.values()),
         "waiting": sum(seen.waiting for seen in topic.seen.values()),
-        "k": len(set(places)),
+        "over_contract": lately_mps * 1000 > contract.r_mtps,
+        "k": len(places),
         "slo_met": over <= allowed * sent if sent else None,
-        "access_ms": points_ms(access),
-        "total_ms": points_ms(total),
+        "access_ms": access,
+        "processing_ms": points_ms(whole.processing),
+        "total_ms": points_ms(whole.total),
+        "one_bucket_ms": one_bucket_ms,
+        "penalty_ms": _penalty_ms(access, one_bucket_ms, split=len(held) > 1),
         "moving": len(topic.moving),
         "brokers": brokers,
         "fitted": described(topic.fitted) if topic.fitted else None,
         "fitting": fitting_out(topic),
+        "generation": topic.generation,
     }
     if events:
         document["events"] = [
@@ -204,6 +227,17 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
             for event in topic.events
         ]
     return document
+
+
+def _penalty_ms(access: dict[str, float] | None, one_bucket_ms: float | None, *, split: bool) -> float | None:
+    """The DRL penalty, as far as it is known live: p99 of access as measured, less what the model says of one bucket.
+
+    The model goes by what publishers declare; what they send beyond their contract waits in one bucket, too, and is not
+    told apart here (`over_contract` says when).
+    """
+    if access is None or (split and one_bucket_ms is None):
+        return None
+    return max(0.0, access["p99"] - (one_bucket_ms or 0.0)) if split else 0.0
 
 
 def fitting_out(topic: Topic) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from srtm.control.clock import now_ns
+from srtm.control.feed import Feed
 from srtm.control.registry import Came, Left, TopicChanged
 from srtm.errors import ProtocolError
 from srtm.protocol import exchange
@@ -40,6 +41,7 @@ class Service:
     def __init__(self, controller: Controller, registry: Registry) -> None:
         self.controller = controller
         self.registry = registry
+        self.feed = Feed(controller)
         controller.on_change = self._changed
         registry.on_change = self._registered
         self._tasks: set[asyncio.Task[None]] = set()
@@ -53,9 +55,12 @@ class Service:
     def start(self) -> None:
         """Begin; there must be a loop."""
         self._spawn(self._beat())
+        self._spawn(self.feed.run())
+        self._spawn(self.feed.predict())
 
     async def stop(self) -> None:
         """Carry out nothing more; brokers go on with what they have."""
+        self.feed.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _FILE = "controller.sqlite"
+_AUDITED = 1_000  # actions that are remembered
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS members (
@@ -41,6 +42,11 @@ CREATE TABLE IF NOT EXISTS publishers (
     topic TEXT NOT NULL, id TEXT NOT NULL, declared TEXT NOT NULL, broker TEXT, settled INTEGER NOT NULL,
     PRIMARY KEY (topic, id)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS paused (topic TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS audit (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, at_ns INTEGER NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL,
+    arguments TEXT NOT NULL
+);
 """
 
 
@@ -114,6 +120,7 @@ class Store:
     def save_topic(self, topic: Topic) -> None:
         """A topic's contract, and the most that brokers may have in force."""
         shares = {name: [share.r_mtps, share.b_ntok] for name, share in topic.transfer.possible.items()}
+        self._db.execute("BEGIN")
         self._db.execute(
             "INSERT OR REPLACE INTO topics VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
@@ -126,10 +133,15 @@ class Store:
                 json.dumps(described(topic.fitted)) if topic.fitted else None,
             ),
         )
+        self._db.execute("DELETE FROM paused WHERE topic = ?", (topic.name,))
+        if topic.paused:
+            self._db.execute("INSERT INTO paused VALUES (?)", (topic.name,))
+        self._db.execute("COMMIT")
 
     def delete_topic(self, name: str) -> None:
         """A contract that is over."""
         self._db.execute("BEGIN")
+        self._db.execute("DELETE FROM paused WHERE topic = ?", (name,))
         self._db.execute("DELETE FROM topics WHERE name = ?", (name,))
         self._db.execute("DELETE FROM publishers WHERE topic = ?", (name,))
         self._db.execute("COMMIT")
@@ -139,6 +151,7 @@ class Store:
         publishers: defaultdict[str, list[tuple[Declared, str | None, bool]]] = defaultdict(list)
         for topic, _, declared, broker, settled in self._db.execute("SELECT * FROM publishers"):
             publishers[topic].append((Declared(**json.loads(declared)), broker, bool(settled)))
+        paused = {topic for (topic,) in self._db.execute("SELECT topic FROM paused")}
         found = []
         for name, contract, sequence, pool_ntok, shares, opened, fitted in self._db.execute("SELECT * FROM topics"):
             promised = msgspec.json.decode(contract, type=Contract)
@@ -148,6 +161,7 @@ class Store:
             topic.place = {each.id: broker for each, broker, _ in publishers[name] if broker is not None}
             topic.settled = frozenset(each.id for each, _, settled in publishers[name] if settled)
             topic.fitted = _fitted(json.loads(fitted)) if fitted else None
+            topic.paused = name in paused
             found.append(topic)
         return found
 
@@ -165,6 +179,21 @@ class Store:
     def delete_publisher(self, topic: Topic, publisher: str) -> None:
         """A publisher that will not come back."""
         self._db.execute("DELETE FROM publishers WHERE topic = ? AND id = ?", (topic.name, publisher))
+
+    def note_action(self, at_ns: int, who: str, action: str, arguments: dict[str, Any]) -> None:
+        """Somebody did something; the last thousand are remembered."""
+        self._db.execute("BEGIN")
+        made = self._db.execute(
+            "INSERT INTO audit (at_ns, who, action, arguments) VALUES (?, ?, ?, ?)",
+            (at_ns, who, action, json.dumps(arguments)),
+        )
+        self._db.execute("DELETE FROM audit WHERE number <= ?", ((made.lastrowid or 0) - _AUDITED,))
+        self._db.execute("COMMIT")
+
+    def actions(self) -> list[tuple[int, str, str, dict[str, Any]]]:
+        """Who did what, the newest first: when, from where, what, to what."""
+        rows = self._db.execute("SELECT at_ns, who, action, arguments FROM audit ORDER BY number DESC")
+        return [(at_ns, who, action, json.loads(arguments)) for at_ns, who, action, arguments in rows]
 
 
 def _text(kept: Contract | Declared) -> str:

@@ -82,6 +82,11 @@ class Topic:
     calm_after_ns: int = 0  # until then nobody is sent away for being too many
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=_EVENTS))
     generation: int = 0  # counts changes that watchers want to hear of
+    since_ns: int = 0  # when this controller first knew it
+    paused: bool = False  # by an operator: its channels get nothing
+    roster: int = 0  # counts changes of what publishers declare
+    # p99 of access in one bucket, in ns, by the model, and the roster that it was asked about.
+    one_bucket: tuple[int, int | None] | None = None
 
     @property
     def by_group(self) -> bool:

@@ -12,7 +12,7 @@ from srtm.errors import InputError
 from srtm.units import NS_PER_MS, Number, exact, percentiles, rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -112,16 +112,30 @@ class Sketch:
         for bin_, count in other.counts.items():
             self.counts[bin_] = self.counts.get(bin_, 0) + count
 
+    def remove(self, other: Sketch) -> None:
+        """Count out a sketch that was counted in."""
+        for bin_, count in other.counts.items():
+            left = self.counts.pop(bin_, 0) - count
+            if left > 0:
+                self.counts[bin_] = left
+
     def quantile_ns(self, quantile: Number) -> int:
         """The largest value of the bin that holds this quantile; 0 where there is none."""
-        left = rank(self.total, quantile) if self.counts else 0
-        top = 0
-        for bin_ in sorted(self.counts):
-            top = _top(bin_)
-            left -= self.counts[bin_]
-            if left <= 0:
-                break
-        return top
+        return self.quantiles_ns((quantile,))[0]
+
+    def quantiles_ns(self, quantiles: Sequence[Number]) -> list[int]:
+        """The same for several quantiles, smallest first, in one pass."""
+        total = self.total
+        if not total:
+            return [0] * len(quantiles)
+        bins, below, at, found = sorted(self.counts), 0, -1, []
+        for quantile in quantiles:
+            wanted = rank(total, quantile)
+            while below < wanted:
+                at += 1
+                below += self.counts[bins[at]]
+            found.append(_top(bins[at]))
+        return found
 
 
 def _top(bin_: int) -> int:

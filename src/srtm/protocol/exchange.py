@@ -88,6 +88,7 @@ class Exchange(msgspec.Struct, frozen=True):
     heard: Count = 0  # the last second that the controller knows
     roll: list[Name] = []  # topics whose publishers are to be listed
     recall: bool = False  # tell the contracts that are known: the controller lost its store
+    paused: list[Name] = []  # topics that give nothing to their channels for a while
 
 
 class Second(msgspec.Struct, frozen=True):
@@ -101,6 +102,7 @@ class Second(msgspec.Struct, frozen=True):
     over: Count
     access: list[Count]  # a sketch: bin, count, bin, count, …
     total: list[Count]
+    processing: list[Count] = []
 
 
 class TopicReport(msgspec.Struct, frozen=True):

@@ -1,0 +1,166 @@
+// What an operator does: asked first, told afterwards. The token is kept for this tab alone.
+
+import { $, count, make } from "./dom.js";
+
+const KEPT = "srtm-token";
+let token = sessionStorage.getItem(KEPT) ?? "";
+let wanted = false;
+
+/** Whether the controller wants to be shown a token. */
+export function tokenWanted(is) {
+  wanted = is;
+  $("token").hidden = !is;
+}
+
+/** Say something that has happened, for a while. */
+export function tell(words) {
+  const said = make("p", {}, words);
+  $("news").append(said);
+  setTimeout(() => said.remove(), 8000);
+}
+
+/** The JSON at a path; an Error with the controller's own sentence where it refuses. */
+export async function ask(method, path, body) {
+  const headers = {};
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const found = answer.status === 204 ? null : await answer.json().catch(() => null);
+  if (answer.ok) return found;
+  if (answer.status === 401) keep("");
+  const detail = found?.detail;
+  const said = Array.isArray(detail) ? detail.map((each) => `${each.loc.slice(1).join(".")}: ${each.msg}`).join("; ") : detail;
+  throw new Error(answer.status === 401 ? "The controller wants its token." : said ?? `${answer.status} ${answer.statusText}`);
+}
+
+function keep(value) {
+  token = value;
+  if (value) sessionStorage.setItem(KEPT, value);
+  else sessionStorage.removeItem(KEPT);
+}
+
+const TOKEN = { name: "token", label: "Token", type: "password", required: true, autocomplete: "off" };
+
+/** Ask whether, and with what; do it; stay open with the reason if it was refused. Resolves to whether it was done. */
+function confirmed({ title, text = "", fields = [], yes, act, done }) {
+  const dialog = $("ask"), form = dialog.querySelector("form"), problem = $("ask-problem");
+  const needsToken = () => wanted && !token && !fields.includes(TOKEN);
+  $("ask-title").textContent = title;
+  $("ask-text").textContent = text;
+  $("ask-text").hidden = !text;
+  $("ask-yes").textContent = yes;
+  problem.hidden = true;
+  const build = (all) => $("ask-fields").replaceChildren(...all.map(field));
+  build(needsToken() ? [...fields, TOKEN] : fields);
+  dialog.showModal();
+  return new Promise((resolve) => {
+    const end = (was) => {
+      form.onsubmit = $("ask-no").onclick = dialog.oncancel = null;
+      dialog.close();
+      resolve(was);
+    };
+    $("ask-no").onclick = () => end(false);
+    dialog.oncancel = () => end(false); // Escape
+    form.onsubmit = async (event) => {
+      event.preventDefault();
+      const given = Object.fromEntries(new FormData(form));
+      if (given.token && !fields.includes(TOKEN)) keep(given.token);
+      $("ask-yes").disabled = true;
+      try {
+        const answer = await act(given);
+        tell(done(given, answer));
+        end(true);
+      } catch (error) {
+        problem.textContent = error.message;
+        problem.hidden = false;
+        if (needsToken() && !form.elements.token) $("ask-fields").append(field(TOKEN));
+      } finally {
+        $("ask-yes").disabled = false;
+      }
+    };
+  });
+}
+
+function field({ name, label, options, ...attributes }) {
+  const id = `ask-${name}`;
+  const input = options
+    ? make("select", { id, name }, ...options.map((each) => make("option", {}, each)))
+    : make("input", { id, name, ...attributes });
+  return make("label", { for: id }, label, input);
+}
+
+const at = (topic) => `/v1/topics/${encodeURIComponent(topic)}`;
+
+export function askToken() {
+  return confirmed({
+    title: "Token", text: "It is kept until this tab is closed.", fields: [TOKEN], yes: "Keep",
+    act: async (given) => keep(given.token), done: () => "The token is shown from now on.",
+  });
+}
+
+export function create() {
+  return confirmed({
+    title: "New topic",
+    text: "The topic is then under contract: a token bucket (r, b) and a tail latency.",
+    fields: [
+      { name: "name", label: "Name", required: true, maxlength: 64, pattern: "[.a-zA-Z0-9_\\-]+(#ephemeral)?", autocomplete: "off" },
+      { name: "slo_ms", label: "SLO (ms)", type: "number", min: 0.001, step: "any", value: 1, required: true },
+      { name: "r", label: "r (tokens a second)", type: "number", min: 0.001, step: "any", required: true },
+      { name: "b", label: "b (tokens)", type: "number", min: 1, step: "any", required: true },
+      { name: "policy", label: "Policy", options: ["srtm", "max_min", "conc", "lb"] },
+      { name: "fit", label: "Fitting", options: ["model", "measure", "none"] },
+      { name: "durability", label: "Durability", options: ["memory", "disk"] },
+      { name: "overflow", label: "Without a token", options: ["wait", "drop"] },
+    ],
+    yes: "Create",
+    act: ({ name, r, b, slo_ms, policy, fit, durability, overflow }) =>
+      ask("PUT", at(name), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms), policy, fit, durability, overflow }),
+    done: ({ name }) => `Topic ${name} was created.`,
+  });
+}
+
+export function fit(topic) {
+  return confirmed({
+    title: `Fit ${topic} again?`,
+    text: "Its publishers are placed anew and moved while it is measured; that takes from seconds to minutes.",
+    yes: "Fit", act: () => ask("POST", `${at(topic)}/fit`), done: () => `The fitting of ${topic} has begun.`,
+  });
+}
+
+export function pause(topic, on) {
+  return confirmed({
+    title: on ? `Pause ${topic}?` : `Resume ${topic}?`,
+    text: on ? "Brokers go on taking its messages and keep them; subscribers get nothing until it is resumed." : "Subscribers get what was kept, and what comes.",
+    yes: on ? "Pause" : "Resume",
+    act: () => ask("POST", `${at(topic)}/pause?on=${on}`), done: () => `${topic} is ${on ? "paused" : "resumed"}.`,
+  });
+}
+
+export async function move(topic, brokers) {
+  const { publishers } = await ask("GET", `${at(topic)}/publishers`);
+  const here = [...new Set(publishers.map((each) => each.broker).filter(Boolean))].sort();
+  if (!here.length) return void tell(`${topic} has no publishers that could be moved.`);
+  const chosen = (given) => publishers.filter((each) => each.broker === given.from).slice(0, Number(given.count)).map((each) => each.id);
+  return confirmed({
+    title: `Move publishers of ${topic}`,
+    text: `It has ${count(publishers.length)} publishers. Those that are listed first are moved; the next fitting may move them again.`,
+    fields: [
+      { name: "from", label: "From", options: here },
+      { name: "to", label: "To", options: brokers },
+      { name: "count", label: "How many", type: "number", min: 1, max: publishers.length, step: 1, value: 1, required: true },
+    ],
+    yes: "Move",
+    act: (given) => ask("POST", `${at(topic)}/move`, { publishers: chosen(given), broker: given.to }),
+    done: (given) => `${count(chosen(given).length)} publishers of ${topic} go to ${given.to}.`,
+  });
+}
+
+export function drain(broker, on) {
+  return confirmed({
+    title: on ? `Drain ${broker}?` : `Use ${broker} again?`,
+    text: on ? "Its publishers are sent to other brokers, and no new ones come." : "Publishers may be sent to it again.",
+    yes: on ? "Drain" : "Use again",
+    act: () => ask("POST", `/v1/brokers/${encodeURIComponent(broker)}/drain?on=${on}`),
+    done: () => (on ? `${broker} is being drained.` : `${broker} is in use again.`),
+  });
+}

@@ -1,0 +1,363 @@
+// The page: one document of the cluster, kept up to date by the controller's stream, and shown once a change has come.
+
+import { $, amount, attribute, bar, clock, count, draw, make, ms, p99, row, rows, show, text } from "./dom.js";
+import { chart, legend } from "./chart.js";
+import { ask, askToken, create, drain, fit, move, pause, tell, tokenWanted } from "./actions.js";
+
+const KEPT_MS = 600_000;
+const STATUS = { alive: ["good", "● alive"], joining: ["", "◌ joining"], silent: ["warn", "◌ silent"], lapsed: ["bad", "✕ lapsed"], dead: ["bad", "✕ dead"] };
+
+let cluster = null;      // the document
+let chosen = null;       // the topic that is looked at
+let points = [];         // its last ten minutes
+let generation = null;   // of what was last read about it
+let due = false;
+
+// The stream.
+
+function merge(target, patch) {
+  for (const [key, value] of Object.entries(patch)) {
+    if (value === null) delete target[key];
+    else if (typeof value === "object" && !Array.isArray(value)) {
+      target[key] = merge(target[key] && typeof target[key] === "object" ? target[key] : {}, value);
+    } else target[key] = value;
+  }
+  return target;
+}
+
+function listen() {
+  const stream = new EventSource("/v1/watch");
+  stream.addEventListener("snapshot", (event) => changed(JSON.parse(event.data)));
+  stream.addEventListener("patch", (event) => changed(merge(cluster, JSON.parse(event.data))));
+  stream.onopen = () => linked("good", "● live");
+  stream.onerror = () => {
+    linked("bad", "✕ no controller, trying again");
+    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+  };
+}
+
+function linked(kind, words) {
+  const badge = $("link").firstElementChild;
+  attribute(badge, "class", `badge ${kind}`);
+  text(badge, words);
+}
+
+function changed(document_) {
+  const before = cluster ? statuses : null;
+  cluster = document_;
+  statuses = Object.fromEntries(Object.values(cluster.brokers).map((each) => [each.name, each.status]));
+  if (before) announce(before);
+  tokenWanted(cluster.token);
+  keepPoint();
+  if (!due) {
+    due = true;
+    requestAnimationFrame(render);
+  }
+}
+
+let statuses = {};
+function announce(before) {
+  for (const [name, status] of Object.entries(statuses)) {
+    if (before[name] && before[name] !== status && status !== "joining") tell(`Broker ${name} is ${status}.`);
+  }
+}
+
+// What is shown.
+
+function render() {
+  due = false;
+  if (!cluster) return;
+  const brokers = Object.values(cluster.brokers).sort((a, b) => compare(a.name, b.name));
+  const topics = Object.values(cluster.topics).sort((a, b) => compare(a.topic, b.topic));
+  renderSummary(brokers, topics);
+  renderBrokers(brokers.map((each) => [each.name, each]));
+  show($("no-brokers"), !brokers.length);
+  const wanted = $("filter").value.toLowerCase(), only = $("only").checked;
+  const matches = topics.filter((each) => each.topic.toLowerCase().includes(wanted) && (!only || each.slo_met === false));
+  renderTopics(matches.map((each) => [each.topic, { topic: each, names: brokers.map((broker) => broker.name) }]));
+  show($("no-topics"), !topics.length);
+  renderDetail();
+}
+
+const compare = (a, b) => a.localeCompare(b, "en", { numeric: true });
+
+function renderSummary(brokers, topics) {
+  const alive = brokers.filter((each) => each.status === "alive").length;
+  const missed = topics.filter((each) => each.slo_met === false).length;
+  const met = topics.filter((each) => each.slo_met === true).length;
+  text($("sum-brokers"), `${alive} of ${brokers.length} alive`);
+  text($("sum-topics"), count(topics.length));
+  text($("sum-slo"), missed ? `${missed} not met` : met ? `${met} met` : "–");
+  text($("sum-rate"), `${count(brokers.reduce((sum, each) => sum + (each.status === "alive" ? each.rate : 0), 0))}/s`);
+  document.title = missed || alive < brokers.length ? `(!) SRTM` : "SRTM";
+}
+
+const cell = (kind) => make("td", kind ? { class: kind } : {});
+
+const renderBrokers = rows($("brokers").tBodies[0], (name) => {
+  const status = make("span", { class: "badge" }), load = bar(), button = make("button", { type: "button" });
+  const rate = cell("n"), mcap = cell("n"), rcap = cell("n"), lag = cell("n");
+  const head = make("th", { scope: "row" }, name), where = make("td", { class: "wide" });
+  where.append(load.node);
+  const state = cell(), tools = cell("n");
+  state.append(status);
+  tools.append(button);
+  const node = row(head, ["Status", state], ["Load", where], ["msg/s", rate], ["mcap", mcap], ["rcap", rcap], ["Loop lag", lag], ["", tools]);
+  let draining = false;
+  button.onclick = () => drain(name, !draining).then(refreshAudit);
+  return {
+    node,
+    update(broker) {
+      draining = broker.draining;
+      const [kind, words] = STATUS[broker.status] ?? ["", broker.status];
+      attribute(status, "class", `badge ${draining && kind === "good" ? "warn" : kind}`);
+      text(status, draining ? `${words}, draining` : words);
+      attribute(node, "class", broker.status === "dead" || broker.status === "lapsed" ? "dead" : "");
+      const part = broker.rate / broker.mcap, allocated = broker.allocated / broker.mcap;
+      load.set(part, `${Math.round(100 * part)} % used, ${Math.round(100 * allocated)} % allocated`, allocated);
+      const gone = broker.status === "dead";
+      text(rate, gone ? "–" : count(broker.rate));
+      text(mcap, count(broker.mcap));
+      text(rcap, gone ? "–" : count(broker.rcap));
+      text(lag, gone ? "–" : ms(broker.lag_ms));
+      attribute(head, "title", broker.address);
+      text(button, draining ? "Use again…" : "Drain…");
+      attribute(button, "aria-label", draining ? `Use ${name} again` : `Drain ${name}`);
+    },
+  };
+});
+
+function slo(topic) {
+  if (topic.slo_met == null) return ["", `– ${ms(topic.slo_ms)}`, "nothing was sent"];
+  return topic.slo_met ? ["good", `✓ ${ms(topic.slo_ms)}`, "met"] : ["bad", `✕ ${ms(topic.slo_ms)}`, "not met"];
+}
+
+const renderTopics = rows($("topics").tBodies[0], (name) => {
+  const link = make("button", { type: "button", class: "link" }, name);
+  const badge = make("span", { class: "badge" }), state = cell(), k = cell("n"), rate = cell("n"), waiting = cell("n");
+  const access = cell("n"), total = cell("n"), penalty = cell("n"), met = cell(), shares = cell("wide");
+  const svg = draw("svg", { class: "mini", preserveAspectRatio: "none", role: "img" });
+  const r = draw("path", { class: "r" }), b = draw("path", { class: "b" });
+  svg.append(r, b);
+  shares.append(svg);
+  met.append(badge);
+  const node = row(
+    make("th", { scope: "row" }, link), ["SLO", met], ["State", state], ["k", k], ["Shares", shares],
+    ["msg/s", rate], ["Waiting", waiting], ["p99 access", access], ["p99 total", total], ["DRL penalty", penalty],
+  );
+  link.onclick = () => (location.hash = `topic=${encodeURIComponent(name)}`);
+  return {
+    node,
+    update({ topic, names }) {
+      const [kind, words, meaning] = slo(topic);
+      attribute(badge, "class", `badge ${kind}`);
+      attribute(badge, "title", `p99 within ${ms(topic.slo_ms)}: ${meaning}`);
+      text(badge, words);
+      text(state, topic.paused ? `${topic.state}, paused` : topic.state);
+      text(k, count(topic.k));
+      text(rate, count(topic.rate));
+      text(waiting, count(topic.waiting));
+      text(access, p99(topic.access_ms));
+      text(total, p99(topic.total_ms));
+      text(penalty, ms(topic.penalty_ms));
+      attribute(node, "class", name === chosen ? "chosen" : "");
+      attribute(link, "aria-pressed", String(name === chosen));
+      drawShares(svg, r, b, topic, names);
+    },
+  };
+});
+
+function drawShares(svg, r, b, topic, names) {
+  const width = 100 / Math.max(1, names.length);
+  let tall = "", light = "";
+  const said = [];
+  names.forEach((name, i) => {
+    const share = topic.brokers[name];
+    if (!share?.r) return;
+    const [high, deep] = [share.r / topic.r, share.b / topic.b].map((part) => Math.max(0.6, 20 * part).toFixed(1));
+    tall += `M${(i + 0.1) * width} 20v-${high}h${0.42 * width}V20z`;
+    light += `M${(i + 0.52) * width} 20v-${deep}h${0.38 * width}V20z`;
+    said.push(`${name} ${Math.round((100 * share.r) / topic.r)} % of r, ${Math.round((100 * share.b) / topic.b)} % of b`);
+  });
+  attribute(svg, "viewBox", "0 0 100 20");
+  attribute(r, "d", tall);
+  attribute(b, "d", light);
+  attribute(svg, "aria-label", said.join("; ") || "no shares");
+}
+
+// The topic that is looked at.
+
+const PARTS = { access_ms: "Waiting for tokens (access)", processing_ms: "At the broker (processing)", total_ms: "End to end (total)" };
+const charts = Object.entries(PARTS).map(([key, title]) => [key, chart(title)]);
+$("charts").append(...charts.map(([, each]) => each.node));
+$("charts").after(legend());
+
+function choose() {
+  const found = /^#topic=(.+)$/.exec(location.hash);
+  let name = null;
+  try {
+    name = found && decodeURIComponent(found[1]);
+  } catch { /* an address that was typed wrong names no topic */ }
+  if (name === chosen) return;
+  chosen = name;
+  points = [];
+  generation = null;
+  $("prices").hidden = true;
+  $("explain-said").textContent = "";
+  $("events").replaceChildren();
+  render();
+  if (chosen) {
+    readHistory(chosen);
+    $("detail-title").focus();
+    $("detail").scrollIntoView({ block: "nearest" });
+  }
+}
+
+async function readHistory(name) {
+  const found = await ask("GET", `/v1/topics/${encodeURIComponent(name)}/history`).catch(() => null);
+  if (!found || name !== chosen) return;
+  const first = points[0]?.at_ms ?? Infinity;
+  points = [...found.points.filter((each) => each.at_ms < first), ...points];
+  render();
+}
+
+function keepPoint() {
+  const topic = chosen && cluster.topics[chosen];
+  if (!topic) return;
+  const { access_ms, processing_ms, total_ms } = structuredClone(topic);
+  points.push({ at_ms: cluster.at_ms, access_ms, processing_ms, total_ms });
+  while (points[0].at_ms < cluster.at_ms - KEPT_MS) points.shift();
+}
+
+const renderSharesTable = rows($("shares").tBodies[0], (name) => {
+  const r = bar(), b = bar("burst"), rText = make("span"), bText = make("span");
+  const publishers = cell("n"), rate = cell("n"), waiting = cell("n"), access = cell("n"), total = cell("n");
+  const labelled = (each, words) => make("td", { class: "wide" }, make("div", { class: "labelled" }, each.node, words));
+  const node = row(
+    make("th", { scope: "row" }, name), ["Publishers", publishers], ["r", labelled(r, rText)], ["b", labelled(b, bText)],
+    ["msg/s", rate], ["Waiting", waiting], ["p99 access", access], ["p99 total", total],
+  );
+  return {
+    node,
+    update({ share, topic }) {
+      r.set(share.r / topic.r, `${Math.round((100 * share.r) / topic.r)} % of r`);
+      b.set(share.b / topic.b, `${Math.round((100 * share.b) / topic.b)} % of b`);
+      text(rText, amount(share.r));
+      text(bText, amount(share.b));
+      text(publishers, count(share.publishers));
+      text(rate, count(share.rate));
+      text(waiting, count(share.waiting));
+      text(access, p99(share.access_ms));
+      text(total, p99(share.total_ms));
+    },
+  };
+});
+
+function renderDetail() {
+  const topic = chosen && cluster.topics[chosen];
+  show($("detail"), Boolean(topic));
+  if (!topic) return;
+  text($("detail-title"), topic.topic);
+  const [, , meaning] = slo(topic);
+  const left = topic.quantile === "0.99" ? "p99" : `${topic.quantile} quantile`;
+  text(
+    $("contract"),
+    `(r, b) = (${amount(topic.r)}/s, ${amount(topic.b)}), ${left} within ${ms(topic.slo_ms)}: ${meaning}. ` +
+      `${count(topic.publishers)} publishers by ${topic.policy} on k = ${topic.k}, ${topic.durability}, ${topic.state}` +
+      `${topic.paused ? ", paused" : ""}.`,
+  );
+  text($("penalty"), penaltyInWords(topic));
+  const note = progress(topic);
+  show($("fitting"), Boolean(note));
+  text($("fitting"), note);
+  text($("pause"), topic.paused ? "Resume…" : "Pause…");
+  for (const [key, each] of charts) each.update(points, key, topic.slo_ms, cluster.at_ms);
+  const shares = Object.entries(topic.brokers).sort(([a], [b]) => compare(a, b));
+  renderSharesTable(shares.map(([name, share]) => [name, { share, topic }]));
+  if (generation !== topic.generation) {
+    generation = topic.generation;
+    readEvents(topic.topic);
+  }
+}
+
+function penaltyInWords(topic) {
+  if (topic.penalty_ms == null) return "DRL penalty: not known yet.";
+  if (Object.values(topic.brokers).filter((each) => each.r).length < 2) return "DRL penalty: none, the bucket is not split.";
+  const over = topic.over_contract ? " More is sent than the contract allows: part of the wait is not the split's." : "";
+  return (
+    `DRL penalty: ${ms(topic.penalty_ms)}. p99 of waiting for tokens is ${p99(topic.access_ms)} now; in one bucket, ` +
+    `the model says, it would be ${ms(topic.one_bucket_ms)}.${over}`
+  );
+}
+
+function progress(topic) {
+  if (topic.waits_for?.length) return `Waits for ${topic.waits_for.join(", ")} to learn of the contract.`;
+  if (topic.fitting) return `Fitting ${count(topic.fitting.publishers)} publishers: ${topic.fitting.state}, ${topic.fitting.rounds} rounds measured.`;
+  if (topic.moving) return `${count(topic.moving)} publishers are on their way to another broker.`;
+  if (topic.fitted && !topic.fitted.met) return `No placement held the SLO: ${topic.fitted.reason}`;
+  return "";
+}
+
+async function readEvents(name) {
+  const found = await ask("GET", `/v1/topics/${encodeURIComponent(name)}`).catch(() => null);
+  if (!found || name !== chosen) return;
+  const now = cluster.at_ms;
+  $("events").replaceChildren(
+    ...found.events.reverse().map((event) => make(
+      "li", {}, make("time", {}, clock(now - 1000 * event.ago_s)), make("strong", {}, event.kind), make("span", {}, event.text),
+    )),
+  );
+}
+
+async function explain() {
+  const name = chosen, said = $("explain-said");
+  text(said, "It simulates every k…");
+  try {
+    const found = await ask("GET", `/v1/topics/${encodeURIComponent(name)}/explain`);
+    if (name !== chosen) return;
+    text(said, found.note ?? `By the model; it is on k = ${found.k}.`);
+    $("prices").hidden = !found.predicted.length;
+    $("prices").tBodies[0].replaceChildren(...found.predicted.map((each) => {
+      const head = make("th", { scope: "row" }, each.k === found.k ? `${each.k} (now)` : String(each.k));
+      if (!each.possible) return row(head, ["", make("td", { colspan: 4, class: "wide" }, each.reason)]);
+      const part = (key) => make("td", { class: "n" }, p99(each[key]));
+      const met = make("span", { class: `badge ${each.meets_slo ? "good" : "bad"}` }, each.meets_slo ? "✓ met" : "✕ not met");
+      return row(head, ["p99 access", part("access_ms")], ["p99 processing", part("processing_ms")], ["p99 total", part("total_ms")], ["SLO", make("td", {}, met)]);
+    }));
+  } catch (error) {
+    text(said, error.message);
+  }
+}
+
+async function refreshAudit() {
+  if (!$("audit").open) return;
+  const { entries } = await ask("GET", "/v1/audit");
+  $("actions").replaceChildren(...entries.slice(0, 100).map((each) => {
+    const on = Object.entries(each.arguments).map(([key, value]) => `${key} ${Array.isArray(value) ? value.join(", ") : value}`).join(", ");
+    return row(
+      make("th", { scope: "row" }, new Date(each.at_ms).toLocaleString("en-GB")),
+      ["From", make("td", {}, each.who)], ["Action", make("td", {}, each.action)], ["On", make("td", { class: "wide" }, on)],
+    );
+  }));
+}
+
+// What people do.
+
+$("create").onclick = () => create().then(refreshAudit);
+$("token").onclick = () => askToken();
+$("fit").onclick = () => fit(chosen).then(refreshAudit);
+$("pause").onclick = () => pause(chosen, !cluster.topics[chosen].paused).then(refreshAudit);
+$("move").onclick = () => {
+  const usable = Object.values(cluster.brokers).filter((each) => each.status === "alive" && !each.draining);
+  move(chosen, usable.map((each) => each.name).sort(compare)).then(refreshAudit).catch((error) => tell(error.message));
+};
+$("close").onclick = () => {
+  location.hash = "";
+  $("topics-title").focus();
+};
+$("explain").onclick = explain;
+$("filter").oninput = $("only").onchange = render;
+$("audit").ontoggle = () => refreshAudit().catch((error) => tell(error.message));
+addEventListener("hashchange", choose);
+choose();
+listen();
