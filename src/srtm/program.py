@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
+import re
 import signal
 import socket
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+
+from srtm.errors import InputError
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Iterator
 
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_NOUN = re.compile(r"([A-Z]+)(?:\((.*?)\))?: ", re.DOTALL)
 _LAST_WORDS_S = 1  # for answers that are being sent when it is told to stop; streams never end by themselves
 
 
@@ -25,6 +34,42 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         asyncio.run(main)
     else:
         uvloop.run(main)
+
+
+class _Json(logging.Formatter):
+    """A line of JSON for each record; the noun that a message begins with, as in `BROKER(one): …`, stands by itself."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        found = _NOUN.match(message)
+        noun = (
+            {"noun": found[1], "name": found[2], "message": message[found.end() :]} if found else {"message": message}
+        )
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": at, "level": record.levelname.lower(), **noun, "logger": record.name}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class _Text(logging.Formatter):
+    """A line for people; what a peer named itself cannot begin another one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in record.message)
+        return super().formatMessage(record)
+
+
+def log_to_stderr(form: str, level: str) -> None:
+    """Write what the program has to say to stderr, as text or as JSON, from this level on."""
+    if form not in LOG_FORMATS or level not in LOG_LEVELS:
+        raise InputError(
+            f"logs are {' or '.join(LOG_FORMATS)}, not {form!r}, and begin at {' or '.join(LOG_LEVELS)}, not {level!r}"
+        )
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if form == "json" else _Text("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # which would write a line for every exchange
 
 
 def stop_signal() -> asyncio.Event:
@@ -48,7 +93,12 @@ class Site:
         self._listener = bound(host, port)
         self.port = int(self._listener.getsockname()[1])
         config = uvicorn.Config(
-            app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=_LAST_WORDS_S
+            app,
+            log_config=None,  # its words go where ours go
+            log_level="warning",
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
         )
         config.load()
         config.ssl = tls

@@ -11,8 +11,11 @@ import srtm
 from srtm.cli import (
     broker,
     calibrate,
+    check,
     conformance,
     controller,
+    debug,
+    generate,
     groups,
     lab,
     latency,
@@ -42,6 +45,9 @@ app = typer.Typer(
 app.command()(up.up)
 app.add_typer(topic.app, name="topic")
 app.command()(top.top)
+app.command()(check.check)
+app.add_typer(debug.app, name="debug")
+app.add_typer(generate.app, name="generate")
 app.add_typer(trace.app, name="trace")
 app.add_typer(spark.app, name="spark")
 app.add_typer(lab.app, name="lab")
@@ -76,13 +82,14 @@ def _options(
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; the exit code is 0 (done), 1 (failed) or 2 (bad usage)."""
+    """Run one command line; the exit code is 0 (done), 1 (failed) or 2 (bad usage); `srtm check` has its own."""
     try:
         app(arguments, prog_name="srtm")
     except SystemExit as end:  # typer ends so, having said itself what was wrong with the usage
         if end.code == 130:
             print("srtm: stopped", file=sys.stderr)
-        return 0 if not end.code else 2 if end.code == 2 else 1  # 130, interrupted, is a failure like any other
+        code = end.code or 0
+        return code if isinstance(code, int) and code <= 3 else 1  # 130, interrupted, is a failure like any other
     except InputError as error:
         print(f"srtm: {error}", file=sys.stderr)
         return 2

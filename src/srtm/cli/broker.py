@@ -47,6 +47,8 @@ def broker(
     control_token: Annotated[
         str | None, typer.Option(envvar="SRTM_CONTROL_TOKEN", help="What the controller has to show.")
     ] = None,
+    log_format: Annotated[str, typer.Option(help="How it writes its log: text or json.")] = "text",
+    log_level: Annotated[str, typer.Option(help="From what on: debug, info, warning or error.")] = "info",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_TLS)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).", rich_help_panel=_TLS)] = None,
     tls_required: Annotated[
@@ -86,6 +88,7 @@ def broker(
     from srtm.broker.run import run
     from srtm.units import parse_duration_ns
 
+    program.log_to_stderr(log_format, log_level)
     options = BrokerOptions(
         host,
         tcp_port,

@@ -20,4 +20,5 @@ def controller(options: ControllerOptions) -> None:
     from srtm.control.run import run
     from srtm.web import page
 
+    program.log_to_stderr(options.log_format, options.log_level)
     program.run(run(options, page))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from srtm.errors import ControlError
+
+if TYPE_CHECKING:
+    import httpx
 
 Controller = Annotated[
     str, typer.Option(envvar="SRTM_CONTROLLER", metavar="URL", help="Where the controller's HTTP is.")
@@ -18,15 +21,33 @@ HERE = "http://127.0.0.1:4161"
 _PATIENCE_S = 120.0  # an explanation is computed
 
 
-def ask(controller: str, token: str | None, method: str, path: str, body: object = None) -> Any:
+def ask(
+    controller: str,
+    token: str | None,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    patience_s: float = _PATIENCE_S,
+) -> Any:
     """The JSON of an answer; what the controller refuses, and that there is none, are errors."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answer = _answer(controller, method, path, patience_s, json=body, headers=headers)
+    return answer.json() if answer.content else None
+
+
+def text_at(url: str, path: str) -> str:
+    """The text of an answer of a controller or a broker."""
+    return _answer(url, "GET", path, _PATIENCE_S).text
+
+
+def _answer(controller: str, method: str, path: str, patience_s: float, **more: Any) -> httpx.Response:
     import httpx
 
     url = controller if "://" in controller else f"http://{controller}"
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with httpx.Client(timeout=httpx.Timeout(_PATIENCE_S, connect=2.0), trust_env=False) as client:
-            answer = client.request(method, url.rstrip("/") + path, json=body, headers=headers)
+        with httpx.Client(timeout=httpx.Timeout(patience_s, connect=2.0), trust_env=False) as client:
+            answer = client.request(method, url.rstrip("/") + path, **more)
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         raise ControlError(
             f"no controller answers at {controller} ({problem}): start one with srtm up, or say where it is with"
@@ -35,7 +56,7 @@ def ask(controller: str, token: str | None, method: str, path: str, body: object
         ) from None
     if answer.status_code >= 400:
         raise ControlError(_reason(answer.json() if "json" in answer.headers.get("content-type", "") else None, url))
-    return answer.json() if answer.content else None
+    return answer
 
 
 def _reason(found: Any, url: str) -> str:

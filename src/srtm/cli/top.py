@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -15,31 +16,54 @@ from srtm.cli.remote import HERE, Controller, ask
 from srtm.cli.topic import table_of
 
 
+class Sort(StrEnum):
+    """What topics are sorted by."""
+
+    NAME = "name"
+    RATE = "rate"
+    WAITING = "waiting"
+    P99 = "p99"
+    PENALTY = "penalty"
+
+
+_KEYS = {Sort.RATE: "rate", Sort.WAITING: "waiting", Sort.PENALTY: "penalty_ms"}
+
+
 def top(
     controller: Controller = HERE,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    sort: Annotated[Sort, typer.Option(help="What stands first: the largest of it, or names in order.")] = Sort.NAME,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show every topic and broker, again and again; Ctrl-C ends it."""
     if as_json:
-        print_json(look(controller))
+        print_json(look(controller, sort))
         return
     if once or not sys.stdout.isatty():
-        Console(width=None if sys.stdout.isatty() else 200).print(tables(look(controller)))
+        Console(width=None if sys.stdout.isatty() else 200).print(tables(look(controller, sort)))
         return
-    with Live(tables(look(controller)), auto_refresh=False, screen=True) as live:
+    with Live(tables(look(controller, sort)), auto_refresh=False, screen=True) as live:
         try:
             while True:
                 time.sleep(every)
-                live.update(tables(look(controller)), refresh=True)
+                live.update(tables(look(controller, sort)), refresh=True)
         except KeyboardInterrupt:
             pass
 
 
-def look(controller: str) -> dict[str, Any]:
+def look(controller: str, sort: Sort = Sort.NAME) -> dict[str, Any]:
     """What there is to be seen."""
-    return {**ask(controller, None, "GET", "/v1/topics"), **ask(controller, None, "GET", "/v1/brokers")}
+    seen = {**ask(controller, None, "GET", "/v1/topics"), **ask(controller, None, "GET", "/v1/brokers")}
+    seen["topics"].sort(key=lambda topic: (-_weight(topic, sort), topic["topic"]))
+    return seen
+
+
+def _weight(topic: dict[str, Any], sort: Sort) -> float:
+    if sort is Sort.NAME:
+        return 0.0
+    found = (topic["total_ms"] or {}).get("p99") if sort is Sort.P99 else topic[_KEYS[sort]]
+    return float(found or 0.0)
 
 
 def tables(seen: dict[str, Any]) -> Group:

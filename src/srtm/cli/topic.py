@@ -121,8 +121,8 @@ def list_(controller: Controller = HERE, as_json: AsJson = False) -> None:
 
 def table_of(topics: list[dict[str, Any]]) -> Table:
     """Topics, a line each."""
-    columns = "topic", "state", "r", "b", "policy", "k", "publishers", "msg/s", "p99 access", "p99 total", "SLO"
-    table = new_table(*columns)
+    contract, traffic = ("topic", "state", "r", "b", "policy", "k"), ("publishers", "msg/s", "waiting")
+    table = new_table(*contract, *traffic, "p99 access", "p99 total", "penalty", "SLO")
     for topic in topics:
         table.add_row(*_row(topic))
     return table
@@ -133,15 +133,17 @@ def _row(topic: dict[str, Any]) -> list[str]:
     met = {None: "", True: "met", False: "not met"}[topic["slo_met"]]
     return [
         topic["topic"],
-        topic["state"],
+        topic["state"] + (", paused" if topic["paused"] else ""),
         f"{topic['r']:g}",
         f"{topic['b']:g}",
         topic["policy"],
         str(topic["k"]),
         f"{topic['publishers']:,}",
         f"{topic['rate']:,.0f}",
+        f"{topic['waiting']:,}",
         _ms(topic["access_ms"]),
         _ms(topic["total_ms"]),
+        "—" if topic["penalty_ms"] is None else f"{topic['penalty_ms']:.3g} ms",
         f"{topic['slo_ms']:g} ms {met}",
     ]
 

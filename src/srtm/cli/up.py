@@ -36,6 +36,8 @@ def up(
     mcap_mps: Annotated[float | None, typer.Option(help="Messages a second that a broker can take.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="Instead: what srtm calibrate --out wrote.")] = None,
     lease_s: Annotated[float, typer.Option(help="Seconds that shares last without the controller.")] = 30.0,
+    log_format: Annotated[str, typer.Option(help="How its processes write their logs: text or json.")] = "text",
+    log_level: Annotated[str, typer.Option(help="From what on: debug, info, warning or error.")] = "warning",
     web_port: Annotated[
         int | None, typer.Option(parser=port_or_none, metavar="PORT", help="Port of the page; none serves none.")
     ] = 4171,
@@ -53,7 +55,8 @@ def up(
     told += ["--web-port", "0" if free_ports and web_port is not None else str(web_port).lower()]
     told += ["--mcap-mps", str(mcap_mps)] if mcap_mps is not None else []
     told += ["--calibration", str(calibration)] if calibration is not None else []
-    cluster = Cluster(brokers, host, data_path, trace_folder, token, told, free_ports=free_ports)
+    logs = ["--log-format", log_format, "--log-level", log_level]
+    cluster = Cluster(brokers, host, data_path, trace_folder, token, told, logs, free_ports=free_ports)
     program.run(cluster.run())
 
 
@@ -80,6 +83,7 @@ class Cluster:
         trace_folder: Path | None,
         token: str | None,
         told: list[str],
+        logs: list[str],
         *,
         free_ports: bool,
     ) -> None:
@@ -88,8 +92,9 @@ class Cluster:
         self._token = token
         self._kept = data_path
         self._traces = trace_folder
+        self._logs = logs
         self._stopping = False
-        self._controller = Child("controller", ["controller", "--host", host, *self._ports(4160), *told])
+        self._controller = Child("controller", ["controller", "--host", host, *self._ports(4160), *told, *logs])
         if data_path is not None:
             self._controller.arguments += ["--data-path", str(data_path / "controller")]
         self._brokers = [self._broker(number) for number in range(brokers)]
@@ -102,7 +107,7 @@ class Cluster:
         name = f"broker-{number + 1}"
         port = _PORTS[number] if number < len(_PORTS) else 4180 + 2 * (number - len(_PORTS))
         broadcast = ["--broadcast-address", self._host] if self._host not in ("0.0.0.0", "::") else []
-        arguments = ["broker", "--host", self._host, "--name", name, *broadcast, *self._ports(port)]
+        arguments = ["broker", "--host", self._host, "--name", name, *broadcast, *self._ports(port), *self._logs]
         if self._kept is not None:
             arguments += ["--data-path", str(self._kept / name)]
         if self._traces is not None:

@@ -56,6 +56,8 @@ class ControllerOptions:
     safe_share: float = _option(0.5, "What is left of a share when its lease has ended, 0 to 1.")
     calibration: str | None = _option(None, "What srtm calibrate --out wrote on the brokers' hosts.")
     mcap_mps: float | None = _option(None, "Messages a second that a broker can take (from the calibration).")
+    log_format: str = _option("text", "How it writes its log: text or json.")
+    log_level: str = _option("info", "From what on: debug, info, warning or error.")
     recover: bool = _option(False, "Begin with an empty store, and rebuild it from what brokers report.")
     seed: int = 0
     move_s: float = 15.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 STATUSES = get_args(Status)  # of a broker
 STATES = ("opening", "fitting", "moving", "placed", "fitted", "no capacity")  # of a topic
-_QUANTILES = ("0.5", "0.95", "0.99")
+_QUANTILES = (Fraction(1, 2), Fraction(95, 100), Fraction(99, 100))  # thousands of times a second: no text to be read
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 TopicName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[.a-zA-Z0-9_-]+(#ephemeral)?$")]

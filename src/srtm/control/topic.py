@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
     from srtm.model.transfer import Transfer
     from srtm.protocol.exchange import Contract
+
+log = logging.getLogger(__name__)
 
 _EVENTS = 200
 _FRESH_NS = 3 * NS_PER_S  # how old the newest second of a broker may be before shares follow it no more
@@ -96,6 +99,7 @@ class Topic:
     def note(self, now_ns: int, kind: str, text: str) -> None:
         """Remember an event."""
         self.events.append(Event(now_ns, kind, text))
+        log.info("TOPIC(%s): %s: %s", self.name, kind, text)
         self.generation += 1
 
     def brokers(self) -> set[str]:

@@ -1,0 +1,90 @@
+"""`srtm check`: the cluster in one line and an exit code, for monitors (as Nagios and its kind want it)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Any
+
+import typer
+
+from srtm.cli.common import AsJson, plain, print_json
+from srtm.cli.remote import HERE, Controller, ask
+from srtm.errors import ControlError
+from srtm.units import NS_PER_S, parse_duration_ns
+
+
+class Verdict(IntEnum):
+    """How bad it is; the exit code."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+def check(
+    controller: Controller = HERE,
+    brokers: Annotated[int, typer.Option(min=1, help="Fewer brokers alive than this are critical.")] = 1,
+    opening: Annotated[str, typer.Option(help="How long a contract may take to be known everywhere.")] = "30s",
+    patience: Annotated[str, typer.Option(help="How long to wait for the controller.")] = "5s",
+    as_json: AsJson = False,
+) -> None:
+    """Say in one line how the cluster is, with performance data. Exit code: 0 ok, 1 warning, 2 critical, 3 unknown.
+
+    Critical: no controller, too few brokers, an SLO that is not met. Warning: a broker that is not alive, a contract
+    that is not known everywhere after a while, a topic that fits nowhere. Example:
+
+        srtm check --brokers 3
+    """
+    longest_s = parse_duration_ns(opening) / NS_PER_S
+    try:
+        verdict, words, numbers = judged(*_look(controller, parse_duration_ns(patience) / NS_PER_S), brokers, longest_s)
+    except ControlError as problem:
+        verdict, words, numbers = Verdict.CRITICAL, [plain(str(problem))], {}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        verdict, words, numbers = Verdict.UNKNOWN, [f"{controller} does not answer as a controller does"], {}
+    if as_json:
+        print_json({"status": verdict.name, "code": int(verdict), "messages": words, "performance": numbers})
+    else:
+        data = " ".join(f"'{name}'={value}" for name, value in numbers.items())
+        print(f"SRTM {verdict.name}: {'; '.join(words)}" + (f" | {data}" if data else ""))
+    raise typer.Exit(int(verdict))
+
+
+def _look(controller: str, patience_s: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    return (
+        ask(controller, None, "GET", "/v1/brokers", patience_s=patience_s)["brokers"],
+        ask(controller, None, "GET", "/v1/topics", patience_s=patience_s)["topics"],
+    )
+
+
+def judged(
+    members: list[dict[str, Any]], topics: list[dict[str, Any]], least: int, longest_s: float
+) -> tuple[Verdict, list[str], dict[str, str]]:
+    """The verdict, why, and numbers to be drawn."""
+    alive = sum(each["status"] == "alive" for each in members)
+    lost = [f"{each['name']} is {each['status']}" for each in members if each["status"] not in ("alive", "joining")]
+    missed = [_missed(each) for each in topics if each["slo_met"] is False]
+    slow = [each for each in topics if (each["opening_s"] or 0) > longest_s]
+    late = [f"{each['topic']} waits for {', '.join(each['waits_for']) or 'a broker'}" for each in slow]
+    unfit = [f"{each['topic']} fits nowhere" for each in topics if each["state"] == "no capacity"]
+    critical = ([f"{alive} of at least {least} brokers alive"] if alive < least else []) + missed
+    warning = lost + late + unfit
+    numbers = {
+        "brokers_alive": f"{alive};;{least}:;0;{len(members)}",
+        "topics": str(len(topics)),
+        "slo_missed": f"{len(missed)};;0;0;{len(topics)}",
+        "rate": str(sum(each["rate"] for each in members)),
+        "waiting": str(sum(each["waiting"] for each in topics)),
+    }
+    for each in topics:
+        if each["total_ms"]:
+            numbers[f"{each['topic']}_p99"] = f"{each['total_ms']['p99']:.6g}ms;;{each['slo_ms']:g};0"
+    words = [plain(word) for word in critical + warning]
+    verdict = Verdict.CRITICAL if critical else Verdict.WARNING if warning else Verdict.OK
+    return verdict, words or [f"{alive} brokers alive, {len(topics)} topics, every SLO met"], numbers
+
+
+def _missed(topic: dict[str, Any]) -> str:
+    p99_ms = (topic["total_ms"] or {}).get("p99", 0)
+    return f"{topic['topic']} misses its SLO ({p99_ms:.3g} of {topic['slo_ms']:g} ms)"
