@@ -16,12 +16,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from srtm.control.distributor import Fit
+from srtm.control.housing import housed
 from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
 from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
 from srtm.model.adaptation import History, Step
-from srtm.model.placement import UNPLACED, Broker, place, policy_named
+from srtm.model.placement import Broker, policy_named
 from srtm.model.transfer import Transfer
 from srtm.protocol.exchange import Answer, Exchange, Grant, Move, Share
 from srtm.units import NS_PER_S
@@ -452,41 +453,11 @@ class Controller:
             self.store.save_publishers(topic, topic.publishers)
 
     def _house(self, topic: Topic, homeless: Sequence[Declared], unreachable: set[str]) -> None:
-        """Find a place for publishers that have none."""
-        if not homeless:
-            return
+        """Find a place for publishers that have none, if there is any."""
         movable = {publisher.id for publisher in homeless}
         brokers = [broker for broker in self.brokers_for(topic, movable) if broker.name not in unreachable]
-        if not brokers:
-            return
-        if not topic.place:
-            try:
-                chosen = place([each.publisher for each in homeless], brokers, topic.contract.policy, self.options.seed)
-            except InputError:  # more than all of them can carry: everybody gets a place all the same
-                pass
-            else:
-                for publisher, number in zip(homeless, chosen.broker_of.tolist(), strict=True):
-                    assert number != UNPLACED
-                    topic.place[publisher.id] = brokers[number].name
-                return
-        room = {broker.name: broker.mcap_mps - broker.allocated_mps for broker in brokers}
-        groups: dict[tuple[str, str], int] = {}
-        for publisher_id, name in topic.place.items():
-            group = topic.publishers[publisher_id].group
-            if group is not None:
-                groups[name, group] = groups.get((name, group), 0) + 1
-        in_use = set(topic.place.values()) & room.keys()
-        spreads = not policy_named(topic.contract.policy).concentrates
-        for publisher in homeless:
-            fits = [name for name in in_use if room[name] >= publisher.rate_mps]
-            among = list(room) if spreads or not fits else fits
-            group = publisher.group if topic.by_group else None
-            best = min(among, key=lambda name: (groups.get((name, group or ""), 0) if group else 0, -room[name], name))
-            topic.place[publisher.id] = best
-            room[best] -= publisher.rate_mps
-            in_use.add(best)
-            if group is not None:
-                groups[best, group] = groups.get((best, group), 0) + 1
+        if homeless and brokers:
+            topic.place |= housed(topic, homeless, brokers, self.options.seed)
 
     def _leave(self, topic: Topic, broker: str, now_ns: int) -> None:
         """Find other places for all publishers of a broker."""
