@@ -174,7 +174,9 @@ def main() -> None:
             demo.run_policy(policy)
         demo.table()
         heard = json.loads(lights.communicate()[0])
-        print(f"lights: {heard['signals']} signals for {heard['junctions']} junctions, {heard['p50_s']:.2f} s after the news")
+        print(
+            f"lights: {heard['signals']} signals for {heard['junctions']} junctions, {heard['p50_s']:.2f} s after the news"
+        )
         query.stop()
         demo.analyse(spark)
         longest_ns, lost = jitter()
