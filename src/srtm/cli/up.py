@@ -172,6 +172,8 @@ class Cluster:
                 if child.failures >= _MOST_STARTS:
                     raise ControlError(f"{child.name} ends as soon as it has started ({code})")
                 _fix_ports(child)
+                if child is self._controller and self._kept is None and "--recover" not in child.arguments:
+                    child.arguments.append("--recover")  # what it knew is with the brokers alone
                 await self._start(child)
             except ControlError:
                 stopped.set()

@@ -42,6 +42,7 @@ _SILENT_S = 3.0  # of exchanges, until a broker counts as silent
 _HURRY_S = 0.1  # between exchanges while something is under way
 _FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
 _REMIND_S = 2.0  # between two orders to a publisher that is not where it should be
+_RECALL_NS = 10 * NS_PER_S  # brokers look for a controller every 4 s or more often
 _SET_BACK_NS = 10 * NS_PER_S  # without a new second of a broker that answers
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
 
@@ -122,9 +123,10 @@ class Controller:
     def recall(self, now_ns: int) -> None:
         """The store is lost: ask brokers which contracts they know, and believe them.
 
-        Nothing is granted for a lease, so that brokers which are not heard have cut their shares by then.
+        Nothing is granted for a lease, so that brokers which are not heard have cut their shares by then, nor until
+        all had the time to find us.
         """
-        self._recalling_until_ns = now_ns + self._lease_ns
+        self._recalling_until_ns = now_ns + max(self._lease_ns, _RECALL_NS)
 
     # Topics and publishers.
 
@@ -257,6 +259,8 @@ class Controller:
             ends_ns = member.stamp_heard_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
             member.lease_ends_ns = max(ends_ns, member.lease_ends_ns or ends_ns)
         self._due.discard(name)
+        recalls = self._recalling_until_ns > 0
+        tells = member.version < self._version and not recalls  # a list that is not whole yet would end contracts
         heard = [topic.seen[name].last_number for topic in self.topics.values() if name in topic.seen]
         return Exchange(
             self.epoch,
@@ -266,12 +270,12 @@ class Controller:
             self._lease_ns,
             self._safe_percent,
             self._version,
-            {topic.name: topic.contract for topic in self.topics.values()} if member.version < self._version else None,
+            {topic.name: topic.contract for topic in self.topics.values()} if tells else None,
             grants,
             self._orders.pop(name, []),
             min(heard, default=0),
             [topic.name for topic in self.topics.values() if topic.moving or topic.fit or topic.uneven(name)],
-            self._recalling_until_ns > 0,
+            recalls,
         )
 
     def heard(self, name: str, said: Exchange, answer: Answer, now_ns: int) -> None:
