@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check test bench bench-pipeline bench-broker lab clean
+.PHONY: help setup check test bench bench-pipeline bench-streaming bench-broker lab clean
 help:
 	@echo "make setup   make .venv with pinned versions (done by the others as needed)"
 	@echo "make check   ruff and mypy"
 	@echo "make test    check, then all tests (PYTEST='-k bucket' for some)"
 	@echo "make bench   measure; prints tables"
 	@echo "make bench-pipeline   measure the Spark jobs against polars, duckdb, numpy and numba"
+	@echo "make bench-streaming   measure Spark's source and sink"
 	@echo "make bench-broker   measure the broker beside nsqd, NATS and a bare forwarder (PART=loads for some)"
 	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
 	@echo "make clean   remove .venv and caches"
@@ -37,6 +38,9 @@ bench: $(READY)
 bench-pipeline: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m bench.pipeline
+
+bench-streaming: $(READY)
+	$(BIN)/python -m bench.streaming
 
 bench-broker: $(READY)
 	$(BIN)/python -m bench.broker $(PART)

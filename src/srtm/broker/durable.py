@@ -168,8 +168,13 @@ class Durable:
         """A range of the log, beside everything else."""
         return await self._broker.loop.run_in_executor(None, self._log.read, topic.name, begin, limit)
 
-    async def trim(self, topic: Topic, before: int) -> None:
-        """Forget what is older; channels still get what of it is in memory."""
+    async def trim(self, topic: Topic, before: int, *, finished: bool = False) -> None:
+        """Forget what is older, or of it only what all channels have `finished`.
+
+        Channels still get what of it is in memory.
+        """
+        if finished:
+            before = min([before, *(cursor.low for cursor in self._log.cursors(topic.name))])
         self._skip(topic, await self._answer(partial(self._log.trim, topic.name, before)))
 
     def retention(self, topic: Topic) -> Retention:
