@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check test bench bench-pipeline bench-streaming bench-broker lab clean
+.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker lab clean
 help:
+	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (2 minutes)"
 	@echo "make setup   make .venv with pinned versions (done by the others as needed)"
 	@echo "make check   ruff and mypy"
 	@echo "make test    check, then all tests (PYTEST='-k bucket' for some)"
@@ -23,6 +24,9 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark,broker,control,lab]'
 	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/transport/demo.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

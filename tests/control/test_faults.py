@@ -168,7 +168,8 @@ def test_growth_beyond_the_fit_fits_only_the_difference() -> None:
     assert topic.fitted is not None
     before = dict(topic.place)
     world.publish("t", 10, rate=5, prefix="late")
-    assert topic.fit is not None and topic.fit.size == 10
+    assert topic.fit is not None
+    assert topic.fit.size == 10
     world.run(60)
     assert world.controller.topics["t"].fit is None
     assert {name: topic.place[name] for name in before} == before
