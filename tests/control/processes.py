@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from srtm.client import Publisher
 from srtm.errors import ClientError
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0  # a machine that is busy with other things takes long to start a process
 PORTS = re.compile(r"TCP \S+:(\d+), HTTP \S+:(\d+)")
 
 
