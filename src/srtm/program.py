@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Iterator
 
+T = TypeVar("T")
 _LAST_WORDS_S = 1  # for answers that are being sent when it is told to stop; streams never end by themselves
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a program's main coroutine: on uvloop, or slower where it is not installed."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def stop_signal() -> asyncio.Event:

@@ -62,9 +62,9 @@ def test_a_conformant_burst_that_is_read_late_is_not_delayed(broker: Running) ->
     assert sum(1 for each in waited if each) == 0, "both bursts had their tokens when they came"
 
 
-def test_with_times_of_reading_it_would_have_been(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_times_of_reading_it_would_have_been(start: Start) -> None:
     """The same bursts with user-space stamps: the second one seems to come with the first, and waits 100 ms."""
-    monkeypatch.setattr("srtm.broker.connection._ANCILLARY", 0)
+    broker = start(kernel_time=False)
     burst_twice_into_a_stall(broker)
     assert broker.do(lambda: broker.broker.unstamped) > 0
     assert max(access_ns(broker, "t"), default=0) > 50_000_000

@@ -106,8 +106,9 @@ class Broker:
             (self.options.host, self.options.tcp_port), backlog=self.options.backlog, reuse_port=False
         )
         listener.setblocking(False)
-        with suppress(OSError):  # inherited, so that the first bytes of a client are stamped, too
-            listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        if self.options.kernel_time:
+            with suppress(OSError):  # inherited, so that the first bytes of a client are stamped, too
+                listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._listener = listener
         self.tcp_port = int(listener.getsockname()[1])
         if self.durable:

@@ -320,10 +320,11 @@ class Controller:
         """The TB Adaptor's period is over."""
         for topic in self.topics.values():
             if topic.opened and topic.fit is None and not topic.moving:
-                if topic.adapt(self.members, now_ns):
+                if topic.contract.adapt and topic.adapt(self.members, now_ns):
                     self._hurry(topic)
                 self._begin_to_fit(topic, now_ns)
-                self._relieve(topic, now_ns)
+                if topic.contract.adapt:
+                    self._relieve(topic, now_ns)
 
     def jobs(self) -> list[Fit]:
         """Fittings that wait for their `job` to be run; call `done` after it."""

@@ -68,6 +68,7 @@ class TopicIn(_Strict):
     durability: Literal["memory", "disk"] = "memory"
     overflow: Literal["wait", "drop"] = "wait"
     fit: Literal["model", "measure", "none"] = "model"
+    adapt: bool = Field(True, description="whether shares follow the traffic; without, they stay as placed")
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
     @model_validator(mode="after")
@@ -91,6 +92,7 @@ class TopicIn(_Strict):
             self.durability,
             self.overflow,
             self.fit,
+            self.adapt,
         )
 
 
@@ -185,6 +187,7 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "durability": contract.durability,
         "overflow": contract.overflow,
         "fit": contract.fit,
+        "adapt": contract.adapt,
         "publishers": len(topic.publishers),
         "declared_rate": topic.rate_mps,
         "rate": sum(seen.rate_mps for seen in topic.seen.values()),
