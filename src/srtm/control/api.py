@@ -23,6 +23,7 @@ from srtm.control.schema import (
     PlaceOut,
     PlacesOut,
     PublishersIn,
+    Refusal,
     TopicIn,
     TopicName,
     bucket_of,
@@ -54,7 +55,11 @@ def router(service: Service) -> APIRouter:
         if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
             raise HTTPException(401, "show the controller's token: Authorization: Bearer …")
 
-    api = APIRouter(prefix="/v1", responses={404: {"description": "there is no such thing"}})
+    refusals: dict[int | str, dict[str, Any]] = {
+        404: {"description": "there is no such thing"},
+        422: {"model": Refusal, "description": "a value that cannot be"},
+    }
+    api = APIRouter(prefix="/v1", responses=refusals)
     changes = APIRouter(
         dependencies=[Depends(may_change)],
         responses={400: {"description": "the body cannot be read"}, 401: {"description": "the token is not shown"}},

@@ -119,6 +119,20 @@ class PlacesOut(BaseModel):
     brokers: dict[str, str]
 
 
+class Problem(BaseModel):
+    """One thing that is wrong with a request, and where."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class Refusal(BaseModel):
+    """Why a request was refused: a sentence, or everything that is wrong with its shape."""
+
+    detail: str | list[Problem]
+
+
 def points_ms(sketch: Sketch) -> dict[str, float] | None:
     """p50, p95 and p99 in milliseconds."""
     if not sketch.counts:
