@@ -27,7 +27,8 @@ _READY_S = 30.0
 _STOP_S = 10.0
 _YOUNG_S = 2.0  # who ends before that did not start
 _MOST_STARTS = 3
-_PORTS = (4150, 4152, 4154, 4156, 4158)  # the controller's come next
+_PORTS = (4150, 4152, 4154, 4156, 4158)
+_CONTROLLER_PORT = 4160
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class LocalCluster:
     def __init__(self, options: LocalOptions) -> None:
         self._options = options
         self._stopping = False
-        flags = ["controller", "--host", options.host, *self._ports(4160), *options.controller_flags]
+        flags = ["controller", "--host", options.host, *self._ports(_CONTROLLER_PORT), *options.controller_flags]
         if options.data_path is not None:
             flags += ["--data-path", str(options.data_path / "controller")]
         self.controller = Child("controller", flags)
@@ -108,10 +109,13 @@ class LocalCluster:
         options = self._options
         if options.trace_folder is not None:
             options.trace_folder.mkdir(parents=True, exist_ok=True)
-        await self._start(self.controller)
+        if options.free_ports:  # brokers have to be told where the controller is
+            await self._start(self.controller)
+        tcp_port = self.controller.ports.get("TCP", _CONTROLLER_PORT)
         for child in self.brokers:
-            child.arguments += ["--controller", f"{options.host}:{self.controller.ports['TCP']}"]
-        await asyncio.gather(*(self._start(child) for child in self.brokers))
+            child.arguments += ["--controller", f"{options.host}:{tcp_port}"]
+        others = [] if options.free_ports else [self.controller]
+        await asyncio.gather(*(self._start(child) for child in (*others, *self.brokers)))
         await self._all_alive()
 
     async def _start(self, child: Child) -> None:
