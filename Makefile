@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check test bench bench-pipeline bench-broker lab clean
+.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker lab clean
 help:
+	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (2 minutes)"
 	@echo "make setup   make .venv with pinned versions (done by the others as needed)"
 	@echo "make check   ruff and mypy"
 	@echo "make test    check, then all tests (PYTEST='-k bucket' for some)"
 	@echo "make bench   measure; prints tables"
 	@echo "make bench-pipeline   measure the Spark jobs against polars, duckdb, numpy and numba"
+	@echo "make bench-streaming   measure Spark's source and sink"
 	@echo "make bench-broker   measure the broker beside nsqd, NATS and a bare forwarder (PART=loads for some)"
 	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
 	@echo "make clean   remove .venv and caches"
@@ -22,6 +24,9 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark,broker,control,lab]'
 	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/transport/demo.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -37,6 +42,9 @@ bench: $(READY)
 bench-pipeline: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m bench.pipeline
+
+bench-streaming: $(READY)
+	$(BIN)/python -m bench.streaming
 
 bench-broker: $(READY)
 	$(BIN)/python -m bench.broker $(PART)

@@ -1,7 +1,7 @@
 """`make demo`: a city whose sensors publish through SRTM, placed without care at first, and then with it.
 
-It starts a cluster, the city's Spark job, sensors and lights; places topic `traffic` with `lb`, then with `srtm`; and asks
-Spark what the recorded runs say. Ctrl-C ends it at any time, and leaves nothing running.
+It starts a cluster, the city's Spark job, sensors and lights; places topic `traffic` with `lb`, then with `srtm`; and
+asks Spark what the recorded runs say. Ctrl-C ends it at any time, and leaves nothing running.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def main() -> None:
             demo.run_policy(policy)
         demo.table()
         heard = json.loads(lights.communicate()[0])
-        print(f"lights: {heard['signals']} signals for {heard['junctions']} junctions, {heard['p50_s']:.2f} s after the news")
+        age = f"{heard['p50_s']:.1f} s (median) after the sensors" if heard["signals"] else "never"
+        print(f"lights: {heard['signals']} signals for {heard['junctions']} junctions, {age}")
         query.stop()
         demo.analyse(spark)
         longest_ns, lost = jitter()

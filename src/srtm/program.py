@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Iterator
 
+T = TypeVar("T")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NOUN = re.compile(r"([A-Z]+)(?:\((.*?)\))?: ", re.DOTALL)
 _LAST_WORDS_S = 1  # for answers that are being sent when it is told to stop; streams never end by themselves
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a program's main coroutine: on uvloop, or slower where it is not installed."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 class _Json(logging.Formatter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,6 +174,26 @@ def test_a_publisher_that_leaves_is_let_go_when_its_last_message_has_its_token()
         assert ours.ended()
         assert time.monotonic() - began > 0.2  # three more tokens took 0.3 s
         assert [reader.message(0.1).body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("durability", ["disk", "memory"])
+def test_what_waited_for_tokens_when_a_broker_ended_waits_for_new_ones(tmp_path: Path, durability: str) -> None:
+    contract = Contract(5_000, 3 * TOKEN, durability=durability)
+    options = {"controller": NOBODY, "data_path": str(tmp_path)}
+    with running(**options) as broker, Client(broker.address) as publisher:
+        exchange(broker, said(contracts={"t": contract}))
+        Client(broker.address).subscribe("t", "c", 0).sock.close()
+        exchange(broker, said(2, contracts={"t": contract}, grants={"t": Grant(1, share(1, 3), 3 * TOKEN)}))
+        publisher.publish("t", *(b"%d" % number for number in range(8)))
+    with running(**options) as broker, Client(broker.address).subscribe("t", "c", 10) as reader:
+        already = 3 if durability == "memory" else 0  # a channel's own queue was given its tokens
+        found = [reader.message().body for _ in range(already)]
+        assert reader.silent()
+        began = time.monotonic()
+        exchange(broker, said(contracts={"t": contract}, grants={"t": Grant(1, share(5, 3), 3 * TOKEN)}))
+        found += [reader.message().body for _ in range(8 - already)]
+        assert found == [b"%d" % number for number in range(8)]
+        assert time.monotonic() - began > (8 - already - 3) / 5 - 0.1
 
 
 def test_what_a_second_was_like() -> None:

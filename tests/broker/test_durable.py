@@ -133,6 +133,37 @@ def test_a_range_is_replayed_exactly(tmp_path: Path) -> None:
         assert _get(broker, "/srtm/log/read?topic=t&begin=-1")[0] == 400
 
 
+def test_a_trim_that_waits_for_channels(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path), retain_acknowledged=True) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        publisher.send(say.mpub("t", [b"%d" % number for number in range(10)]))
+        ok(publisher)
+        with Client(broker.address) as consumer:
+            consumer.send(say.sub("t", "c") + say.rdy(4))
+            ok(consumer)
+            assert bodies_of(consumer, 4) == [b"0", b"1", b"2", b"3"]
+            broker.wait_until(lambda b: b.topics["t"].channels["c"].finished == 4)
+            assert broker.post("/srtm/log/trim?topic=t&before=7&finished=true")[0] == 200
+            assert broker.get("/srtm/log?topic=t")["begin"] == 4
+            assert broker.post("/srtm/log/trim?topic=t&before=2&finished=true")[0] == 200
+            assert broker.get("/srtm/log?topic=t")["begin"] == 4
+        assert broker.post("/srtm/log/trim?topic=t&before=7&finished=maybe")[0] == 400
+        assert broker.post("/srtm/log/trim?topic=t&before=7")[0] == 200
+        assert broker.get("/srtm/log?topic=t")["begin"] == 7
+
+
+def test_without_a_channel_a_topic_is_never_full(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path), max_held_messages=10) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        for number in range(40):
+            publisher.publish("t", b"%d" % number)
+        assert broker.do(lambda: broker.broker.topics["t"].depth) == 5
+        with Client(broker.address, srtm={"replay": {"offset": 30}}) as replaying:
+            assert bodies_of(replaying.subscribe("t", "r#ephemeral", 5), 10) == [b"%d" % n for n in range(30, 40)]
+        with Client(broker.address) as consumer:
+            assert bodies_of(consumer.subscribe("t", "c", 5), 40) == [b"%d" % number for number in range(40)]
+
+
 def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
     with (
         running(data_path=str(tmp_path)) as broker,

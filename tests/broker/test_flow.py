@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from srtm.broker import connection
 from srtm.protocol import client as say
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
@@ -62,9 +63,9 @@ def test_a_conformant_burst_that_is_read_late_is_not_delayed(broker: Running) ->
     assert sum(1 for each in waited if each) == 0, "both bursts had their tokens when they came"
 
 
-def test_with_times_of_reading_it_would_have_been(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_times_of_reading_it_would_have_been(start: Start) -> None:
     """The same bursts with user-space stamps: the second one seems to come with the first, and waits 100 ms."""
-    monkeypatch.setattr("srtm.broker.connection._ANCILLARY", 0)
+    broker = start(kernel_time=False)
     burst_twice_into_a_stall(broker)
     assert broker.do(lambda: broker.broker.unstamped) > 0
     assert max(access_ns(broker, "t"), default=0) > 50_000_000
@@ -203,3 +204,44 @@ def test_a_bucket_taken_away_lets_what_waits_go(broker: Running) -> None:
         for _ in range(49):
             client.message()
         assert max(access_ns(broker, "t")) < 2_000_000_000
+
+
+@pytest.mark.parametrize("subscribed", [False, True])
+def test_who_does_not_read_its_answers_is_not_read_either(subscribed: bool, start: Start) -> None:
+    broker = start(max_unsent_bytes=100_000)
+    command = say.identify({"feature_negotiation": True})
+    with Client(broker.address) as mute:
+        if subscribed:
+            mute.subscribe("t", "c")
+            command = say.fin(b"0123456789abcdef")
+        sent = sent_until_stopped(mute, command * 1000, 3000)
+        assert sent < 100_000_000
+        (held,) = broker.do(lambda: list(broker.broker.connections.values()))
+        assert len(held.out) < 10_000_000
+        for _ in range(sent // len(command)):  # and is answered when it reads
+            assert mute.next()
+        broker.wait_until(lambda _: not held.choked)
+        mute.publish("t", b"x")
+
+
+def test_who_does_not_read_that_it_failed_is_closed_and_others_get_what_it_had(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start(max_unsent_bytes=20_000_000)
+    with Client(broker.address) as mute, Client(broker.address) as other:
+        mute.subscribe("t", "c", ready=2500)
+        other.publish("t", *[b"x" * 500_000] * 30)
+        broker.wait_until(lambda b: b.topics["t"].channels["c"].flying == 30)
+        monkeypatch.setattr(connection, "LAST_WORDS_S", 1.0)
+        mute.send(b"BOGUS\n")
+        broker.wait_until(lambda b: b.topics["t"].channels["c"].depth == 30)
+        assert len(broker.broker.connections) == 2, "it may read its error yet"
+        assert sent_until_stopped(mute, b"NOP\n" * 10_000, 1000) < 40_000_000
+        broker.wait_until(lambda b: len(b.connections) == 1)
+
+
+def test_who_reads_nothing_for_long_is_let_go(start: Start) -> None:
+    broker = start(max_unsent_bytes=100_000)
+    with Client(broker.address, heartbeat_interval=1000) as mute:
+        sent_until_stopped(mute, say.identify({"heartbeat_interval": 1000, "feature_negotiation": True}) * 1000, 3000)
+        broker.wait_until(lambda b: not b.connections)

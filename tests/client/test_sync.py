@@ -13,7 +13,10 @@ from tests.client.test_publisher import at
 def test_publishes_and_subscribes(broker: Running) -> None:
     with Publisher("t", broker=at(broker)) as publisher:
         publisher.publish(b"one")
-        publisher.publish_many([b"two", b"three"])
+        publisher.publish_many([b"two"])
+        assert publisher.address == at(broker)
+        answers = [publisher.publish_later([b"three"])]
+        assert [answer.result(10) for answer in answers] == [None]
     with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
         found = []
         for message in subscriber:

@@ -206,6 +206,8 @@ def test_a_lapsed_lease_frees_all_but_the_safe_share_once() -> None:
     transfer.found("a", half, safe=False)
     transfer.lapsed("a", 50)
     assert transfer.held["a"] == TokenBucket.of(25, 10)
+    assert not transfer.orders()
+    transfer.retarget({"a": half, "b": half})
     (grant,) = transfer.orders()
     assert grant.share == half
     transfer.acknowledged(grant)

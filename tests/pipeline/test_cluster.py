@@ -5,46 +5,27 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyspark
 import pytest
 
 from srtm.model.bucket import TokenBucket
 from srtm.model.scan import access_delays
-from srtm.pipeline.java import java_home
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import Recorded
 from tests.conftest import ROOT
 from tests.pipeline.jobs import OF_FRAMES, OF_PATHS, SLICES, run_all
+from tests.pipeline.standalone import Cluster, standalone, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from srtm.pipeline.server import Server
-
-
-class Cluster(NamedTuple):
-    master: str
-    workers: list[int]
-    folder: Path
-
-    def executors(self) -> list[int]:
-        """The processes of executors that run now."""
-        children = [pid for worker in self.workers for pid in children_of(worker)]
-        return [pid for pid in children if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-    def executors_ever(self) -> int:
-        """Executors that were started, each of which has a folder of its own."""
-        return len(list(self.folder.glob("worker-*/app-*/*")))
 
 
 class Disturbed(NamedTuple):
@@ -57,62 +38,10 @@ class Disturbed(NamedTuple):
     begun: int
 
 
-def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def alive_workers(port: int) -> int:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
-            return int(json.load(answer)["aliveworkers"])
-    except OSError:
-        return 0
-
-
-def wait_for(what: Callable[[], object], within_s: float = 180) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline, "this takes too long"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("cluster")
-    home = Path(pyspark.__file__).parent
-    environment = os.environ | {
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "512m",
-        "JAVA_HOME": str(java_home()),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    port, page = free_port(), free_port()
-    master = f"spark://127.0.0.1:{port}"
-    daemons = [f"master.Master --host 127.0.0.1 --port {port} --webui-port {page}"] + [
-        f"worker.Worker --host 127.0.0.1 --cores 1 --memory 1g --webui-port 0 --work-dir {folder}/worker-{n} {master}"
-        for n in (1, 2)
-    ]
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for daemon in daemons:
-            command = [str(home / "bin" / "spark-class"), *f"org.apache.spark.deploy.{daemon}".split()]
-            with (folder / f"{len(processes)}.log").open("w") as log:
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        wait_for(lambda: alive_workers(page) == 2)
-        yield Cluster(master, [process.pid for process in processes[1:]], folder)
-    finally:
-        for process in reversed(processes):
-            process.send_signal(signal.SIGTERM)
-        for process in processes:
-            process.wait(timeout=60)
+    with standalone(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 In: bytes of a socket, with the kernel's time. Out: messages before their topics, answers and deliveries in `out`.
 Commands are carried out in order; a client that has to wait, for a full topic, a disk or an authority, is held: not
-read.
+read. So is one that does not read its answers, and one that is being closed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from srtm.protocol.identify import Identity
 
 REST_S = 0.002  # how long a busy consumer may not be heard
+LAST_WORDS_S = 5.0  # for a client that is being closed to read what it was sent
 TICK_S = 0.1  # how often time-outs are looked for, as in nsqd
 TICK_NS = int(TICK_S * NS_PER_S)
 _REST_NS = int(REST_S * NS_PER_S)
@@ -59,6 +60,7 @@ class Connection:
         "beat",
         "broker",
         "channel",
+        "choked",
         "closing",
         "connected_ns",
         "delivered",
@@ -97,6 +99,7 @@ class Connection:
         self.beat = 0  # which of the heartbeats that were set up is its own
         self.out = bytearray()
         self.writing = False  # the kernel took less than there was; it says when it takes more
+        self.choked = False  # held, because it does not read what it is sent
         self.closing = False
         self.publisher = address
         self.topic: Topic | None = None
@@ -171,6 +174,9 @@ class Connection:
         if self.guard is not None:
             events = self.guard.admit(events, arrival_ns)
         self.carry_out(events, arrival_ns)
+        if self.writing and not self.choked and len(self.out) > self.broker.most_unsent:
+            self.choked = True
+            self.hold()
         if self.transport is not None and self.sock.fileno() >= 0:
             if self.transport.more:
                 self.hold()
@@ -216,8 +222,13 @@ class Connection:
         if topic is not None and not problem:
             self.broker.part(topic, self)
             return
+        self.end()
+
+    def end(self) -> None:
+        """Close it when it has read what there is for it, or after a while."""
         self.closing = True
         self.broker.to_flush.append(self)
+        self.broker.loop.call_later(LAST_WORDS_S, self.broker.close, self)
         self.broker.wake()
 
     def carry_out(self, events: list[Any], arrival_ns: int) -> None:
@@ -362,9 +373,12 @@ class Connection:
         self.fail(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed topic is full"))
 
     def fail(self, problem: ProtocolError) -> None:
-        """Tell it what is wrong, and close it."""
+        """Tell it what is wrong, and close it; what it had goes to others at once."""
         self.send(frames.error(problem))
-        self.closing = self.protocol.closed = True
+        self.protocol.closed = True
+        self.hold()
+        self.broker.leave(self)
+        self.end()
 
     def _subscribe(self, event: Sub) -> None:
         broker, offset = self.broker, self.protocol.identity.replay
@@ -455,6 +469,9 @@ class Connection:
             return
         self.broker.loop.remove_writer(self.sock)
         self.flush()
+        if self.choked and not self.writing:
+            self.choked = False
+            self.release()
         if self.channel:
             self.broker.to_pump[self.channel] = None
             self.broker.wake()

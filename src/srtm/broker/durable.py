@@ -2,7 +2,8 @@
 
 A message of a `disk` topic is handed to the log when it comes, answered with OK once it is durable, and only then put
 before its topic, with the arrival time that the kernel gave it. A channel's FINs move its cursor. After a restart, what
-a channel had not finished is read from the log again, as fast as there is room for it; its tokens were spent before.
+a channel had not finished is read from the log again, as fast as there is room for it. Under a controller it gets new
+tokens, because nobody knows who had theirs when a broker died.
 
 Messages of memory topics are saved when the broker stops in order, and are there again at its next start, as in nsqd.
 """
@@ -21,6 +22,7 @@ from srtm.broker.log import Log, Retention
 from srtm.broker.message import Message
 from srtm.broker.replay import Replay
 from srtm.errors import LogError, OffsetTrimmed, ProtocolError
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -49,17 +51,23 @@ class Durable:
             options.retain_bytes, options.retain_age_ns, acknowledged=not options.retain_acknowledged
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._recovering = False
         self._ends: dict[str, int] = {}  # offsets behind the last message that topics were given
 
     def recover(self) -> None:
         """Bring back topics, channels and messages as they were."""
+        # Under a contract, what waited for tokens when a broker died must not pass without: all of it gets new ones.
+        self._recovering = self._broker.options.controller is not None
         for name in self._log.topics:
             self.adopt(self._broker.touch(name))
+        self._recovering = False
         for (name, channel), records in self._log.load_queues().items():
             topic = self._broker.touch(name)
             now_ns = self._broker.started_ns
             messages = [_message(record, now_ns) for record in records]
-            if channel is None:
+            if channel is None and self._broker.options.controller is not None:
+                topic.arrived.extend(messages)
+            elif channel is None:
                 topic.unclaimed.extend(messages)
                 topic.unclaimed_bytes += sum(len(message.body) for message in messages)
             else:
@@ -90,7 +98,7 @@ class Durable:
         if ranges:
             topic.unclaimed.clear()  # they are in the log, and come from there
             topic.unclaimed_bytes = 0
-            self._spawn(self._reload(topic, channel, ranges))
+            self._spawn(self._reload(topic, channel, ranges, limited=self._recovering))
 
     def replay(self, topic: Topic, name: str, offset: int) -> Replay:
         """A channel that begins at an offset; OffsetTrimmed or LogError where the log has none such."""
@@ -160,8 +168,13 @@ class Durable:
         """A range of the log, beside everything else."""
         return await self._broker.loop.run_in_executor(None, self._log.read, topic.name, begin, limit)
 
-    async def trim(self, topic: Topic, before: int) -> None:
-        """Forget what is older; channels still get what of it is in memory."""
+    async def trim(self, topic: Topic, before: int, *, finished: bool = False) -> None:
+        """Forget what is older, or of it only what all channels have `finished`.
+
+        Channels still get what of it is in memory.
+        """
+        if finished:
+            before = min([before, *(cursor.low for cursor in self._log.cursors(topic.name))])
         self._skip(topic, await self._answer(partial(self._log.trim, topic.name, before)))
 
     def retention(self, topic: Topic) -> Retention:
@@ -226,7 +239,10 @@ class Durable:
         self._log.save_cursors()
         self._log.close()
 
-    async def _reload(self, topic: Topic, channel: Channel, ranges: list[tuple[int, int]]) -> None:
+    async def _reload(
+        self, topic: Topic, channel: Channel, ranges: list[tuple[int, int]], *, limited: bool = False
+    ) -> None:
+        """Give a channel what it has not finished; `limited` where nobody knows whether that had its tokens."""
         most = self._broker.options.max_held_messages // 2
         for begin, end in ranges:
             at = begin
@@ -234,7 +250,10 @@ class Durable:
                 while channel.held >= most:
                     await asyncio.sleep(_PAUSE_S)
                 try:
-                    records = await self.read(topic, at, min(_BATCH, end - at))
+                    size = min(_BATCH, end - at)
+                    if limited:
+                        size = await self._afford(topic, size)
+                    records = await self.read(topic, at, size)
                 except OffsetTrimmed:
                     kept = min(max(self._log.begin(topic.name), at + 1), end)
                     channel.lost += kept - at
@@ -251,6 +270,18 @@ class Durable:
                 at += len(records)
                 self._broker.to_pump[channel] = None
                 self._broker.wake()
+
+    async def _afford(self, topic: Topic, most: int) -> int:
+        """Wait for tokens for some messages: how many, a part of what a burst may be."""
+        while topic.closed:
+            await asyncio.sleep(_PAUSE_S)
+        limiter = topic.limiter
+        if limiter is None:
+            return most
+        size = max(1, min(most, int(limiter.bucket.b) // 10))
+        release_ns = limiter.admit(time.time_ns(), size)
+        await asyncio.sleep(max(0, release_ns - time.time_ns()) / NS_PER_S)
+        return size
 
     async def _tend(self) -> None:
         """Save the progress of channels, and forget what is not to be kept."""

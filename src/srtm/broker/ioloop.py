@@ -80,6 +80,8 @@ class Broker:
         self.read_view = memoryview(bytearray(options.read_size))
         self.read_into = [self.read_view]
         self.read_little = [self.read_view[:_LITTLE]]  # from publishers whose messages have to wait for tokens
+        # Answers that a client may leave unread before it is not read either; messages alone never come to so much.
+        self.most_unsent = 2 * options.max_unsent_bytes + options.settings.max_msg_size
         self.next_id: Callable[[], bytes] = ids(self.started_ns).__next__
         self.to_drain: dict[Topic, None] = {}
         self.to_pump: dict[Channel, None] = {}
@@ -106,8 +108,9 @@ class Broker:
             (self.options.host, self.options.tcp_port), backlog=self.options.backlog, reuse_port=False
         )
         listener.setblocking(False)
-        with suppress(OSError):  # inherited, so that the first bytes of a client are stamped, too
-            listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        if self.options.kernel_time:
+            with suppress(OSError):  # inherited, so that the first bytes of a client are stamped, too
+                listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._listener = listener
         self.tcp_port = int(listener.getsockname()[1])
         if self.durable:
@@ -253,9 +256,7 @@ class Broker:
     def _let_go(self, topic: Topic) -> None:
         for sent, connection in topic.farewells:
             if topic.passed >= sent:
-                connection.closing = True
-                self.to_flush.append(connection)
-                self.wake()
+                connection.end()
         topic.farewells = [(sent, connection) for sent, connection in topic.farewells if topic.passed < sent]
 
     def rest(self, consumer: Connection) -> None:
@@ -347,7 +348,7 @@ class Broker:
             interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
             if connection.sock.fileno() < 0 or beat != connection.beat:
                 continue
-            if now_ns - connection.heard_ns > 2 * interval_ns and not connection.holds:
+            if now_ns - connection.heard_ns > 2 * interval_ns and (connection.choked or not connection.holds):
                 self.close(connection)
                 continue
             connection.send(frames.HEARTBEAT)
@@ -382,12 +383,17 @@ class Broker:
             connection.transport.close()
         if connection.guard:
             connection.guard.close()
-        if connection.channel and connection.topic:
-            connection.channel.leave(connection)
-            self.to_pump[connection.channel] = None
+        self.leave(connection)
+
+    def leave(self, connection: Connection) -> None:
+        """Take a consumer from its channel; what it had in flight goes to others."""
+        topic, channel, connection.channel = connection.topic, connection.channel, None
+        if topic is not None and channel is not None:
+            channel.leave(connection)
+            self.to_pump[channel] = None
             self.wake()
-            if connection.channel.ephemeral and not connection.channel.consumers:
-                self.delete_channel(connection.topic, connection.channel)
+            if channel.ephemeral and not channel.consumers:
+                self.delete_channel(topic, channel)
 
     def delete_channel(self, topic: Topic, channel: Channel) -> None:
         """Forget a channel; its consumers are disconnected. With its last channel goes an ephemeral topic."""

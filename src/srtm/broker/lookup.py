@@ -30,7 +30,7 @@ PING_S = 15.0
 LOOK_S = 0.5  # until it is noticed that a service has gone, which may be back by then and know nothing
 CONNECT_S = 1.0
 ANSWER_S = 5.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 15.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 4.0  # a controller that recovers waits for longer than that
 _BATCH = 500  # commands that are sent before their answers are read
 
 Names = set[tuple[str, str | None]]

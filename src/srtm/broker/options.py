@@ -41,6 +41,7 @@ class BrokerOptions:
     https_port: int | None = None  # HTTPS, with the same certificate; none unless given
     tls_min_version: str = "tls1.2"
     auth_http_addresses: tuple[str, ...] = ()
+    kernel_time: bool = True  # arrival times are the kernel's; without, those of reading, for comparisons
     trace_folder: str | None = None  # where traces may be recorded; nowhere unless given
     # A topic that holds more than this, waiting for tokens or for subscribers, stops reading its publishers.
     max_held_messages: int = 100_000

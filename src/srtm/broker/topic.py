@@ -258,6 +258,8 @@ class Topic:
                 messages = messages[:room]
             self.unclaimed.extend(messages)
             self.unclaimed_bytes += sum(len(message.body) for message in messages)
+            if self.durable is not None and not self.channels:
+                self._leave_to_the_log()
             return
         if self.unclaimed:
             messages = [*self.unclaimed, *messages]
@@ -268,6 +270,11 @@ class Topic:
         for channel in channels:
             channel.put([message.copy() for message in messages], now_ns)
         first.put(messages, now_ns)
+
+    def _leave_to_the_log(self) -> None:
+        """Hold no more than half of what may be held: a first channel reads the log, so publishers need not wait."""
+        while 2 * len(self.unclaimed) > self._max_messages or 2 * self.unclaimed_bytes > self._max_bytes:
+            self.unclaimed_bytes -= len(self.unclaimed.popleft().body)
 
     def forget(self, before: int) -> None:
         """Lose what no channel has yet and lies below an offset of the log."""

@@ -34,6 +34,10 @@ def broker(
         bool, typer.Option("--retain-acknowledged", help="Keep also what all channels have finished, to be replayed.")
     ] = False,
     trace_folder: Annotated[Path | None, typer.Option(help="A folder that runs may be recorded into.")] = None,
+    kernel_time: Annotated[
+        bool,
+        typer.Option(help="Arrival times are the kernel's; without, those of reading, to see the difference."),
+    ] = True,
     lookupd: Annotated[
         list[str] | None,
         typer.Option("--lookupd-tcp-address", metavar="HOST:PORT", help="An nsqlookupd to register with; repeatable."),
@@ -111,6 +115,7 @@ def broker(
         https_port=https_port,
         tls_min_version=tls_min_version,
         auth_http_addresses=tuple(auth or ()),
+        kernel_time=kernel_time,
         trace_folder=_text(trace_folder),
     )
     program.run(run(options))

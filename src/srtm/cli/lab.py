@@ -1,4 +1,4 @@
-"""`srtm lab list`, `run` and `report`: the paper's evaluation, simulated, with every claim judged."""
+"""`srtm lab list`, `run` and `report`: the paper's evaluation, simulated or live, with every claim judged."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from srtm.cli.common import AsJson, Master, Options, Remote, new_table, print_json, print_table, spark_options
+from srtm.cli.latency import jitter
 from srtm.errors import InputError
+from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from srtm.lab.claims import Verdict
-    from srtm.lab.result import Result
+    from srtm.lab.live.world import Live
+    from srtm.lab.result import Result, Row, Rows
     from srtm.lab.sweep import Kept, Settings
 
 app = typer.Typer(help="Reproduce the paper's figures and tables, and judge its claims.", no_args_is_help=True)
 Out = Annotated[Path, typer.Option(help="The folder that finished cells are kept in.")]
-_OUT = Path("lab-results")
+_OUT, _LIVE_OUT = Path("lab-results"), Path("lab-live")
+_SCALE = "Scale of --live"
 
 
 @app.command(name="list")
@@ -49,31 +55,60 @@ def run(
         bool, typer.Option("--tiny", help="Fewer points and shorter traffic: a check, not a result.")
     ] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 1,
-    repetitions: Annotated[int | None, typer.Option(help="Runs of every point (10; 2 if --tiny).")] = None,
-    out: Out = _OUT,
+    repetitions: Annotated[int | None, typer.Option(help="Runs of every point (10; 2 if --tiny; 1 if --live).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder that finished cells are kept in (lab-results; lab-live if --live).")
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="On real brokers and sockets of this machine, where a result has that form.")
+    ] = False,
+    publishers: Annotated[int | None, typer.Option(help="How many (200).", rich_help_panel=_SCALE)] = None,
+    rate: Annotated[float | None, typer.Option(help="Messages a second of each (5).", rich_help_panel=_SCALE)] = None,
+    seconds: Annotated[float | None, typer.Option(help="Recorded of each cell (20).", rich_help_panel=_SCALE)] = None,
+    brokers: Annotated[int | None, typer.Option(help="To be placed on (4).", rich_help_panel=_SCALE)] = None,
+    slo: Annotated[str | None, typer.Option(help="At the 99th percentile (20ms).", rich_help_panel=_SCALE)] = None,
+    mcap_mps: Annotated[
+        float | None, typer.Option(help="What a broker is declared to take (400).", rich_help_panel=_SCALE)
+    ] = None,
+    patience: Annotated[str | None, typer.Option(help="For a fit (300s).", rich_help_panel=_SCALE)] = None,
     master: Master = None,
     remote: Remote = None,
     spark_conf: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run results on Spark, then judge their claims.
+    """Run results on Spark, or live in this process, then judge their claims.
 
     What --out holds already is not run again. Exit code 0 whatever the verdicts. Examples:
 
         srtm lab run all
 
         srtm lab run fig9 table1 --repetitions 3
+
+        srtm lab run fig6a --live --publishers 400
     """
-    from srtm.lab.results import named
+    from srtm.lab.results import named, named_live
     from srtm.lab.sweep import Kept, Settings
 
-    results = named(names)
-    settings = Settings(seed, repetitions if repetitions is not None else 2 if tiny else 10, tiny)
+    scale = {
+        "publishers": publishers,
+        "rate_mps": rate,
+        "seconds": seconds,
+        "brokers": brokers,
+        "slo_ms": None if slo is None else parse_duration_ns(slo, bare="ms") / NS_PER_MS,
+        "mcap_mps": mcap_mps,
+        "patience_s": None if patience is None else parse_duration_ns(patience) / NS_PER_S,
+    }
+    results = named_live(names) if live else named(names)
+    often = repetitions if repetitions is not None else 1 if live else 2 if tiny else 10
+    settings = Settings(seed, often, tiny, _scale(scale, live=live))
     given = spark_options(spark_conf)
-    kept = Kept(out)
+    kept = Kept(out or (_LIVE_OUT if live else _OUT))
     kept.begin(settings)
-    _sweep(results, settings, kept, master, remote, given)
-    _tell(_verdicts(results, settings, kept), settings, as_json=as_json)
+    if live:
+        _sweep_live(results, settings, kept)
+    else:
+        _sweep(results, settings, kept, master, remote, given)
+    _tell(_verdicts(results, settings, kept), _tables(results, settings, kept), settings, as_json=as_json)
 
 
 @app.command()
@@ -91,12 +126,13 @@ def report(
     srtm lab report --figures docs/figures
     """
     from srtm.lab import report as reports
-    from srtm.lab.results import RESULTS
+    from srtm.lab import results
     from srtm.lab.sweep import Kept
 
     kept = Kept(out)
     settings = kept.settings()
-    found = {name: rows for name, result in RESULTS.items() if (rows := kept.rows(result, settings)) is not None}
+    forms = results.live() if settings.live else results.RESULTS
+    found = {name: rows for name, result in forms.items() if (rows := kept.rows(result, settings)) is not None}
     if not found:
         raise InputError(f"no result in {out} is finished: finish one with srtm lab run")
     where = page or out / "lab.html"
@@ -109,10 +145,46 @@ def report(
 
         drawn = static.write_figures(figures, found)
     if as_json:
-        missing = [name for name in RESULTS if name not in found]
+        missing = [name for name in forms if name not in found]
         print_json({"page": str(where), "figures": [str(path) for path in drawn], "missing": missing})
     else:
-        print(f"{where}: {len(found)} of {len(RESULTS)} results" + (f", {len(drawn)} figures" if drawn else ""))
+        print(f"{where}: {len(found)} of {len(forms)} results" + (f", {len(drawn)} figures" if drawn else ""))
+
+
+def _scale(given: dict[str, float | None], *, live: bool) -> Live | None:
+    """The scale of a live run: what was given, and defaults."""
+    said = {name: value for name, value in given.items() if value is not None}
+    if not live:
+        if said:
+            raise InputError(f"{', '.join(said)}: only a live run can be scaled; say --live")
+        return None
+    from srtm.lab.live.world import Live
+
+    return Live(**said)  # type: ignore[arg-type]
+
+
+def _sweep_live(results: list[Result], settings: Settings, kept: Kept) -> None:
+    from srtm.lab.sweep import sweep_here, unfinished
+
+    def host() -> Row:
+        longest_ns, lost = jitter()
+        return {"gap_ms": longest_ns / NS_PER_MS, "in_gaps": lost}
+
+    if cells := unfinished(results, settings, kept):
+        with _progress() as progress:
+            task = progress.add_task(cells[0].result, total=len(cells))
+            sweep_here(cells, kept, host, lambda cell: progress.update(task, advance=1, description=cell.result))
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True))
 
 
 def _sweep(
@@ -125,14 +197,7 @@ def _sweep(
     if not cells:
         return
     total = sum(len(cells_of(result, settings)) for result in results)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with _progress() as progress:
         task = progress.add_task("starting Spark", total=total, completed=total - len(cells))
         with spark_session(master=master, remote=remote, options=given, standing=True) as spark:
             progress.update(task, description="cells")
@@ -141,18 +206,29 @@ def _sweep(
 
 def _verdicts(results: list[Result], settings: Settings, kept: Kept) -> list[Verdict]:
     from srtm.lab.claims import judge
-    from srtm.lab.results import RESULTS
+    from srtm.lab.results import known
 
     wanted = {result.name for result in results}
     needed = {name for result in results for claim in result.claims for name in claim.needs}
-    found = {name: rows for name in wanted | needed if (rows := kept.rows(RESULTS[name], settings)) is not None}
+    found = {name: rows for name in wanted | needed if (rows := kept.rows(known(name), settings)) is not None}
     return judge(results, found)
 
 
-def _tell(verdicts: list[Verdict], settings: Settings, *, as_json: bool) -> None:
+def _tables(results: list[Result], settings: Settings, kept: Kept) -> dict[str, Rows]:
+    """Rows of the results that are shown as tables."""
+    shown = [result for result in results if result.columns]
+    return {result.name: rows for result in shown if (rows := kept.rows(result, settings)) is not None}
+
+
+def _tell(verdicts: list[Verdict], tables: dict[str, Rows], settings: Settings, *, as_json: bool) -> None:
     if as_json:
-        print_json({**asdict(settings), "claims": [asdict(verdict) for verdict in verdicts]})
+        claims = [asdict(verdict) for verdict in verdicts]
+        print_json({**asdict(settings), "claims": claims, **({"rows": tables} if tables else {})})
         return
+    if settings.live:
+        print(settings.live.name)
+    for name, rows in tables.items():
+        print_table(_table(name, rows))
     caption = f"seed {settings.seed}, {settings.repetitions} repetitions{', tiny' if settings.tiny else ''}"
     table = new_table("result", "b at", "claim", "paper", "ours", "verdict", caption=caption)
     for column in table.columns:
@@ -162,3 +238,14 @@ def _tell(verdicts: list[Verdict], settings: Settings, *, as_json: bool) -> None
     print_table(table)
     holds = sum(verdict.holds is True for verdict in verdicts)
     print(f"{holds} of {len(verdicts)} claims hold")
+
+
+def _table(name: str, rows: Rows) -> Table:
+    from srtm.lab.report import shown
+    from srtm.lab.results import known
+
+    columns = known(name).columns
+    table = new_table(*columns.values(), title=name)
+    for row in rows:
+        table.add_row(*(shown(row[column]) for column in columns))
+    return table

@@ -64,6 +64,7 @@ def create(
     fit: Annotated[FitBy, typer.Option(help="Predict first and confirm, or search by measuring.")] = FitBy.MODEL,
     durability: Annotated[Durability, typer.Option(help="Where messages are kept.")] = Durability.MEMORY,
     overflow: Annotated[Overflow, typer.Option(help="What finds no token.")] = Overflow.WAIT,
+    adapt: Annotated[bool, typer.Option(help="Shares follow the traffic, or stay as placed.")] = True,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -85,6 +86,7 @@ def create(
         "fit": fit.value,
         "durability": durability.value,
         "overflow": overflow.value,
+        "adapt": adapt,
         "publishers": publishers,
     }
     made = ask(controller, token, "PUT", f"/v1/topics/{name}", wish)

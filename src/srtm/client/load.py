@@ -196,23 +196,12 @@ class Load:
     async def _connect(self) -> None:
         """Every publisher at its broker, and an ear at every broker."""
         options, cluster = self._options, self._cluster
-        (population,) = options.workload.populations
         publishers = options.workload.publishers()
         homes: list[Assigned | Fixed]
         if cluster is None:
             homes = [Fixed([options.brokers[n % len(options.brokers)]]) for n in range(len(publishers))]
         else:
-            specs = [
-                PublisherSpec(
-                    publisher.id,
-                    publisher.group,
-                    population.rate_mps,
-                    population.process,
-                    population.batch,
-                    population.spread_ns / NS_PER_MS,
-                )
-                for publisher in publishers
-            ]
+            specs = declared(options.workload)
             places = await asyncio.gather(*(cluster.where(options.topic, spec) for spec in specs))
             homes = [Assigned(cluster, options.topic, spec, place) for spec, place in zip(specs, places, strict=True)]
         self._streams = [
@@ -281,6 +270,16 @@ class Load:
                 progress(self._second(second, *(a - b for a, b in zip(now, last, strict=True))))
                 last = now
         return began_ns, cpu_s
+
+    @property
+    def written_ns(self) -> Ints:
+        """When the messages that were sent were written, in order, by the clock that the kernel stamps with."""
+        return np.repeat(self._due_ns[: self._next] + self._late_ns[: self._next], self._batch)
+
+    @property
+    def lateness(self) -> Distribution | None:
+        """How long after the scheduled time it wrote."""
+        return Distribution.of(self._late_ns[: self._next]) if self._next else None
 
     @property
     def _outstanding(self) -> bool:
@@ -374,13 +373,21 @@ class Load:
             self.foreign,
             received / (self._options.workload.duration_ns / NS_PER_S),
             Distribution.of(self.latency_ns[came]) if received else None,
-            Distribution.of(self._late_ns[: self._next]) if self._next else None,
+            self.lateness,
             cpu_s * 1e6 / self.messages,
             cpu_s / seconds,
             sum(stream.migrations for stream in self._streams),
             sum(stream.throttles for stream in self._streams),
             sum(stream.reconnections for stream in self._streams),
         )
+
+
+def declared(workload: Workload) -> list[PublisherSpec]:
+    """What the publishers of a load say of themselves, in order."""
+    (population,) = workload.populations
+    spread_ms = population.spread_ns / NS_PER_MS
+    kind = (population.rate_mps, population.process, population.batch, spread_ms)
+    return [PublisherSpec(publisher.id, publisher.group, *kind) for publisher in workload.publishers()]
 
 
 class _Commands:

@@ -13,6 +13,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from srtm.client import publisher, subscriber
@@ -42,7 +43,16 @@ class Publisher:
 
     def publish_many(self, bodies: Iterable[bytes]) -> None:
         """Publish messages together, all or none; returns when they are acknowledged."""
-        _call(self._inner.publish_many(bodies))
+        self.publish_later(bodies).result()
+
+    def publish_later(self, bodies: Iterable[bytes]) -> Future[None]:
+        """The same, to be waited for later; what is published in one thread keeps its order."""
+        return _begin(self._inner.publish_many(bodies))
+
+    @property
+    def address(self) -> str | None:
+        """Where it publishes now; None while it looks for a broker."""
+        return self._inner.address
 
 
 class Message:
@@ -102,9 +112,13 @@ async def _made(kind: type[T], *names: str, **options: Any) -> T:
 
 
 def _call(work: Coroutine[Any, Any, T]) -> T:
+    return _begin(work).result()
+
+
+def _begin(work: Coroutine[Any, Any, T]) -> Future[T]:
     with _making:
         loop = _loops.get(os.getpid())
         if loop is None:
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="srtm-client", daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(work, loop).result()
+    return asyncio.run_coroutine_threadsafe(work, loop)

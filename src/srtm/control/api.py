@@ -27,6 +27,7 @@ from srtm.control.schema import (
     PlaceOut,
     PlacesOut,
     PublishersIn,
+    Refusal,
     TopicIn,
     TopicName,
     bucket_of,
@@ -71,7 +72,11 @@ def router(service: Service) -> APIRouter:
         log.info("AUDIT(%s): %s %s", who, action, json.dumps(arguments))
         controller.store.note_action(now_ns(), who, action, arguments)
 
-    api = APIRouter(prefix="/v1", responses={404: {"description": "there is no such thing"}})
+    refusals: dict[int | str, dict[str, Any]] = {
+        404: {"description": "there is no such thing"},
+        422: {"model": Refusal, "description": "a value that cannot be"},
+    }
+    api = APIRouter(prefix="/v1", responses=refusals)
     changes = APIRouter(
         dependencies=[Depends(may_change)],
         responses={

@@ -16,11 +16,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from srtm.control.distributor import Fit
+from srtm.control.housing import housed
 from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
 from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
-from srtm.model.placement import UNPLACED, Broker, place, policy_named
+from srtm.model.placement import Broker, policy_named
 from srtm.model.transfer import Transfer
 from srtm.protocol.exchange import Answer, Exchange, Grant, Move, Share
 from srtm.units import NS_PER_S
@@ -40,6 +41,7 @@ _SILENT_S = 3.0  # of exchanges, until a broker counts as silent
 _HURRY_S = 0.1  # between exchanges while something is under way
 _FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
 _REMIND_S = 2.0  # between two orders to a publisher that is not where it should be
+_RECALL_NS = 10 * NS_PER_S  # brokers look for a controller every 4 s or more often
 _SET_BACK_NS = 10 * NS_PER_S  # without a new second of a broker that answers
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
 
@@ -121,9 +123,10 @@ class Controller:
     def recall(self, now_ns: int) -> None:
         """The store is lost: ask brokers which contracts they know, and believe them.
 
-        Nothing is granted for a lease, so that brokers which are not heard have cut their shares by then.
+        Nothing is granted for a lease, so that brokers which are not heard have cut their shares by then, nor until
+        all had the time to find us.
         """
-        self._recalling_until_ns = now_ns + self._lease_ns
+        self._recalling_until_ns = now_ns + max(self._lease_ns, _RECALL_NS)
 
     # Topics and publishers.
 
@@ -268,6 +271,8 @@ class Controller:
             ends_ns = member.stamp_heard_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
             member.lease_ends_ns = max(ends_ns, member.lease_ends_ns or ends_ns)
         self._due.discard(name)
+        recalls = self._recalling_until_ns > 0
+        tells = member.version < self._version and not recalls  # a list that is not whole yet would end contracts
         heard = [topic.seen[name].last_number for topic in self.topics.values() if name in topic.seen]
         return Exchange(
             self.epoch,
@@ -277,12 +282,12 @@ class Controller:
             self._lease_ns,
             self._safe_percent,
             self._version,
-            {topic.name: topic.contract for topic in self.topics.values()} if member.version < self._version else None,
+            {topic.name: topic.contract for topic in self.topics.values()} if tells else None,
             grants,
             self._orders.pop(name, []),
             min(heard, default=0),
             [topic.name for topic in self.topics.values() if topic.moving or topic.fit or topic.uneven(name)],
-            self._recalling_until_ns > 0,
+            recalls,
             [topic.name for topic in self.topics.values() if topic.paused],
         )
 
@@ -328,10 +333,11 @@ class Controller:
         """The TB Adaptor's period is over."""
         for topic in self.topics.values():
             if topic.opened and topic.fit is None and not topic.moving:
-                if topic.adapt(self.members, now_ns):
+                if topic.contract.adapt and topic.adapt(self.members, now_ns):
                     self._hurry(topic)
                 self._begin_to_fit(topic, now_ns)
-                self._relieve(topic, now_ns)
+                if topic.contract.adapt:
+                    self._relieve(topic, now_ns)
 
     def jobs(self) -> list[Fit]:
         """Fittings that wait for their `job` to be run; call `done` after it."""
@@ -461,41 +467,11 @@ class Controller:
             self.store.save_publishers(topic, topic.publishers)
 
     def _house(self, topic: Topic, homeless: Sequence[Declared], unreachable: set[str]) -> None:
-        """Find a place for publishers that have none."""
-        if not homeless:
-            return
+        """Find a place for publishers that have none, if there is any."""
         movable = {publisher.id for publisher in homeless}
         brokers = [broker for broker in self.brokers_for(topic, movable) if broker.name not in unreachable]
-        if not brokers:
-            return
-        if not topic.place:
-            try:
-                chosen = place([each.publisher for each in homeless], brokers, topic.contract.policy, self.options.seed)
-            except InputError:  # more than all of them can carry: everybody gets a place all the same
-                pass
-            else:
-                for publisher, number in zip(homeless, chosen.broker_of.tolist(), strict=True):
-                    assert number != UNPLACED
-                    topic.place[publisher.id] = brokers[number].name
-                return
-        room = {broker.name: broker.mcap_mps - broker.allocated_mps for broker in brokers}
-        groups: dict[tuple[str, str], int] = {}
-        for publisher_id, name in topic.place.items():
-            group = topic.publishers[publisher_id].group
-            if group is not None:
-                groups[name, group] = groups.get((name, group), 0) + 1
-        in_use = set(topic.place.values()) & room.keys()
-        spreads = not policy_named(topic.contract.policy).concentrates
-        for publisher in homeless:
-            fits = [name for name in in_use if room[name] >= publisher.rate_mps]
-            among = list(room) if spreads or not fits else fits
-            group = publisher.group if topic.by_group else None
-            best = min(among, key=lambda name: (groups.get((name, group or ""), 0) if group else 0, -room[name], name))
-            topic.place[publisher.id] = best
-            room[best] -= publisher.rate_mps
-            in_use.add(best)
-            if group is not None:
-                groups[best, group] = groups.get((best, group), 0) + 1
+        if homeless and brokers:
+            topic.place |= housed(topic, homeless, brokers, self.options.seed)
 
     def _leave(self, topic: Topic, broker: str, now_ns: int) -> None:
         """Find other places for all publishers of a broker."""

@@ -74,6 +74,7 @@ class TopicIn(_Strict):
     durability: Literal["memory", "disk"] = "memory"
     overflow: Literal["wait", "drop"] = "wait"
     fit: Literal["model", "measure", "none"] = "model"
+    adapt: bool = Field(True, description="whether shares follow the traffic; without, they stay as placed")
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
     @model_validator(mode="after")
@@ -97,6 +98,7 @@ class TopicIn(_Strict):
             self.durability,
             self.overflow,
             self.fit,
+            self.adapt,
         )
 
 
@@ -121,6 +123,20 @@ class PlacesOut(BaseModel):
     managed: bool
     publishers: dict[str, PlaceOut]
     brokers: dict[str, str]
+
+
+class Problem(BaseModel):
+    """One thing that is wrong with a request, and where."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class Refusal(BaseModel):
+    """Why a request was refused: a sentence, or everything that is wrong with its shape."""
+
+    detail: str | list[Problem]
 
 
 def points_ms(sketch: Sketch) -> dict[str, float] | None:
@@ -204,6 +220,7 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "durability": contract.durability,
         "overflow": contract.overflow,
         "fit": contract.fit,
+        "adapt": contract.adapt,
         "publishers": len(topic.publishers),
         "declared_rate": topic.rate_mps,
         "rate": sum(seen.rate_mps for seen in topic.seen.values()),

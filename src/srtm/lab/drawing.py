@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from srtm.lab.results import RESULTS, family
+from srtm.lab.results import family, known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,16 +38,15 @@ class Drawn:
     @classmethod
     def of(cls, name: str, rows: Rows) -> Drawn:
         """What a result draws of its rows."""
-        result = RESULTS[name]
+        result = known(name)
         return cls(result, {variant: result.draw(part) for variant, part in rows.variants().items()})
 
 
 def families(found: Mapping[str, Rows]) -> dict[str, list[Drawn]]:
-    """Results by figure, in the order of the paper."""
+    """Results by figure, in their order."""
     together: dict[str, list[Drawn]] = {}
-    for name in RESULTS:
-        if name in found:
-            together.setdefault(family(name), []).append(Drawn.of(name, found[name]))
+    for name, rows in found.items():
+        together.setdefault(family(name), []).append(Drawn.of(name, rows))
     return together
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from srtm.lab.claims import judge
 from srtm.lab.drawing import THEMES, colours, families, heading
-from srtm.lab.results import RESULTS
+from srtm.lab.results import known
 from srtm.pipeline import figures
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from srtm.lab.claims import Verdict
-    from srtm.lab.result import Panel, Rows
+    from srtm.lab.result import Panel, Rows, Value
     from srtm.lab.sweep import Settings
 
 _STYLE = """<style>
@@ -50,15 +50,14 @@ _READING = (
 
 def write_page(path: Path, found: Mapping[str, Rows], settings: Settings) -> None:
     """The page of these results."""
-    results = [RESULTS[name] for name in RESULTS if name in found]
-    verdicts = judge(results, found)
+    verdicts = judge([known(name) for name in found], found)
     drawn = [each for together in families(found).values() for each in together]
     plots = [_figure(panel, variant) for each in drawn for variant, panel in each.panels.items()]
     pieces = iter(figures.as_html(plots))
     holds = sum(verdict.holds is True for verdict in verdicts)
     body = [
         _STYLE,
-        "<h1>The paper's evaluation, simulated</h1>",
+        f"<h1>The paper's evaluation, {'live' if settings.live else 'simulated'}</h1>",
         f'<p class="note">{_made(settings)}. {holds} of {len(verdicts)} claims hold. {_READING}</p>',
         _table(verdicts),
     ]
@@ -79,7 +78,7 @@ def write_page(path: Path, found: Mapping[str, Rows], settings: Settings) -> Non
 
 def write_claims(path: Path, found: Mapping[str, Rows], settings: Settings) -> None:
     """The table of claims for a document."""
-    verdicts = judge([RESULTS[name] for name in RESULTS if name in found], found)
+    verdicts = judge([known(name) for name in found], found)
     holds = sum(verdict.holds is True for verdict in verdicts)
     lines = [
         f"{_made(settings)}: {holds} of {len(verdicts)} claims hold.",
@@ -88,11 +87,25 @@ def write_claims(path: Path, found: Mapping[str, Rows], settings: Settings) -> N
         "|---|---|---|---|---|---|",
         *(f"| {v.result} | {v.b_at or '—'} | {v.claim} | {v.paper} | {v.ours} | {v.word} |" for v in verdicts),
     ]
+    for name, rows in found.items():
+        if columns := known(name).columns:
+            heads = columns.values()
+            lines += ["", f"**{name}**", "", f"| {' | '.join(heads)} |", f"|{'---|' * len(columns)}"]
+            lines += [f"| {' | '.join(shown(row[column]) for column in columns)} |" for row in rows]
     figures.write_text(path, "\n".join(lines) + "\n")
 
 
+def shown(value: Value) -> str:
+    """A value of a row, in a table."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+
+
 def _made(settings: Settings) -> str:
-    return f"Seed {settings.seed}, {settings.repetitions} repetitions{', tiny form' if settings.tiny else ''}"
+    scale = f", {settings.live.name}" if settings.live else ""
+    tiny = ", tiny form" if settings.tiny else ""
+    return f"Seed {settings.seed}, {settings.repetitions} repetitions{tiny}{scale}"
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:

@@ -1,21 +1,20 @@
 """What a result of the lab is: points to run, a function that runs one, claims to judge, a panel to draw.
 
-A result never says where it runs: its `run` is a function of a world (`world.py`), a point and a seed, and the same
-three give the same rows. Rows are flat, so that they can be kept in Parquet.
+A result never says where it runs: its `run` is a function of a world (`world.py`; `live/world.py` for live forms), a
+point and a seed. In the simulated world the same three give the same rows. Rows are flat, so that they can be kept in
+Parquet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from srtm.lab.world import World
 
 Value = str | int | float | bool
 Row = dict[str, Value]
@@ -118,11 +117,14 @@ class Result:
     shows: str
     points: Sequence[Point]
     tiny: Sequence[Point]
-    run: Callable[[World, Point, int], list[Row]]
+    run: Callable[[Any, Point, int], list[Row]]
     claims: Sequence[Claim]
     draw: Callable[[Rows], Panel]
     weight: float = 1.0
     version: int = 1  # raise it when a change of `run` makes kept rows wrong
+    columns: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of rows, for a table, with their headings; none: no table
 
 
 def points(**axes: Iterable[int | float | str]) -> list[Point]:

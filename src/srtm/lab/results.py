@@ -27,7 +27,30 @@ if TYPE_CHECKING:
     from srtm.lab.result import Result
 
 _FILES = (prop1, kernel_time, fig6, fig7, fig8, fig9, fig10, fig11, table1, fast_fit, burst_split, found_groups)
+LIVE = "-live"
 RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result in file.RESULTS}
+
+
+def live() -> dict[str, Result]:
+    """Live forms, in the same order, under names of their own: fig6a-live."""
+    from srtm.lab.live import fig6a, fig9a, kernel_time, table1  # a whole cluster is behind them
+
+    return {result.name: result for file in (kernel_time, fig6a, fig9a, table1) for result in file.RESULTS}
+
+
+def known(name: str) -> Result:
+    """The result of this name, in either form."""
+    return RESULTS[name] if name in RESULTS else live()[name]
+
+
+def named_live(names: Sequence[str]) -> list[Result]:
+    """The live forms of these results."""
+    forms = {name.removesuffix(LIVE): result for name, result in live().items()}
+    wanted = [result.name for result in named(names)]
+    found = [forms[name] for name in wanted if name in forms]
+    if not found:
+        raise InputError(f"{' and '.join(wanted)} cannot be run live: {', '.join(forms)} can")
+    return found
 
 
 def named(names: Sequence[str]) -> list[Result]:

@@ -1,8 +1,9 @@
 """The sweep: result × point × repetition, one Spark task a cell; finished cells are kept and never run again.
 
-A cell's rows depend on its result (and that result's version), its world, its point and its seed, and on nothing else:
-not on the number of executors, nor on which cells ran before. They are kept in `FOLDER/RESULT/DIGEST.parquet`, written
-under another name first, so that a sweep may be killed at any moment and goes on where it was.
+A simulated cell's rows depend on its result (and that result's version), its world, its point and its seed, and on
+nothing else: not on the number of executors, nor on which cells ran before. Live cells run one after another, here.
+Rows are kept in `FOLDER/RESULT/DIGEST.parquet`, written under another name first, so that a sweep may be killed at any
+moment and goes on where it was.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import json
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srtm.errors import InputError
 from srtm.lab.result import Rows
-from srtm.lab.results import RESULTS
+from srtm.lab.results import known
 from srtm.lab.world import Simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from srtm.lab.live.world import Live
     from srtm.lab.result import Point, Result, Row
     from srtm.lab.world import World
     from srtm.pipeline.session import SparkSession
@@ -36,11 +38,12 @@ _FULL, _TINY = Simulated(), Simulated(most_messages=600_000)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run of the lab is made from; the same settings give the same rows."""
+    """What a run of the lab is made from; in the simulated world the same settings give the same rows."""
 
     seed: int = 1
     repetitions: int = 10
     tiny: bool = False
+    live: Live | None = None
 
     def __post_init__(self) -> None:
         """List everything that is wrong at once."""
@@ -61,26 +64,25 @@ class Cell:
     point: Point
     repetition: int
     seed: int
-    world: World
+    world: World | Live
 
     @property
     def digest(self) -> str:
         """What tells kept rows apart."""
-        known = [self.result, RESULTS[self.result].version, self.world.name, self.point, self.seed]
-        return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:24]
+        told = [self.result, known(self.result).version, self.world.name, self.point, self.seed]
+        return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
     @property
     def weight(self) -> float:
         """How long it takes, roughly, against other cells."""
-        return RESULTS[self.result].weight * float(self.point.get("publishers", 1_000))
+        return known(self.result).weight * float(self.point.get("publishers", 1_000))
 
 
 def cells_of(result: Result, settings: Settings) -> list[Cell]:
     """The cells of a result, in order."""
+    world = settings.live or (_TINY if settings.tiny else _FULL)
     return [
-        Cell(
-            result.name, point, repetition, settings.seed * _SEEDS_APART + repetition, _TINY if settings.tiny else _FULL
-        )
+        Cell(result.name, point, repetition, settings.seed * _SEEDS_APART + repetition, world)
         for point in (result.tiny if settings.tiny else result.points)
         for repetition in range(settings.repetitions)
     ]
@@ -88,7 +90,7 @@ def cells_of(result: Result, settings: Settings) -> list[Cell]:
 
 def work(cell: Cell) -> bytes:
     """Run a cell; its rows as JSON, in which every number is what it was."""
-    return json.dumps(RESULTS[cell.result].run(cell.world, cell.point, cell.seed)).encode()
+    return json.dumps(known(cell.result).run(cell.world, cell.point, cell.seed)).encode()
 
 
 class Kept:
@@ -108,7 +110,8 @@ class Kept:
     def settings(self) -> Settings:
         """What the newest run here was made from."""
         try:
-            return Settings(**json.loads((self.folder / _SETTINGS).read_text()))
+            told = json.loads((self.folder / _SETTINGS).read_text())
+            return Settings(**{**told, "live": _live(told.get("live"))})
         except (OSError, ValueError, TypeError):
             raise InputError(f"{self.folder} holds no run of the lab: make one with srtm lab run all") from None
 
@@ -144,10 +147,26 @@ class Kept:
         return self.folder / cell.result / f"{cell.digest}.parquet"
 
 
+def _live(told: dict[str, Any] | None) -> Live | None:
+    if told is None:
+        return None
+    from srtm.lab.live.world import Live
+
+    return Live(**told)
+
+
 def unfinished(results: Sequence[Result], settings: Settings, kept: Kept) -> list[Cell]:
     """The cells that are still to be run, those that take longest first."""
     cells = [cell for result in results for cell in cells_of(result, settings) if not kept.has(cell)]
     return sorted(cells, key=lambda cell: -cell.weight)
+
+
+def sweep_here(cells: Sequence[Cell], kept: Kept, beside: Callable[[], Row], done: Callable[[Cell], None]) -> None:
+    """Run cells one after another in this process, as live ones must be; `beside` is asked before each of them."""
+    for cell in cells:
+        noted = beside()
+        kept.put(cell, [{**row, **noted} for row in known(cell.result).run(cell.world, cell.point, cell.seed)])
+        done(cell)
 
 
 def sweep(cells: Sequence[Cell], kept: Kept, spark: SparkSession, done: Callable[[Cell], None]) -> None:

@@ -146,6 +146,9 @@ class Transfer:
         self._lapsed.add(broker)
         late = _amount(safe_share(sent.share, safe_percent)) if sent else _NOTHING
         self._held[broker] = _most(has, late)
+        self._wanted[broker] = self._cut(
+            broker
+        )  # it is not to be given back what others may get, until someone says so
 
     def gone(self, broker: str) -> None:
         """The broker is dead for certain, or has started anew: it holds nothing."""

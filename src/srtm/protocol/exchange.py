@@ -49,6 +49,7 @@ class Contract(msgspec.Struct, frozen=True):
     durability: str = "memory"
     overflow: str = "wait"
     fit: str = "model"
+    adapt: bool = True  # shares follow the traffic, and overloaded brokers shed publishers
 
     @property
     def bucket(self) -> TokenBucket:

@@ -182,9 +182,9 @@ class VirtualCluster:
         """The controller is gone; its store stays."""
         self.controller = None
 
-    def start_controller(self) -> None:
-        """A controller starts on the same store."""
-        self.controller = Controller(self.options, self.store, self.now_ns)
+    def start_controller(self, first_epoch: int = 1) -> None:
+        """A controller starts on the same store; on another one, with an epoch that is later than the last."""
+        self.controller = Controller(self.options, self.store, self.now_ns, first_epoch)
         for name in self.brokers:
             self._register(name)
 

@@ -1,0 +1,97 @@
+"""Section 5.2, live: a broker that stands still now and then, with arrival times by the kernel and by reading.
+
+A stopped process reads what came meanwhile all at once. `truth` are access delays by the times at which the load
+wrote: what was conformant, whoever looks at it when. At a tenth of the rate of the simulated form, stalls are ten times
+as long, so that as many messages pile up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from srtm.lab.live.world import NOISE, Stalls
+from srtm.lab.result import Claim, Panel, Point, Result, Row, Rows, Series, listed, points
+from srtm.model import scan
+from srtm.units import NS_PER_MS, percentile
+
+if TYPE_CHECKING:
+    from srtm.lab.live.world import Live
+
+EVERY_MS = 200
+STALLS_MS = (0, 20, 40, 80)
+STAMPS = {"kernel": True, "user space": False}
+_NEAR_MS = 1.0
+
+
+def run(world: Live, point: Point, seed: int) -> list[Row]:
+    """One broker, one way to stamp."""
+    kernel_time = STAMPS[str(point["stamps"])]
+    stalls = Stalls(float(point["stall_ms"]), EVERY_MS)
+    seen = world.steady(world.workload(seed), 1, kernel_time=kernel_time, stalls=stalls)
+    (part,) = seen.parts.values()
+    truth = scan.access_delays(seen.written_ns, part.share)
+    delayed, truly = float((part.access_ns > 0).mean()), float((truth > 0).mean())
+    return [
+        {
+            **point,
+            "messages": len(part.arrival_ns),
+            "access_p99_ms": percentile(part.access_ns, "0.99") / NS_PER_MS,
+            "true_p99_ms": percentile(truth, "0.99") / NS_PER_MS,
+            "delayed": delayed,
+            "truly_delayed": truly,
+            "mistaken": delayed - truly,
+            "late_p99_ms": seen.late_p99_ms,
+        }
+    ]
+
+
+def draw(rows: Rows) -> Panel:
+    """p99 access delay by the length of stalls."""
+    shown = [Series.of(name, rows.where(stamps=name), "stall_ms", "access_p99_ms") for name in ("user space", "kernel")]
+    title = f"Live: a stall each {EVERY_MS} ms"
+    return Panel(title, "length of a stall (ms)", "p99 access delay (ms)", shown)
+
+
+def _mistakes(rows: Rows) -> tuple[bool, str]:
+    late, right = (rows.where(stamps=stamps).means("mistaken", "stall_ms") for stamps in ("user space", "kernel"))
+    ours = f"{listed([100 * share for share in late])} % of the messages"
+    return late[-1] == max(late) and late[-1] > max(0.01, *right), ours
+
+
+def _kernel_is_right(rows: Rows) -> tuple[bool, str]:
+    own = rows.where(stamps="kernel")
+    apart = [abs(a - b) for a, b in zip(own.column("access_p99_ms"), own.column("true_p99_ms"), strict=True)]
+    return max(
+        apart
+    ) <= _NEAR_MS, f"p99 {listed(own.means('access_p99_ms', 'stall_ms'))}, {max(apart):.2f} ms apart at most"
+
+
+RESULTS = [
+    Result(
+        "kernel_time-live",
+        "Kernel arrival times against late stamps, on a broker that stalls",
+        "A late stamp makes the bucket delay messages that were conformant.",
+        points(stall_ms=STALLS_MS, stamps=STAMPS),
+        points(stall_ms=(0, 80), stamps=STAMPS),
+        run,
+        [
+            Claim("a late stamp causes the bucket to delay conformant messages", "it does", _mistakes),
+            Claim(
+                "kernel stamps are independent of scheduling (p99 within 1 ms of that by the times of writing)",
+                "no effect",
+                _kernel_is_right,
+            ),
+        ],
+        draw,
+        columns={
+            "stall_ms": "stall ms",
+            "stamps": "stamps",
+            "messages": "messages",
+            "access_p99_ms": "p99 access ms",
+            "true_p99_ms": "p99 by writing ms",
+            "delayed": "delayed",
+            "truly_delayed": "delayed by writing",
+            **NOISE,
+        },
+    )
+]

@@ -1,0 +1,304 @@
+"""Spark as a reader of a `disk` topic: offsets by broker, ranges of them as partitions, rows as Arrow batches.
+
+In: the positions that Spark last committed, and how many rows it may have. Out: the next positions, and partitions that
+are a function of two positions alone, so that a batch that is run again reads the same rows in the same partitions.
+An offset is `{"broker": the offset of its next message, …}`. A broker that is new joins with its oldest offset, and its
+rows come with the next batch: so the range of every batch is in Spark's own log before it is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from srtm.client.backoff import Backoff
+from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError, SRTMError
+from srtm.model.apportion import apportion
+from srtm.pipeline.logs import Away, Contract, Extent, Logs, patiently, read
+from srtm.units import NS_PER_US
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from srtm.pipeline.settings import Offsets, Settings
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = (
+    "topic string, publisher string, body binary, arrival timestamp, broker string, offset bigint, arrival_ns bigint"
+)
+CATCH_UP_S = 10.0  # of the contract's rate that a batch may hold, however soon it follows the last
+FREE_ROWS = 500_000  # that a batch may hold where there is no contract
+_REMEDY = "set option failOnDataLoss to false to go on with what is there"
+
+
+@dataclass(repr=False)
+class Range(InputPartition):
+    """Offsets [begin, end) of the log of one broker."""
+
+    broker: str
+    url: str
+    begin: int
+    end: int
+
+
+class _Reading:
+    """What batch and stream have in common."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._logs = Logs(settings)
+
+    def _extents(self) -> dict[str, Extent]:
+        """The logs of all brokers, each of which has to answer."""
+        settings = self._settings
+
+        def look() -> dict[str, Extent]:
+            brokers = self._logs.look(strict=True)
+            found = {broker: extent for broker in brokers if (extent := self._logs.extent(broker)) is not None}
+            if not found and not self._logs.known({} if settings.brokers else brokers):
+                raise InputError(f"no broker has topic {settings.topic!r}: check its name, or create it first")
+            return found
+
+        return patiently(look, settings.timeout_s)
+
+    def _ranges(self, start: Offsets, end: Offsets) -> list[Range]:
+        """Partitions of what lies between two offsets, by these alone."""
+        rows = self._settings.rows_per_partition
+        return [
+            Range(broker, self._logs.url(broker, self._settings.timeout_s), begin, min(begin + rows, end[broker]))
+            for broker in sorted(end)
+            for begin in range(start.get(broker, end[broker]), end[broker], rows)
+        ]
+
+    def _rows(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A partition's rows; runs on executors."""
+        if not isinstance(part, Range):  # Spark's own, where there are none
+            return
+        settings, at = self._settings, part.begin
+        try:
+            for batch in read(part.url, part.broker, settings.topic, at, part.end, settings.timeout_s):
+                at += batch.num_rows
+                yield _shaped(batch, part.broker)
+        except LogError as problem:
+            if settings.fail_on_data_loss:
+                raise type(problem)(f"{problem}: {_REMEDY}") from None
+            kept = self._kept(part, at)
+            logger.warning("%s: going on with offset %d of %d", problem, kept, part.end)
+            if at < kept < part.end:
+                yield from self._rows(Range(part.broker, part.url, kept, part.end))
+
+    def _kept(self, part: Range, at: int) -> int:
+        """The first offset from `at` on that a broker still holds."""
+        logs = Logs(self._settings)
+        logs.adopt(part.broker, part.url)
+        extent = patiently(lambda: logs.extent(part.broker), self._settings.timeout_s)
+        return max(at, extent.begin) if extent and extent.end >= part.end else part.end
+
+    def _check(self, broker: str, at: int, extent: Extent | None) -> None:
+        """Refuse a position that the log does not have; unless what is lost is to be left out."""
+        if not self._settings.fail_on_data_loss:
+            return
+        where = f"topic {self._settings.topic!r} at broker {broker!r}"
+        if extent is None:
+            raise LogError(f"{where} is gone, and with it what was there after offset {at}: {_REMEDY}")
+        if at < extent.begin:
+            raise OffsetTrimmed(f"{where} no longer holds offset {at}: it begins at {extent.begin}: {_REMEDY}")
+        if at > extent.end:
+            raise LogError(f"{where} has no offset {at}: it ends at {extent.end}; was its log removed? {_REMEDY}")
+
+
+class BatchReader(_Reading, DataSourceReader):
+    """Rows between `startingOffsets` and `endingOffsets`, as the logs are when the query is planned."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each broker and range."""
+        extents, settings = self._extents(), self._settings
+        start = _first(extents, settings.starting)
+        end = {broker: extent.end for broker, extent in extents.items()}
+        if not isinstance(settings.ending, str):
+            end = {broker: settings.ending.get(broker, 0) for broker in extents}
+            for broker, at in settings.ending.items():
+                self._check(broker, max(at, start.get(broker, 0)), extents.get(broker))
+        for broker, at in start.items():
+            if at < end.get(broker, at):
+                self._check(broker, at, extents.get(broker))
+        return list(self._ranges(start, {broker: max(end[broker], start[broker]) for broker in end}))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, in order of offsets."""
+        return self._rows(partition)
+
+
+class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A topic as a stream. One of these lives as long as a query, beside the driver."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._contract: Contract | None = None
+        self._asked_s: float | None = None
+        self._away: dict[str, _Absence] = {}
+        self._target: Offsets | None = None
+        self._newest: Offsets = {}
+
+    def initialOffset(self) -> Offsets:
+        """Where a query begins that has no checkpoint."""
+        return _first(self._extents(), self._settings.starting)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxRowsPerTrigger`, or what the contract lets through in ten seconds."""
+        if self._settings.max_rows is not None:
+            return ReadMaxRows(self._settings.max_rows)
+        self._contract = patiently(lambda: self._logs.contract(self._logs.look()), self._settings.timeout_s)
+        if self._contract is None:
+            return ReadMaxRows(FREE_ROWS)
+        return ReadMaxRows(max(1, int(self._contract.b + CATCH_UP_S * self._contract.r)))
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """The end of the next batch: as much of what is there as the limit allows, from each broker in proportion.
+
+        In proportion, because brokers with more messages then do not fall behind the others in time.
+        """
+        extents = self._present(start)
+        self._newest = {**start, **{broker: extent.end for broker, extent in extents.items()}}
+        joining = {broker: extent.begin for broker, extent in extents.items() if broker not in start}
+        ends = {}
+        for broker, at in start.items():
+            extent = extents.get(broker)
+            if extent is None:
+                ends[broker] = at
+            elif extent.end < at:  # its log is another one
+                ends[broker] = extent.begin
+            else:
+                ends[broker] = extent.end
+        if self._target is not None:
+            ends = {broker: min(end, max(start[broker], self._target.get(broker, 0))) for broker, end in ends.items()}
+            joining = {broker: begin for broker, begin in joining.items() if broker in self._target}
+        return {**_limited(start, ends, self._most_rows(limit)), **joining}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read as far as the logs reach now, and no further."""
+        self._target = {broker: extent.end for broker, extent in self._extents().items()}
+
+    def reportLatestOffset(self) -> Offsets | None:
+        """How far the logs reach, for the query's progress."""
+        return self._newest or None
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """One for each broker and range."""
+        return self._ranges(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, in order of offsets."""
+        return self._rows(partition)
+
+    def commit(self, end: Offsets) -> None:
+        """Spark is done with everything before; where that was chosen, so are brokers."""
+        if not self._settings.trim_on_commit:
+            return
+        for broker, before in end.items():
+            try:
+                self._logs.url(broker, 0.0)
+                self._logs.trim(broker, before)
+            except (Away, SRTMError) as problem:  # the next commit trims this too
+                logger.warning("BROKER(%s): nothing trimmed: %s", broker, problem)
+
+    def _most_rows(self, limit: ReadLimit) -> int | None:
+        """How many rows the next batch may have; a limit of our own grows with the time since the last batch.
+
+        The contract lets through b + r·Δt in Δt, so a query whose trigger is longer than ten seconds keeps up too.
+        """
+        now_s = time.monotonic()
+        waited_s, self._asked_s = now_s - (self._asked_s or now_s), now_s
+        if isinstance(limit, ReadAllAvailable):
+            return None
+        if not isinstance(limit, ReadMaxRows):
+            raise PipelineError(f"format srtm can limit batches by rows, not by {type(limit).__name__}")
+        more_s = max(0.0, waited_s - CATCH_UP_S) if self._contract else 0.0
+        return limit.max_rows + int(more_s * self._contract.r if self._contract else 0)
+
+    def _present(self, start: Offsets) -> dict[str, Extent]:
+        """The logs of brokers that answer now. Those that do not keep their place; for how long is bounded."""
+        found: dict[str, Extent] = {}
+        try:
+            brokers = set(self._logs.look()) | start.keys()
+            self._away.pop("", None)
+        except Away as problem:
+            if not start:
+                self._missed("", problem)
+            logger.warning("%s: going on with the brokers that are known", problem)
+            brokers = set(start)
+        for broker in sorted(brokers):
+            absence = self._away.get(broker)
+            if absence and time.monotonic() < absence.again_s:
+                continue
+            try:
+                extent = self._logs.extent(broker)
+            except (Away, KeyError) as problem:  # KeyError: it was not listed since the query started
+                self._missed(broker, problem)
+                continue
+            self._away.pop(broker, None)
+            if broker in start:
+                self._check(broker, start[broker], extent)
+            if extent is not None:
+                found[broker] = extent
+        return found
+
+    def _missed(self, who: str, problem: Exception) -> None:
+        """Nobody answered: ask again later, and give up after the time that was set."""
+        absence = self._away.setdefault(who, _Absence(time.monotonic(), Backoff()))
+        away_s, timeout_s = time.monotonic() - absence.since_s, self._settings.timeout_s
+        absence.again_s = time.monotonic() + absence.backoff.next_s()
+        if away_s > timeout_s and (self._settings.fail_on_data_loss or not who):
+            whom = f"broker {who!r} of topic {self._settings.topic!r}" if who else self._settings.controller
+            text = str(problem) if isinstance(problem, Away) else "nobody knows its address"
+            remedy = f"start it, wait longer with option timeout, or {_REMEDY}" if who else "start it"
+            raise PipelineError(f"{whom} is away since {away_s:.0f} s ({text}): {remedy}")
+
+
+@dataclass
+class _Absence:
+    """Since when somebody is away, and when to ask again."""
+
+    since_s: float
+    backoff: Backoff
+    again_s: float = 0.0
+
+
+def _first(extents: dict[str, Extent], starting: str | Offsets) -> Offsets:
+    if isinstance(starting, str):
+        return {name: extent.begin if starting == "earliest" else extent.end for name, extent in extents.items()}
+    return {name: extent.begin for name, extent in extents.items()} | starting
+
+
+def _limited(start: Offsets, ends: Offsets, most: int | None) -> Offsets:
+    """As far as `most` rows go, shared out in proportion to what is there."""
+    rows = {broker: max(0, end - start[broker]) for broker, end in ends.items()}
+    if most is None or sum(rows.values()) <= most:
+        return ends
+    shares = dict(zip(rows, apportion(most, list(rows.values())), strict=True))
+    return {broker: start[broker] + shares[broker] if rows[broker] else end for broker, end in ends.items()}
+
+
+def _shaped(batch: pa.RecordBatch, broker: str) -> pa.RecordBatch:
+    """Rows of a broker as rows of Spark."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    micros = pc.divide(batch.column("arrival_ns"), NS_PER_US).cast(pa.timestamp("us", tz="UTC"))
+    columns = {
+        "topic": batch.column("topic"),
+        "publisher": batch.column("publisher"),
+        "body": batch.column("body"),
+        "arrival": micros,
+        "broker": pa.repeat(pa.scalar(broker, pa.string()), batch.num_rows),
+        "offset": batch.column("offset"),
+        "arrival_ns": batch.column("arrival_ns"),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))

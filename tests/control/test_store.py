@@ -1,0 +1,126 @@
+"""What outlives a controller, and what a controller makes of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from srtm.control.controller import Controller
+from srtm.control.members import Declared
+from srtm.control.options import ControllerOptions
+from srtm.control.store import Store
+from srtm.errors import ControlError, InputError
+from srtm.model.split import within
+from srtm.protocol.exchange import Contract, Exchange
+from srtm.testing.virtual import VirtualCluster
+from srtm.units import NANO_PER_TOKEN
+
+CONTRACT = Contract(100_000, 40 * NANO_PER_TOKEN, 2_000_000, "0.999", "lb", "disk", "drop", "none")
+
+
+def cluster(folder: Path) -> VirtualCluster:
+    return VirtualCluster(1, ControllerOptions(lease_s=3.0), Store(folder), brokers=2)
+
+
+def test_everything_is_there_again(tmp_path: Path) -> None:
+    world = cluster(tmp_path)
+    assert world.controller
+    world.run(1)
+    world.controller.create("t", CONTRACT, world.now_ns)
+    world.run(1)
+    publishers = [Declared(f"p/{n} ä", 2.5, f"g{n}", "periodic", 3, 1_000) for n in range(6)]
+    world.publish("t", publishers)
+    world.run(5)
+    before = world.controller
+    world.store.close()
+    after = Controller(ControllerOptions(lease_s=3.0), Store(tmp_path), world.now_ns)
+    assert after.epoch > before.epoch
+    topic, kept = before.topics["t"], after.topics["t"]
+    assert kept.contract == CONTRACT
+    assert kept.publishers == {each.id: each for each in publishers}
+    assert (kept.place, kept.opened) == (topic.place, True)
+    assert kept.transfer.next_sequence == topic.transfer.next_sequence
+    assert {name: member.incarnation for name, member in after.members.items()} == {
+        name: member.incarnation for name, member in before.members.items()
+    }
+
+
+def test_what_was_granted_is_in_the_books_before_it_is_sent(tmp_path: Path) -> None:
+    """A controller that dies between the two finds at least that much when it is back."""
+    world = cluster(tmp_path)
+    assert world.controller
+    world.run(1)
+    world.controller.create("t", CONTRACT, world.now_ns)
+    world.publish("t", [Declared(f"p{n}", 5.0) for n in range(10)])
+    sent: dict[str, Exchange] = {}
+    for _ in range(40):
+        world.run(0.05)
+        world.controller.tick(world.now_ns)
+        world.controller.adapt(world.now_ns)
+        sent = {name: world.controller.compose(name) for name in world.brokers}
+        (kept,) = Store(tmp_path).topics()
+        assert within(CONTRACT.bucket, kept.transfer.possible.values())
+        for name, said in sent.items():
+            grant = said.grants.get("t")
+            if grant and grant.share:
+                possible = kept.transfer.possible[name]
+                assert possible.r_mtps >= grant.share.r_mtps
+                assert possible.b_ntok >= grant.share.b_ntok
+    assert sent
+
+
+def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> None:
+    controller = Controller(ControllerOptions(), Store(tmp_path), 1)
+    controller.joined("one", "h", 1, 2, 1)
+    controller.members["one"].status = "alive"
+    for name in ("a", "b"):
+        controller.create(name, CONTRACT, 1)
+        controller.register(name, [Declared("p"), Declared("q")], 1)
+    controller.remove("a")
+    controller.unregister("b", "p")
+    controller.forget("one", 1)
+    (kept,) = Store(tmp_path).topics()
+    assert kept.name == "b"
+    assert list(kept.publishers) == ["q"]
+    assert Store(tmp_path).members(1.0) == []
+    with pytest.raises(InputError, match="no publisher 'p'"):
+        controller.unregister("b", "p")
+
+
+@pytest.mark.parametrize("damage", ["nonsense", "cut", "folder", "newer"])
+def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "controller.sqlite"
+    if damage == "folder":
+        path.mkdir()
+    else:
+        store = Store(tmp_path)
+        controller = Controller(ControllerOptions(), store, 1)
+        for number in range(50):
+            controller.create(f"t{number}", CONTRACT, 1)
+        store.close()
+    if damage == "nonsense":
+        path.write_bytes(b"nonsense" * 4096)
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:6000])
+    elif damage == "newer":
+        with sqlite3.connect(path) as db:
+            db.execute("UPDATE meta SET value = 99 WHERE key = 'version'")
+        db.close()
+    with pytest.raises(ControlError) as caught:
+        Store(tmp_path)
+    assert str(path) in str(caught.value)
+    assert "99" in str(caught.value) if damage == "newer" else "--recover" in str(caught.value)
+
+
+def test_a_store_that_is_set_aside_is_kept(tmp_path: Path) -> None:
+    assert Store.set_aside(tmp_path) is None
+    for number in (1, 2):
+        store = Store(tmp_path)
+        epoch = store.next_epoch()
+        store.close()
+        aside = Store.set_aside(tmp_path)
+        assert aside == tmp_path / f"controller.sqlite.{number}"
+        assert aside.exists()
+        assert epoch == 1

@@ -1,0 +1,176 @@
+"""Live forms: a tiny Fig. 6a on real brokers agrees with the model, and claims are predicates like all others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from srtm.cli.app import run
+from srtm.errors import InputError
+from srtm.lab.claims import judge
+from srtm.lab.live import fig6a
+from srtm.lab.live.world import Live, Stalls
+from srtm.lab.result import Row, Rows
+from srtm.lab.results import known, live, named_live
+from srtm.lab.sweep import Kept, Settings, cells_of
+from srtm.units import percentile
+
+SCALE = ["--publishers", "60", "--rate", "10", "--seconds", "3"]
+SMALL = Live(publishers=60, rate_mps=10, seconds=3)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("live")
+    assert run(["lab", "run", "fig6a", "--live", "--tiny", *SCALE, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_brokers_do_what_the_model_says(out: Path) -> None:
+    settings = Kept(out).settings()
+    assert settings == Settings(1, 1, tiny=True, live=SMALL)
+    rows = Kept(out).rows(known("fig6a-live"), settings)
+    assert rows
+    assert [row["k"] for row in rows] == [1, 2]
+    for row in rows:
+        assert int(row["messages"]) > 1_000
+        assert row["lost"] == 0
+        assert row["access_p99_ms"] == pytest.approx(row["simulated_p99_ms"], rel=fig6a.NEAR)
+        assert float(row["gap_ms"]) > 0
+    assert float(rows[1]["access_p99_ms"]) > 0
+    verdicts = {verdict.claim: verdict.holds for verdict in judge([known("fig6a-live")], {"fig6a-live": rows})}
+    assert verdicts["the model gives the recorded p99 access delay (within 15 %)"] is True
+
+
+def test_finished_cells_are_not_run_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Live, "steady", lambda *_, **__: pytest.fail("it was run again"))
+    assert run(["lab", "run", "fig6a", "--live", "--tiny", *SCALE, "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["live"]["publishers"] == 60
+    assert len(said["rows"]["fig6a-live"]) == 2
+    assert run(["lab", "run", "fig6a", "--live", "--tiny", *SCALE, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "live, 60 publishers of 10 msg/s, 3 s" in said
+    assert "longest gap ms" in said
+
+
+def test_the_report_has_live_results(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, claims = tmp_path / "lab.html", tmp_path / "claims.md"
+    assert run(["lab", "report", "--out", str(out), "--page", str(page), "--claims", str(claims)]) == 0
+    assert f"{page}: 1 of {len(live())} results" in capsys.readouterr().out
+    assert "evaluation, live" in page.read_text()
+    assert "live, 60 publishers of 10 msg/s" in page.read_text()
+    assert "| k | messages | p99 access ms |" in claims.read_text()
+
+
+def test_a_broker_that_stalls_does_not_change_what_the_kernel_says() -> None:
+    """The recorded arrivals are the kernel's: the law holds of them, however late they are read."""
+    seen = SMALL.steady(SMALL.workload(2), 1, stalls=Stalls(50, 200))
+    (part,) = seen.parts.values()
+    assert len(part.arrival_ns) == len(seen.written_ns)
+    assert percentile(part.access_ns, "0.99") == pytest.approx(percentile(part.simulated_ns(), "0.99"), rel=fig6a.NEAR)
+
+
+def table(**columns: list[float | str]) -> Rows:
+    """Rows, column by column."""
+    names = list(columns)
+    return Rows(dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def holds(name: str, rows: list[Row]) -> list[bool | None]:
+    return [verdict.holds for verdict in judge([live()[name]], {name: Rows(rows)})]
+
+
+def test_claims_of_fig6a_can_fail() -> None:
+    rows = table(k=[1, 2], access_p99_ms=[0.0, 20.0], simulated_p99_ms=[0.0, 22.0])
+    rest: Row = {"differing": 3, "crossed": 3, "messages": 100, "lost": 0}
+    assert holds("fig6a-live", [{**row, **rest} for row in rows]) == [True, True, True]
+    assert holds("fig6a-live", [{**row, **rest, "simulated_p99_ms": 30.0} for row in rows]) == [False, True, True]
+    assert holds("fig6a-live", [{**row, **rest, "access_p99_ms": 20.0, "lost": 1} for row in rows]) == [False] * 3
+
+
+def test_claims_of_fig9a_can_fail() -> None:
+    rows = table(
+        group_size=[5, 5, 20, 20],
+        policy=["max_min", "srtm"] * 2,
+        p99_ms=[30.0, 9.0, 60.0, 12.0],
+        access_p99_ms=[25.0, 1.0, 50.0, 0.0],
+        slo_ms=[20.0] * 4,
+    )
+    assert holds("fig9a-live", rows) == [True, True, True]
+    swapped = {"max_min": "srtm", "srtm": "max_min"}
+    other = [{**row, "policy": swapped[str(row["policy"])]} for row in rows]
+    assert holds("fig9a-live", other) == [False, False, False]
+
+
+def test_claims_of_table1_can_fail() -> None:
+    rows = table(
+        group_size=[5, 5],
+        fit=["measure", "model"],
+        rounds=[2, 1],
+        expected=[1, 1],
+        elapsed_s=[20.0, 9.0],
+        fit_met=[1, 1],
+    )
+    assert holds("table1-live", rows) == [True] * 4
+    worse = table(
+        group_size=[5, 5],
+        fit=["measure", "model"],
+        rounds=[3, 4],
+        expected=[1, 1],
+        elapsed_s=[400.0, 90.0],
+        fit_met=[0, 1],
+    )
+    assert holds("table1-live", worse) == [False] * 4
+
+
+def test_claims_of_kernel_time_can_fail() -> None:
+    rows = table(
+        stall_ms=[0, 0, 80, 80],
+        stamps=["kernel", "user space"] * 2,
+        access_p99_ms=[0.0, 0.0, 0.3, 40.0],
+        true_p99_ms=[0.0] * 4,
+        mistaken=[0.0, 0.001, 0.002, 0.5],
+    )
+    assert holds("kernel_time-live", rows) == [True, True]
+    late = {"kernel": "user space", "user space": "kernel"}
+    assert holds("kernel_time-live", [{**row, "stamps": late[str(row["stamps"])]} for row in rows]) == [False, False]
+
+
+def test_cells_of_another_scale_are_others() -> None:
+    digests = {
+        cells_of(result, Settings(live=scale))[0].digest
+        for result in live().values()
+        for scale in (Live(), Live(slo_ms=30))
+    }
+    assert len(digests) == 2 * len(live())
+
+
+def test_only_some_results_have_a_live_form() -> None:
+    assert [result.name for result in named_live(["all"])] == list(live())
+    assert [result.name for result in named_live(["fig9"])] == ["fig9a-live"]
+    with pytest.raises(
+        InputError, match=r"fig7a and fig7b .* cannot be run live: kernel_time, fig6a, fig9a, table1 can"
+    ):
+        named_live(["fig7"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fig11", "--live"], "fig11a and fig11b cannot be run live"),
+        (["fig6a", "--publishers", "5"], "publishers: only a live run can be scaled; say --live"),
+        (["fig6a", "--live", "--brokers", "0", "--slo", "-1ms"], "'-1ms'"),
+        (["fig6a", "--live", "--brokers", "0", "--rate", "nan"], "rate_mps = nan: it must be positive; brokers = 0"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["lab", "run", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
