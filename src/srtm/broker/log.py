@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from srtm.broker.batch import Record, check, cut, decode, encode
 from srtm.broker.cursor import Cursor
-from srtm.broker.store import Retention, Store, TopicState
+from srtm.broker.store import Known, Retention, Store, TopicState
 from srtm.broker.writer import Append, Call, Done, LogOptions, Progress, Work, Writer
 from srtm.errors import InputError, LogError, OffsetTrimmed, SRTMError
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Log", "LogOptions", "LogStatistics", "Record", "Retention"]
+__all__ = ["Known", "Log", "LogOptions", "LogStatistics", "Record", "Retention"]
 
 QUEUE_BYTES = 4 << 20  # bodies in one row of a saved queue
 
@@ -214,6 +214,15 @@ class Log:
             before_ns = None if retention.max_age_ns is None else now_ns - retention.max_age_ns
             run = partial(self._writer.retain, topic, retention.max_bytes, before_ns)
             self._put(Call(run, done, self._answer))
+
+    def remember(self, known: dict[str, list[Known]], done: Done) -> None:
+        """Write down all that is known of some topics."""
+        self._put(Call(partial(self._store.remember, known), done, self._answer))
+
+    def known(self) -> dict[str, list[Known]]:
+        """What was written down of topics; waits for the disk."""
+        found: dict[str, list[Known]] = self.call(self._store.known)
+        return found
 
     def save_queue(self, topic: str, channel: str | None, records: Sequence[Record]) -> None:
         """Keep the messages of a memory topic, or of one channel of it, over a stop; waits for the disk."""

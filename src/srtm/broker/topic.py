@@ -43,6 +43,7 @@ class Topic:
         self.drops = False  # non-conformant messages are dropped instead of made to wait
         self.durable: Durable | None = None  # on disk, and not in memory alone
         self.limiter: Limiter | None = None
+        self.by_hand: TokenBucket | None = None  # what the operator set, whatever a controller says
         self.arrived: list[Message] = []  # in this turn
         self.waiting: deque[Message] = deque()  # for tokens
         self.unclaimed: deque[Message] = deque()  # released, and no channel there
