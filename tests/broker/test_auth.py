@@ -176,3 +176,13 @@ def test_the_authority_is_told_who_is_behind_tls(start: Start, authority: Author
         assert shown["tls_version"].startswith("TLS1.")
         assert shown["tls_cipher_suite"].startswith("TLS_")
     assert (authority.asked[0]["tls"], authority.asked[0]["common_name"]) == ("true", "sensor-1")
+
+
+def test_an_expression_cannot_stop_the_loop(start: Start, authority: Authority) -> None:
+    """One that a matcher that goes back and tries again would need years for."""
+    authority.judge = lambda _: answer({**ALL, "topic": "(a+)+b$"})
+    broker = start(auth_http_addresses=(authority.address,))
+    with Client(broker.address) as client:
+        client.send(say.auth(b"s"), say.pub("a" * 60, b"x"))
+        client.response()
+        assert client.error().startswith(b"E_UNAUTHORIZED")

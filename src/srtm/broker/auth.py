@@ -12,7 +12,6 @@ by the first command after that.
 from __future__ import annotations
 
 import logging
-import re
 import ssl
 import time
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import httpx
+import re2
 
 from srtm.errors import ProtocolError
 from srtm.protocol import frames, gojson
@@ -48,8 +48,8 @@ class Refused(Exception):
 class Authorization:
     """What is allowed on topics and channels whose names match."""
 
-    topic: re.Pattern[str]
-    channels: tuple[re.Pattern[str], ...]
+    topic: Any  # of RE2, as in nsqd: no expression takes longer than its length and the name's
+    channels: tuple[Any, ...]
     permissions: frozenset[str]
 
     def allows(self, topic: str, channel: str) -> bool:
@@ -74,7 +74,7 @@ class Permit:
         try:
             fields = gojson.read(body, _FIELDS)
             found = tuple(_authorization(each) for each in fields["authorizations"] or ())
-        except (ValueError, TypeError, AttributeError, re.error) as problem:
+        except (ValueError, TypeError, AttributeError, re2.error) as problem:
             raise Refused(f"its answer cannot be read: {problem}") from None
         if fields["ttl"] <= 0:
             raise Refused(f"invalid TTL {fields['ttl']} (must be >0)")
@@ -89,8 +89,10 @@ def _authorization(found: Any) -> Authorization:
     permissions = frozenset(found.get("permissions") or ())
     if unknown := permissions - _PERMISSIONS:
         raise ValueError(f"unknown permission {', '.join(sorted(unknown))}")
-    channels = tuple(re.compile(pattern) for pattern in found.get("channels") or ())
-    return Authorization(re.compile(found.get("topic") or ""), channels, permissions)
+    quiet = re2.Options()
+    quiet.log_errors = False
+    channels = tuple(re2.compile(pattern, quiet) for pattern in found.get("channels") or ())
+    return Authorization(re2.compile(found.get("topic") or "", quiet), channels, permissions)
 
 
 class Authority:
