@@ -38,6 +38,7 @@ _PERMISSIONS = frozenset({"publish", "subscribe"})
 _FIELDS: gojson.Fields = {"ttl": 0, "identity": "", "identity_url": "", "authorizations": None}
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 _TIMES = httpx.Timeout(5.0, connect=2.0)  # nsqd's
+_ALL = httpx.Limits(max_connections=None, max_keepalive_connections=20)  # who come at once are asked for at once
 
 
 class Refused(Exception):
@@ -109,7 +110,9 @@ class Authority:
         """What whoever has this secret may do."""
         if self._client is None:
             trusted = ssl.create_default_context(cafile=self._ca_file)
-            self._client = httpx.AsyncClient(timeout=_TIMES, headers=_ACCEPT, verify=trusted, trust_env=False)
+            self._client = httpx.AsyncClient(
+                timeout=_TIMES, limits=_ALL, headers=_ACCEPT, verify=trusted, trust_env=False
+            )
         about: dict[str, str | bytes] = {
             "common_name": common_name,
             "remote_ip": remote_ip,
@@ -125,7 +128,7 @@ class Authority:
                     raise Refused(f"got response {answer.status_code}")
                 return Permit.read(answer.content, time.monotonic())
             except (httpx.HTTPError, httpx.InvalidURL, Refused) as problem:
-                problems.append(f"failed to auth against {endpoint} - {problem or type(problem).__name__}")
+                problems.append(f"failed to auth against {endpoint} - {str(problem) or type(problem).__name__}")
         raise Refused("; ".join(problems))
 
     async def close(self) -> None:
