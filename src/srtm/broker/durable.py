@@ -5,7 +5,8 @@ before its topic, with the arrival time that the kernel gave it. A channel's FIN
 a channel had not finished is read from the log again, as fast as there is room for it. It gets new tokens then,
 because nobody knows who had theirs when a broker died.
 
-Messages of memory topics are saved when the broker stops in order, and are there again at its next start, as in nsqd.
+Messages of memory topics are saved when the broker stops in order, and are there again at its next start, as in nsqd;
+what was saved stays on disk until it has been delivered.
 Which topics and channels there are, whether they are paused, and (r, b) set by hand are written down as they change.
 """
 
@@ -14,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from srtm.broker.batch import Record
@@ -27,7 +30,7 @@ from srtm.model.bucket import Limiter, TokenBucket
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
     from srtm.broker.channel import Channel
@@ -58,6 +61,8 @@ class Durable:
         self._noted: set[str] = set()  # topics of which something is yet to be written down
         self._writing = False
         self._readers: list[asyncio.Future[None]] = []  # who wait until it is
+        # Pieces of queues that a stop has saved and that may be needed again, with the ids of their messages.
+        self._saved: dict[tuple[str, str | None], deque[tuple[int, frozenset[bytes]]]] = {}
         self._ends: dict[str, int] = {}  # offsets behind the last message that topics were given
 
     def recover(self) -> None:
@@ -70,7 +75,8 @@ class Durable:
         for name, rows in self._log.known().items():
             self._recall(broker.touch(name), rows)
         self._recovering = False
-        for (name, channel), records in self._log.load_queues().items():
+        for number, name, channel, records in self._log.load_queues():
+            self._saved.setdefault((name, channel), deque()).append((number, frozenset(r.id for r in records)))
             topic, now_ns = broker.touch(name), broker.started_ns
             messages = [_message(record, now_ns) for record in records]
             if channel:
@@ -279,24 +285,61 @@ class Durable:
         """Save what is in memory alone, and close the log."""
         for task in self._tasks:
             task.cancel()
+        if self._noted:
+            self._log.remember(self._changes(self._noted), lambda _: None)
+        self._log.save_cursors()
+        try:
+            self._log.save_queues(self._queues())
+        except LogError as problem:
+            lost = sum(len(records) for _, _, records in self._queues())
+            raise LogError(f"{lost} messages of memory topics are lost: {problem}", lost=lost) from None
+        finally:
+            self._log.close()
+
+    def _queues(self) -> Iterator[tuple[str, str | None, list[Record]]]:
+        """What is in memory alone, by topic and channel."""
         groups = self._broker.groups
         for topic in self._broker.topics.values():
             if topic.ephemeral or topic.durable is not None:
                 continue
-            for early, messages in ((None, topic.unclaimed), (_WAITING, (*topic.waiting, *topic.arrived))):
-                self._log.save_queue(topic.name, early, [_record(message, groups) for message in messages])
+            yield topic.name, None, [_record(message, groups) for message in topic.unclaimed]
+            yield topic.name, _WAITING, [_record(message, groups) for message in (*topic.waiting, *topic.arrived)]
             for channel in topic.channels.values():
                 if not channel.ephemeral:
                     due_ns = {message.id: due for due, _, message in channel.deferred}
-                    records = [
-                        _record(message, groups)._replace(due_ns=due_ns.get(message.id, 0))
-                        for message in channel.everything()
-                    ]
-                    self._log.save_queue(topic.name, channel.name, records)
-        if self._noted:
-            self._log.remember(self._changes(self._noted), lambda _: None)
-        self._log.save_cursors()
-        self._log.close()
+                    yield (
+                        topic.name,
+                        channel.name,
+                        [
+                            _record(message, groups)._replace(due_ns=due_ns.get(message.id, 0))
+                            for message in channel.everything()
+                        ],
+                    )
+
+    def _drop_saved(self) -> None:
+        """Keep saved messages no longer than until they have been delivered; they were the first in their queues."""
+        done: list[int] = []
+        for place, pieces in list(self._saved.items()):
+            while pieces and not self._undelivered(*place, pieces[0][1]):
+                done.append(pieces.popleft()[0])
+            if not pieces:
+                del self._saved[place]
+        if done:
+            self._log.drop_queues(done)
+
+    def _undelivered(self, name: str, channel_name: str | None, ids: frozenset[bytes]) -> bool:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            return False
+        if not channel_name:
+            first = [*islice(topic.unclaimed, 1), topic.oldest]
+            return any(message is not None and message.id in ids for message in first)
+        channel = topic.channels.get(channel_name)
+        return channel is not None and (
+            any(message.id in ids for message in islice(channel.queue, 1))
+            or any(not ids.isdisjoint(consumer.flights) for consumer in channel.consumers)
+            or any(message_id in ids for _, message_id, _ in channel.deferred)
+        )
 
     async def _reload(
         self, topic: Topic, channel: Channel, ranges: list[tuple[int, int]], *, limited: bool = False
@@ -351,6 +394,7 @@ class Durable:
             turns += 1
             if turns * _SAVED_S >= _RETAINED_S:
                 turns = 0
+                self._drop_saved()
                 now_ns = time.time_ns()
                 for topic in self._broker.topics.values():
                     if topic.durable is not None:

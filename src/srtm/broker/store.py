@@ -32,7 +32,7 @@ from srtm.broker.batch import Record, decode
 from srtm.errors import LogError, LogFull, OffsetTrimmed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 FILE = "log.sqlite"
 LOCK = "lock"
@@ -388,21 +388,26 @@ class Store:
                 found.setdefault(topic, []).append(Known(channel, bool(paused), r_mtps, b_ntok))
         return found
 
-    def save_queue(self, topic: str, channel: str | None, data: bytes) -> None:
-        """Keep the messages of a queue; more of the same queue come after them."""
+    def save_queues(self, queues: Iterable[tuple[str, str | None, bytes]]) -> None:
+        """Keep the messages of queues, in order, instead of all that was kept before."""
         with self.write() as db:
-            db.execute("INSERT INTO queue VALUES (?, ?, ?, ?)", (topic, channel, zlib.crc32(data), data))
+            db.execute("DELETE FROM queue")
+            rows = ((topic, channel, zlib.crc32(data), data) for topic, channel, data in queues)
+            db.executemany("INSERT INTO queue VALUES (?, ?, ?, ?)", rows)
 
-    def load_queues(self) -> list[tuple[str, str | None, bytes]]:
-        """All that `save_queue` kept, in order; it is removed."""
+    def load_queues(self) -> list[tuple[int, str, str | None, bytes]]:
+        """All that `save_queues` kept, in order, each with its number."""
+        with self.errors("read"):
+            rows = self._db.execute("SELECT rowid, topic, channel, crc, data FROM queue ORDER BY rowid").fetchall()
+        for _, topic, _, crc, data in rows:
+            if zlib.crc32(data) != crc:
+                raise _damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
+        return [(number, topic, channel, data) for number, topic, channel, _, data in rows]
+
+    def drop_queues(self, numbers: Sequence[int]) -> None:
+        """Keep some of it no longer."""
         with self.write() as db:
-            rows = db.execute("SELECT topic, channel, crc, data FROM queue ORDER BY rowid").fetchall()
-            for topic, _, crc, data in rows:
-                if zlib.crc32(data) != crc:
-                    raise _damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
-            if rows:
-                db.execute("DELETE FROM queue")
-        return [(topic, channel, data) for topic, channel, _, data in rows]
+            db.executemany("DELETE FROM queue WHERE rowid = ?", [(number,) for number in numbers])
 
     def take_reserve(self, size: int) -> bool:
         """Set room aside, so that on a full disk a checkpoint still has some; whether it is there."""
