@@ -117,7 +117,7 @@ class Pages:
         return JSONResponse(
             {
                 "version": VERSION,
-                "broadcast_address": options.broadcast_address or options.name,
+                "broadcast_address": options.address,
                 "hostname": options.name,
                 "http_port": self.broker.http_port,
                 "tcp_port": self.broker.tcp_port,
