@@ -107,8 +107,10 @@ class Topic:
                     behind = held
                 if channel.bytes > behind_bytes:
                     behind_bytes = channel.bytes
-        unclaimed = 0 if self.ephemeral else len(self.unclaimed)
-        return len(self.waiting) + unclaimed + behind, self.waiting_bytes + self.unclaimed_bytes + behind_bytes
+        if not self.ephemeral:
+            behind += len(self.unclaimed)
+            behind_bytes += self.unclaimed_bytes
+        return len(self.waiting) + behind, self.waiting_bytes + behind_bytes
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
@@ -253,12 +255,14 @@ class Topic:
     def distribute(self, messages: list[Message], now_ns: int) -> None:
         """Give each channel its copy of released messages."""
         if not self.channels or self.paused or self.starting:
-            if self.ephemeral:  # nobody will miss what it cannot hold
-                room = max(0, self._max_messages - len(self.unclaimed))
-                self.recent.dropped += len(messages[room:])
-                messages = messages[:room]
-            self.unclaimed.extend(messages)
-            self.unclaimed_bytes += sum(len(message.body) for message in messages)
+            for message in messages:
+                if self.ephemeral and (
+                    len(self.unclaimed) >= self._max_messages or self.unclaimed_bytes >= self._max_bytes
+                ):
+                    self.recent.dropped += 1  # nobody will miss what it cannot hold
+                    continue
+                self.unclaimed.append(message)
+                self.unclaimed_bytes += len(message.body)
             if self.durable is not None and not self.channels:
                 self._leave_to_the_log()
             return
