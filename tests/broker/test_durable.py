@@ -167,6 +167,30 @@ def test_without_a_channel_a_topic_is_never_full(tmp_path: Path) -> None:
             assert bodies_of(consumer.subscribe("t", "c", 5), 40) == [b"%d" % number for number in range(40)]
 
 
+def test_an_emptied_disk_topic_gives_nothing_to_its_first_channel(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        publisher.publish("t", b"1", b"2")
+        assert broker.post("/topic/empty?topic=t")[0] == 200
+        publisher.publish("t", b"3")
+        with Client(broker.address) as consumer:
+            assert bodies_of(consumer.subscribe("t", "c", 10), 1) == [b"3"]
+
+
+def test_what_waited_when_a_disk_topic_was_emptied_is_not_there_after_a_restart(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+        disk_topic(broker)
+        broker.post("/channel/create?topic=t&channel=c")
+        broker.post("/topic/pause?topic=t")
+        client.publish("t", b"1", b"2")
+        broker.wait_until(lambda b: b.topics["t"].depth == 2)
+        assert broker.post("/topic/empty?topic=t")[0] == 200
+        client.publish("t", b"3")
+        broker.post("/topic/unpause?topic=t")
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+        assert bodies_of(client.subscribe("t", "c", 10), 1) == [b"3"]
+
+
 def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
     with (
         running(data_path=str(tmp_path)) as broker,

@@ -241,6 +241,15 @@ class Durable:
             before = min([before, *(cursor.low for cursor in self._log.cursors(topic.name))])
         self._skip(topic, await self._answer(partial(self._log.trim, topic.name, before)))
 
+    async def empty(self, topic: Topic) -> None:
+        """Let no channel get what none has yet: not from the log either, now or after a restart."""
+        cursors = self._log.cursors(topic.name)
+        for message in topic.early():
+            for cursor in cursors:
+                cursor.finish(message.offset)
+        if not cursors:
+            await self.trim(topic, self._ends[topic.name])
+
     def retention(self, topic: Topic) -> Retention:
         """What a topic keeps: what it was told to, or else the broker."""
         return self._log.retention(topic.name) or self._retention

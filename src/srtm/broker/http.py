@@ -232,7 +232,13 @@ class Pages:
 
     async def topic_empty(self, request: Request) -> Response:
         """Forget the messages that no channel has yet."""
-        self._named_topic(request).empty()
+        topic = self._named_topic(request)
+        if topic.durable is not None:
+            try:
+                await topic.durable.empty(topic)
+            except LogError as problem:
+                raise Refused(503, f"EMPTY_FAILED: {problem}") from None
+        topic.empty()
         return Response()
 
     async def topic_pause(self, request: Request) -> Response:

@@ -19,6 +19,8 @@ from srtm.protocol.names import ephemeral
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
     from srtm.broker.message import Message
@@ -285,6 +287,10 @@ class Topic:
         """Lose what no channel has yet and lies below an offset of the log."""
         while self.unclaimed and self.unclaimed[0].offset < before:
             self.unclaimed_bytes -= len(self.unclaimed.popleft().body)
+
+    def early(self) -> Iterator[Message]:
+        """What no channel has yet."""
+        return chain(self.unclaimed, self.waiting)
 
     def empty(self) -> None:
         """Forget what no channel has yet."""
