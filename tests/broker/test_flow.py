@@ -176,6 +176,14 @@ def test_an_ephemeral_channel_drops_and_counts(start: Start) -> None:
         assert broker.do(lambda: broker.broker.topics["alone#ephemeral"].depth) == 100
 
 
+def test_an_ephemeral_topic_drops_by_bytes_as_by_messages(start: Start) -> None:
+    broker = start(max_held_bytes=10_000)
+    with Client(broker.address) as publisher:
+        publisher.publish("t#ephemeral", *[b"x" * 1000] * 100)
+        topic = broker.do(lambda: broker.broker.topics["t#ephemeral"])
+        assert (topic.messages, topic.depth) == (100, 10)
+
+
 def test_who_publishes_and_consumes_on_one_connection_is_told_instead_of_stopped(start: Start) -> None:
     """Were it made to wait, its own FINs would wait with it, and the topic would stay full for ever."""
     broker = start(max_held_messages=10)

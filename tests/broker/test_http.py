@@ -49,6 +49,12 @@ def test_a_body_without_end_is_refused_where_it_grows_too_large(
     assert answer in found
 
 
+def test_where_to_reach_it_is_the_host_whatever_its_name(start: Start) -> None:
+    info = start(name="host-7150").get("/info")
+    assert (info["broadcast_address"], info["hostname"]) == (socket.gethostname(), "host-7150")
+    assert start(broadcast_address="b.example").get("/info")["broadcast_address"] == "b.example"
+
+
 def test_a_body_that_is_cut_short_is_nothing(broker: Running, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_connection(("127.0.0.1", broker.broker.http_port), timeout=PATIENCE_S) as sock:
         sock.sendall(head("/pub?topic=t", "Content-Length: 100") + b"x")

@@ -117,7 +117,7 @@ class Pages:
         return JSONResponse(
             {
                 "version": VERSION,
-                "broadcast_address": options.broadcast_address or options.name,
+                "broadcast_address": options.address,
                 "hostname": options.name,
                 "http_port": self.broker.http_port,
                 "tcp_port": self.broker.tcp_port,
@@ -232,13 +232,20 @@ class Pages:
 
     async def topic_empty(self, request: Request) -> Response:
         """Forget the messages that no channel has yet."""
-        self._named_topic(request).empty()
+        topic = self._named_topic(request)
+        if topic.durable is not None:
+            try:
+                await topic.durable.empty(topic)
+            except LogError as problem:
+                raise Refused(503, f"EMPTY_FAILED: {problem}") from None
+        topic.empty()
         return Response()
 
     async def topic_pause(self, request: Request) -> Response:
         """Give no messages to channels for a while."""
-        self._named_topic(request).paused = True
-        return Response()
+        topic = self._named_topic(request)
+        topic.paused = True
+        return await self._noted(topic)
 
     async def topic_unpause(self, request: Request) -> Response:
         """Go on."""
@@ -246,11 +253,10 @@ class Pages:
         topic.paused = False
         self.broker.touch(topic.name)
         self.broker.wake()
-        return Response()
+        return await self._noted(topic)
 
     async def topic_limit(self, request: Request) -> Response:
         """Set the sub-token bucket: ?topic=…&r=…&b=…, or none without r and b."""
-        topic = self._named_topic(request, make=True)
         r, b = request.query_params.get("r"), request.query_params.get("b")
         try:
             bucket = TokenBucket.of(r, b) if r is not None and b is not None else None
@@ -258,9 +264,20 @@ class Pages:
             raise Refused(400, f"INVALID_BUCKET: {problem}") from None
         if (r is None) != (b is None):
             raise Refused(400, "INVALID_BUCKET: give r and b, or neither")
+        topic = self._named_topic(request, make=True)
+        topic.by_hand = bucket
         topic.limit(bucket, time.time_ns())
         self.broker.touch(topic.name)
         self.broker.wake()
+        return await self._noted(topic)
+
+    async def _noted(self, topic: Topic) -> Response:
+        """What an operator did is in force; it is answered when it also outlives a restart."""
+        if self.broker.durable is not None:
+            try:
+                await self.broker.durable.noted(topic)
+            except LogError as problem:
+                raise Refused(503, f"NOT_SAVED: it is in force until the broker ends, but {problem}") from None
         return Response()
 
     async def channel_create(self, request: Request) -> Response:
@@ -283,16 +300,17 @@ class Pages:
 
     async def channel_pause(self, request: Request) -> Response:
         """Give no messages to consumers for a while."""
-        self._named_channel(request)[1].paused = True
-        return Response()
+        topic, channel = self._named_channel(request)
+        channel.paused = True
+        return await self._noted(topic)
 
     async def channel_unpause(self, request: Request) -> Response:
         """Go on."""
-        _, channel = self._named_channel(request)
+        topic, channel = self._named_channel(request)
         channel.paused = False
         self.broker.to_pump[channel] = None
         self.broker.wake()
-        return Response()
+        return await self._noted(topic)
 
     async def exchange(self, request: Request) -> Response:
         """What the controller says, and what it wants to know (`protocol.exchange`)."""

@@ -144,7 +144,7 @@ class Broker:
             topic.closed = self.control.closes(name)
             if self.on_topic:
                 self.on_topic(topic)
-            self.changed()
+            self.changed(topic)
         self.to_drain[topic] = None
         return topic
 
@@ -156,7 +156,7 @@ class Broker:
             if topic.durable is not None:
                 topic.durable.attach(topic, channel)
             self.to_drain[topic] = None
-            self.changed()
+            self.changed(topic)
         return channel
 
     def replay(self, name: str, channel: str, offset: int) -> Channel:
@@ -171,11 +171,13 @@ class Broker:
             )
         found = topic.channels[channel] = topic.durable.replay(topic, channel, offset)
         self.to_drain[topic] = None
-        self.changed()
+        self.changed(topic)
         return found
 
-    def changed(self) -> None:
-        """Topics or channels came or went."""
+    def changed(self, topic: Topic) -> None:
+        """A topic, or a channel of it, came or went."""
+        if self.durable:
+            self.durable.note(topic.name)
         if self.on_change:
             self.on_change()
 
@@ -405,7 +407,7 @@ class Broker:
             topic.durable.forget_channel(topic, channel)
         channel.empty()
         self.to_pump.pop(channel, None)
-        self.changed()
+        self.changed(topic)
         if topic.ephemeral and not topic.channels:
             self.delete_topic(topic)
 
@@ -424,7 +426,7 @@ class Broker:
         self._limited.pop(topic, None)
         for connection in self._blocked.pop(topic, {}):
             connection.release()
-        self.changed()
+        self.changed(topic)
 
     def stop(self) -> None:
         """Accept nobody any more, close every connection, and save what is not finished."""

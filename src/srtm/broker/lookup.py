@@ -82,7 +82,7 @@ class Peer:
         broker = self._broker
         options = broker.options
         us = lookup.PeerInfo(
-            options.broadcast_address or options.name,
+            options.address,
             options.name,
             broker.tcp_port,
             broker.http_port,

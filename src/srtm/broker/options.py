@@ -19,7 +19,7 @@ class BrokerOptions:
     tcp_port: int = 4150
     http_port: int = 4151
     name: str = field(default_factory=socket.gethostname)
-    broadcast_address: str | None = None
+    broadcast_address: str | None = None  # the host's name
     # Where disk topics are, and where queues of memory topics are kept over a stop; none without.
     data_path: str | None = None
     # What disk topics keep, unless they are told otherwise: with a size or an age, no more than that, finished or not;
@@ -50,6 +50,11 @@ class BrokerOptions:
     max_unsent_bytes: int = 1024 * 1024
     read_size: int = 256 * 1024
     backlog: int = 1024
+
+    @property
+    def address(self) -> str:
+        """Where others are told to reach it. Its name need not be one that can be resolved."""
+        return self.broadcast_address or socket.gethostname()
 
 
 def not_writable(folder: str) -> str | None:

@@ -67,11 +67,13 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
             if broker.recorder:
                 with contextlib.suppress(SRTMError):
                     await broker.recorder.stop()
-            broker.stop()
-            if broker.authority:
-                await broker.authority.close()
-            for site in sites:
-                await site.stop()
+            try:
+                broker.stop()
+            finally:
+                if broker.authority:
+                    await broker.authority.close()
+                for site in sites:
+                    await site.stop()
 
 
 async def run(options: BrokerOptions) -> None:

@@ -18,7 +18,7 @@ def broker(
     name: Annotated[
         str | None, typer.Option(help="What to call it (the host's name, and the port if it is not 4150).")
     ] = None,
-    broadcast_address: Annotated[str | None, typer.Option(help="Where clients reach it (its name).")] = None,
+    broadcast_address: Annotated[str | None, typer.Option(help="Where clients reach it (the host's name).")] = None,
     data_path: Annotated[
         Path | None,
         typer.Option(help="A folder for disk topics, and for queues of memory topics over a stop (neither, without)."),
