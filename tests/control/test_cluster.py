@@ -381,19 +381,19 @@ class Up:
         command = [sys.executable, "-m", "srtm", "up", "--brokers", "2", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout
-        self.said = [self.process.stdout.readline() for _ in range(3)]
+        self.said = dict(self.process.stdout.readline().split(maxsplit=1) for _ in range(4))
 
     @property
     def url(self) -> str:
-        return self.said[0].split()[1]
+        return self.said["controller:"].split()[0]
 
     def children(self) -> list[int]:
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
     def ports(self) -> list[int]:
-        brokers = [address.rpartition(":")[2] for address in self.said[1].split(":", 1)[1].split(", ")]
-        return [int(self.url.rpartition(":")[2]), *map(int, brokers)]
+        addresses = [self.url, self.said["page:"].strip().rstrip("/"), *self.said["brokers:"].split(", ")]
+        return [int(address.rpartition(":")[2]) for address in addresses]
 
 
 @contextmanager
@@ -424,7 +424,7 @@ def free(ports: list[int]) -> bool:
 
 def test_up_stops_all_that_it_started() -> None:
     with up() as cluster:
-        assert "ready after" in cluster.said[2]
+        assert cluster.said["ready"].startswith("after")
         children, ports = cluster.children(), cluster.ports()
         assert len(children) == 3
         assert not free(ports)
@@ -473,5 +473,5 @@ def test_up_finds_a_port_taken() -> None:
         command = [sys.executable, "-m", "srtm", "up", "--brokers", "1"]
         failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert failed.returncode == 1
-    assert "cannot listen on 127.0.0.1:4160 and :4161: Address already in use" in failed.stderr
+    assert "cannot listen on 127.0.0.1:4160, :4161 and :4171: Address already in use" in failed.stderr
     assert "controller did not start" in failed.stderr
