@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,25 @@ def test_a_broker_without_a_controller_does_not_read_what_one_would_say(broker: 
     found = said(broker, head("/srtm/exchange", "Content-Length: 1000"))
     assert b" 409 " in found.splitlines()[0]
     assert b"NOT_MANAGED" in found
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("/topic/limit?topic=t&r=1e400&b=1", b"INVALID_BUCKET"),
+        ("/topic/limit?topic=t&r=1e99&b=1", b"INVALID_BUCKET"),
+        ("/topic/limit?topic=t&r=1_0&b=1", b"INVALID_BUCKET"),
+        ("/topic/limit?topic=t&r=%D9%A1&b=1", b"INVALID_BUCKET"),
+        ("/topic/limit?topic=t&r=1&b=nan", b"INVALID_BUCKET"),
+        ("/pub?topic=t&defer=%D9%A1", b"INVALID_DEFER"),
+        ("/pub?topic=t&defer=%C2%B2", b"INVALID_DEFER"),
+        ("/topic/create?topic=t&durability=disk&retain_age=0s", b"INVALID_RETAIN_AGE"),
+        ("/topic/create?topic=t&durability=disk&retain_age=99999999999h", b"INVALID_RETAIN_AGE"),
+        ("/topic/create?topic=t&durability=disk&retain_bytes=99999999999999999999", b"INVALID_RETAIN_BYTES"),
+        ("/topic/create?topic=t&durability=disk&retain_bytes=%C2%B2", b"INVALID_RETAIN_BYTES"),
+    ],
+)
+def test_numbers_that_are_none(path: str, problem: bytes, start: Start, tmp_path: Path) -> None:
+    status, text = start(data_path=str(tmp_path)).post(path, b"x")
+    assert status == 400
+    assert problem in text

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from starlette.routing import Route
 import srtm
 from srtm.broker import snapshot
 from srtm.broker.message import Message
+from srtm.broker.options import retained_ns
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, ProtocolError, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol import exchange
 from srtm.protocol.names import VERSION, valid_name
-from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
+from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
     from srtm.broker.channel import Channel
     from srtm.broker.durable import Durable
     from srtm.broker.ioloop import Broker
+    from srtm.broker.log import Retention
     from srtm.broker.topic import Topic
+
+
+_DECIMAL = re.compile(r"[0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?")
 
 
 class Refused(Exception):
@@ -184,7 +189,7 @@ class Pages:
     async def log_extent(self, request: Request) -> Response:
         """What a disk topic keeps: {"begin", "end", "bytes", "retention"}."""
         topic, durable = self._on_disk(request)
-        return JSONResponse({**durable.extent(topic), "retention": asdict(durable.retention(topic))})
+        return JSONResponse({**durable.extent(topic), "retention": _told(durable.retention(topic))})
 
     async def log_read(self, request: Request) -> Response:
         """A range of a disk topic as an Arrow stream: ?topic=…&begin=…&limit=…; the same range gives the same rows."""
@@ -220,9 +225,10 @@ class Pages:
 
     def _number(self, request: Request, name: str, default: int | None = None) -> int:
         text = request.query_params.get(name, "" if default is None else str(default))
-        if not text.isdigit():
+        found = _whole(text)
+        if found is None:
             raise Refused(400, f"INVALID_{name.upper()}: it must be a whole number")
-        return int(text)
+        return found
 
     async def topic_delete(self, request: Request) -> Response:
         """Forget a topic and all that it holds; its consumers are disconnected."""
@@ -259,7 +265,7 @@ class Pages:
         """Set the sub-token bucket: ?topic=…&r=…&b=…, or none without r and b."""
         r, b = request.query_params.get("r"), request.query_params.get("b")
         try:
-            bucket = TokenBucket.of(r, b) if r is not None and b is not None else None
+            bucket = TokenBucket.of(_decimal(r), _decimal(b)) if r is not None and b is not None else None
         except InputError as problem:
             raise Refused(400, f"INVALID_BUCKET: {problem}") from None
         if (r is None) != (b is None):
@@ -417,11 +423,10 @@ class Pages:
         return topic, topic.channels[name]
 
     def _delay_ns(self, request: Request) -> int:
-        text = request.query_params.get("defer", "0")
-        limit_ms = self.broker.options.settings.max_req_timeout_ms
-        if not text.isdigit() or int(text) > limit_ms:
+        delay_ms = _whole(request.query_params.get("defer", "0"))
+        if delay_ms is None or delay_ms > self.broker.options.settings.max_req_timeout_ms:
             raise Refused(400, "INVALID_DEFER")
-        return int(text) * NS_PER_MS
+        return delay_ms * NS_PER_MS
 
     def _check_size(self, size: int, limit: int, what: str) -> None:
         if size > limit:
@@ -448,17 +453,26 @@ def _shows(request: Request, token: str) -> bool:
     return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())
 
 
+def _told(retention: Retention) -> dict[str, Any]:
+    """A retention in the words of the flags."""
+    return {
+        "max_bytes": retention.max_bytes,
+        "max_age_ns": retention.max_age_ns,
+        "retain_acknowledged": not retention.acknowledged,
+    }
+
+
 def _retention(query: QueryParams) -> dict[str, Any]:
     """The fields of a `Retention` that a request names; `none` takes a limit away."""
     told: dict[str, Any] = {}
     size, age, finished = (query.get(f"retain_{name}") for name in ("bytes", "age", "acknowledged"))
     if size is not None:
-        if size != "none" and not (size.isdigit() and int(size)):
+        told["max_bytes"] = None if size == "none" else _whole(size)
+        if size != "none" and not told["max_bytes"]:
             raise Refused(400, f"INVALID_RETAIN_BYTES: a whole number of at least 1, or none, not {size!r}")
-        told["max_bytes"] = None if size == "none" else int(size)
     if age is not None:
         try:
-            told["max_age_ns"] = None if age == "none" else parse_duration_ns(age)
+            told["max_age_ns"] = None if age == "none" else retained_ns(age)
         except InputError as problem:
             raise Refused(400, f"INVALID_RETAIN_AGE: {problem}") from None
     if finished is not None:
@@ -466,6 +480,18 @@ def _retention(query: QueryParams) -> dict[str, Any]:
             raise Refused(400, f"INVALID_RETAIN_ACKNOWLEDGED: true or false, not {finished!r}")
         told["acknowledged"] = finished == "false"
     return told
+
+
+def _whole(text: str) -> int | None:
+    """A whole number that fits 64 bits; None if it is none. Signs, underscores and other scripts' digits are not."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def _decimal(text: str) -> str:
+    """The text, if it is a decimal number that can be one of tokens."""
+    if _DECIMAL.fullmatch(text) is None:
+        raise InputError(f"a number of tokens is written as 2.5 or 1e3, not {text!r}", value=text)
+    return text
 
 
 def _arrow(topic: str, begin: int, records: list[Record]) -> bytes:

@@ -88,9 +88,8 @@ def broker(
         curl -X POST 'localhost:4151/topic/limit?topic=traffic&r=11000&b=6001'
     """
     from srtm import program
-    from srtm.broker.options import BrokerOptions
+    from srtm.broker.options import BrokerOptions, retained_ns
     from srtm.broker.run import run
-    from srtm.units import parse_duration_ns
 
     program.log_to_stderr(log_format, log_level)
     options = BrokerOptions(
@@ -101,7 +100,7 @@ def broker(
         broadcast_address,
         data_path=_text(data_path),
         retain_bytes=retain_bytes,
-        retain_age_ns=None if retain_age is None else parse_duration_ns(retain_age),
+        retain_age_ns=None if retain_age is None else retained_ns(retain_age),
         retain_acknowledged=retain_acknowledged,
         lookupd=tuple(lookupd or ()),
         controller=controller,
