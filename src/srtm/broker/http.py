@@ -10,10 +10,12 @@ import asyncio
 import hmac
 import re
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -83,7 +85,12 @@ def app(broker: Broker, *, tls: bool = False) -> ASGIApp:
     gets |= {"/srtm/log": pages.log_extent, "/srtm/log/read": pages.log_read}
     routes = [Route(path, _answered(page), methods=["POST"]) for path, page in posts.items()]
     routes += [Route(path, _answered(page), methods=["GET"]) for path, page in gets.items()]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, exception_handlers={404: _no_such, 405: _no_such})
+
+
+async def _no_such(_: Request, problem: Exception) -> Response:
+    status = problem.status_code if isinstance(problem, HTTPException) else 404
+    return JSONResponse({"message": HTTPStatus(status).name}, status)
 
 
 def _tls_required(broker: Broker) -> ASGIApp:
@@ -166,7 +173,8 @@ class Pages:
 
         A disk topic may be told what it keeps, now or later: &retain_bytes=…&retain_age=…&retain_acknowledged=….
         """
-        wanted = request.query_params.get("durability", "memory")
+        named = request.query_params.get("durability")
+        wanted = named or "memory"
         told = _retention(request.query_params)
         if wanted not in ("memory", "disk"):
             raise Refused(400, "INVALID_DURABILITY: it is memory or disk")
@@ -177,6 +185,8 @@ class Pages:
             if topic.messages or topic.ephemeral:
                 raise Refused(400, "INVALID_DURABILITY: the topic is ephemeral, or has messages in memory")
             self.broker.durable.adopt(topic)
+        if named == "memory" and topic.durable is not None:
+            raise Refused(400, "INVALID_DURABILITY: the topic is on disk; delete it to make it one in memory")
         if told and topic.durable is None:
             raise Refused(400, "INVALID_RETENTION: only disk topics keep messages; add durability=disk")
         if topic.durable is not None:
@@ -381,7 +391,7 @@ class Pages:
         return Response(metrics.page(self.broker), media_type=metrics.MEDIA_TYPE)
 
     async def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
-        if topic.full:
+        if topic.crowded:
             raise Refused(503, "TOPIC_FULL")
         now_ns = time.time_ns()
         client = f"{request.client.host}:{request.client.port}" if request.client else "http"
@@ -519,9 +529,9 @@ def _sized(body: bytes) -> list[bytes]:
     for _ in range(int.from_bytes(body[:4], "big")):
         size = int.from_bytes(body[at : at + 4], "big")
         if not 0 < size <= len(body) - at - 4:
-            raise Refused(400, "BAD_MESSAGE")
+            raise Refused(413, "BAD_MESSAGE")
         bodies.append(body[at + 4 : at + 4 + size])
         at += 4 + size
     if at != len(body) or not bodies:
-        raise Refused(400, "BAD_BODY")
+        raise Refused(413, "BAD_BODY")
     return bodies

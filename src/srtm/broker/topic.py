@@ -275,8 +275,8 @@ class Topic:
         channels = iter(self.channels.values())
         first = next(channels)
         for channel in channels:
-            channel.put([message.copy() for message in messages], now_ns)
-        first.put(messages, now_ns)
+            self.recent.dropped += channel.put([message.copy() for message in messages], now_ns)
+        self.recent.dropped += first.put(messages, now_ns)
 
     def _leave_to_the_log(self) -> None:
         """Hold no more than half of what may be held: a first channel reads the log, so publishers need not wait."""
