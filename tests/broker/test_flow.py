@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import socket
 import threading
 import time
 from contextlib import ExitStack
@@ -253,3 +255,21 @@ def test_who_reads_nothing_for_long_is_let_go(start: Start) -> None:
     with Client(broker.address, heartbeat_interval=1000) as mute:
         sent_until_stopped(mute, say.identify({"heartbeat_interval": 1000, "feature_negotiation": True}) * 1000, 3000)
         broker.wait_until(lambda b: not b.connections)
+
+
+def test_running_out_of_descriptors_is_in_the_log(broker: Running, caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client, socket.socket() as spare:
+        fd = spare.fileno()
+        spare.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fd, hard))  # all below are in use
+        try:
+            client.connect(broker.address)
+            until = time.monotonic() + 5
+            while "ulimit -n" not in caplog.text:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with Client(broker.address) as late:
+        late.publish("t", b"x")
