@@ -72,9 +72,9 @@ def broker(
         int,
         typer.Option(min=1, help="Messages that a topic holds before its publishers wait.", rich_help_panel=_LIMITS),
     ] = 100_000,
-    max_held_bytes: Annotated[int, typer.Option(min=1, help="And bytes of them.", rich_help_panel=_LIMITS)] = 256
-    * 1024
-    * 1024,
+    max_held_bytes: Annotated[
+        int, typer.Option(min=1, help="And bytes of them.", rich_help_panel=_LIMITS)
+    ] = 268_435_456,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_TLS)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).", rich_help_panel=_TLS)] = None,
     tls_required: Annotated[
