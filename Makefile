@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker lab clean
+.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-page lab clean
 help:
 	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (2 minutes)"
 	@echo "make setup   make .venv with pinned versions (done by the others as needed)"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench-pipeline   measure the Spark jobs against polars, duckdb, numpy and numba"
 	@echo "make bench-streaming   measure Spark's source and sink"
 	@echo "make bench-broker   measure the broker beside nsqd, NATS and a bare forwarder (PART=loads for some)"
+	@echo "make bench-page   measure the page with 100 topics on 20 brokers (needs Chromium)"
 	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
 	@echo "make clean   remove .venv and caches"
 
@@ -48,6 +49,9 @@ bench-streaming: $(READY)
 
 bench-broker: $(READY)
 	$(BIN)/python -m bench.broker $(PART)
+
+bench-page: $(READY)
+	$(BIN)/python -m bench.page
 
 lab: $(READY)
 	$(BIN)/srtm lab run all

@@ -11,7 +11,8 @@ import asyncio
 import random
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,33 @@ def report(controller: Controller, number: int, seed: int = 1) -> None:
             seen.hear(Second(number, int(rng.integers(40, 60)), _TOKEN, 1, 60, 0, *parts), now_ns())
 
 
+@asynccontextmanager
+async def served(controller: Controller, sizes: list[int]) -> AsyncIterator[str]:
+    """The page of a controller that hears of a new second every second; notes how large the events of its feed are."""
+    service = Service(controller, Registry(300, 45))
+    site = program.Site(page(app(service)), "127.0.0.1", 0)
+    site.start()
+    tasks = [
+        asyncio.create_task(work) for work in (service.feed.run(), _report(controller), _count(service.feed, sizes))
+    ]
+    try:
+        yield f"http://127.0.0.1:{site.port}/"
+    finally:
+        service.feed.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await site.stop()
+
+
+async def _report(controller: Controller) -> None:
+    number = 10
+    while True:
+        number += 1
+        report(controller, number)
+        await asyncio.sleep(1)
+
+
 async def measured(options: argparse.Namespace) -> dict[str, float]:
     """Figures of one run."""
     controller = crowded(options.topics, options.brokers)
@@ -85,22 +113,9 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
     members_out(controller)
     computing_ms = (time.process_time() - began) * 1000
 
-    service = Service(controller, Registry(300, 45))
-    feed: Feed = service.feed
-    site = program.Site(page(app(service)), "127.0.0.1", 0)
-    site.start()
-    task = asyncio.create_task(feed.run())
     sizes: list[int] = []
-    counting = asyncio.create_task(_count(feed, sizes))
-    try:
-        figures = await _looked_at(f"http://127.0.0.1:{site.port}/", controller, options.seconds)
-    finally:
-        feed.close()
-        for each in (task, counting):
-            each.cancel()
-            with suppress(asyncio.CancelledError):
-                await each
-        await site.stop()
+    async with served(controller, sizes) as url:
+        figures = await _looked_at(url, len(controller.topics), options.seconds)
     return {
         "controller: CPU for one document, ms": computing_ms,
         "snapshot, kB": sizes[0] / 1000,
@@ -114,21 +129,17 @@ async def _count(feed: Feed, sizes: list[int]) -> None:
         sizes += [len(event)]
 
 
-async def _looked_at(url: str, controller: Controller, seconds: int) -> dict[str, float]:
+async def _looked_at(url: str, topics: int, seconds: int) -> dict[str, float]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         looking = await browser.new_page(viewport={"width": 1360, "height": 900})
         await looking.goto(f"{url}#topic=topic-1")
-        await looking.wait_for_function(
-            f"document.querySelectorAll('#topics tbody tr').length === {len(controller.topics)}"
-        )
+        await looking.wait_for_function(f"document.querySelectorAll('#topics tbody tr').length === {topics}")
         await looking.evaluate(_WATCH_FRAMES)
         session = await looking.context.new_cdp_session(looking)
         await session.send("Performance.enable")
         before = await _metrics(session)
-        for number in range(seconds):
-            report(controller, 11 + number)
-            await asyncio.sleep(1)
+        await asyncio.sleep(seconds)
         after = await _metrics(session)
         frames = await looking.evaluate("frames_")
         await browser.close()

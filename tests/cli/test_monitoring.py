@@ -23,7 +23,7 @@ from srtm.cli.app import run
 from srtm.cli.check import Verdict, judged
 from srtm.cli.generate import dashboard
 from tests.broker.running import Client, Running, fetch, running
-from tests.conftest import PARTS
+from tests.conftest import PARTS, ROOT
 from tests.control.running import controller
 from tests.programs import wait_for
 
@@ -276,6 +276,18 @@ def test_a_controller_writes_its_log_as_it_is_told(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(each["noun"], each["name"]) for each in lines] == [("TOPIC", "t"), ("AUDIT", "127.0.0.1")]
     assert lines[1]["message"].startswith('create {"topic": "t", "r": 1.0')
+
+
+def test_the_commands_of_the_operations_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "operations.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    with cluster() as (url, _):
+        monkeypatch.setenv("SRTM_CONTROLLER", url)
+        for line in block.strip().splitlines():
+            expected = 2 if line == "srtm check --brokers 3" else 0  # there is one
+            assert run(line.split()[1:]) == expected, line
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"srtm-alerts.yml", "prometheus.yml", "srtm-dashboard.json", "srtm-debug.tar.gz"}
 
 
 def test_top_shows_what_matters_and_sorts_by_it(capfd: pytest.CaptureFixture[str]) -> None:
