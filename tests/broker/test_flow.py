@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from srtm.broker import connection
+from srtm.broker.poller import AT_ONCE
 from srtm.protocol import client as say
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
@@ -63,6 +64,30 @@ def test_a_conformant_burst_that_is_read_late_is_not_delayed(broker: Running) ->
     assert broker.do(lambda: broker.broker.unstamped) == 0
     waited = access_ns(broker, "t")
     assert sum(1 for each in waited if each) == 0, "both bursts had their tokens when they came"
+
+
+def test_more_clients_than_a_turn_reads_are_read_in_order_after_a_stall(broker: Running) -> None:
+    """The first of them say something twice, so that what is read of them first is the latest of all."""
+    broker.wait_for_stamps()
+    broker.post("/topic/limit?topic=t&r=1000000&b=1000")
+    with ExitStack() as clients:
+        connected = [clients.enter_context(Client(broker.address)) for _ in range(2 * AT_ONCE)]
+        for client in connected:
+            client.publish("t", b"x")
+        before = broker.do(lambda: broker.broker.topics["t"].limiter.late)  # type: ignore[union-attr]
+        begun = threading.Event()
+
+        def stall() -> None:
+            begun.set()
+            time.sleep(0.4)
+
+        broker.loop.call_soon_threadsafe(stall)
+        assert begun.wait(5)
+        for client in [*connected, *connected[:AT_ONCE]]:
+            client.send(say.pub("t", b"x"))
+        for client in connected:
+            assert client.response() == b"OK"
+        assert broker.do(lambda: broker.broker.topics["t"].limiter.late) == before  # type: ignore[union-attr]
 
 
 def test_with_times_of_reading_it_would_have_been(start: Start) -> None:

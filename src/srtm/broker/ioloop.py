@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 # What is due for many at one time is done for a few, then the loop turns: heartbeats, sums of a second.
 _BEATS, _SUMS, _BREAK_S = 8, 4, 0.001
+_LATE_NS = 2_000_000  # after that, a message was not read in time
 _RELEASES = 4
 _SILENCE_NS = 60 * NS_PER_S  # after a warning that would be repeated ten times a second
 _LITTLE = 4096  # about thirty messages: less than a tenth of a millisecond's work
@@ -214,7 +215,16 @@ class Broker:
                 read()
             except Exception as error:  # others are not to suffer from one
                 self.loop.call_exception_handler({"message": "a client was not understood", "exception": error})
-        self._end_turn(more=more)
+        if not (more and self._stood_still()):
+            self._end_turn(more=more)
+
+    def _stood_still(self) -> bool:
+        """Whether messages waited to be read for a while: those not read yet may have come before them. Read all."""
+        late_ns = self.poller.began_ns - _LATE_NS
+        return any(
+            topic.limiter is not None and any(message.arrival_ns < late_ns for message in topic.arrived)
+            for topic in self.to_drain
+        )
 
     def _end_turn(self, *, more: bool = False) -> None:
         now_ns = _now_ns()

@@ -8,6 +8,7 @@ has reported at the end of its list. Where there is no epoll, each socket makes 
 from __future__ import annotations
 
 import select
+import time
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Poller:
         self._loop = loop
         self._turn = turn
         self._readers: dict[int, Reader] = {}
+        self.began_ns = 0  # when it was last looked for those that are ready
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         if self._epoll is not None:
             loop.add_reader(self._epoll.fileno(), self._ready)
@@ -63,6 +65,7 @@ class Poller:
     def _ready(self) -> None:
         assert self._epoll is not None
         readers = self._readers
+        self.began_ns = time.time_ns()
         for left in reversed(range(TURNS)):
             found = self._epoll.poll(0, AT_ONCE)
             more = left > 0 and len(found) == AT_ONCE
