@@ -43,6 +43,7 @@ _BATCH = 1_000  # messages that are read from the log at once
 _PAUSE_S = 0.02  # how long a channel that has enough is left alone
 _SAVED_S = 0.1
 _RETAINED_S = 1.0
+_LOOKED_AT = 200  # saved queues at a time: thousands of them would stop the loop for long
 _WAITING = ""  # no channel is called so: what waits for tokens, among saved queues
 
 
@@ -328,11 +329,12 @@ class Durable:
     def _drop_saved(self) -> None:
         """Keep saved messages no longer than until they have been delivered; they were the first in their queues."""
         done: list[int] = []
-        for place, pieces in list(self._saved.items()):
+        for place in list(islice(self._saved, _LOOKED_AT)):
+            pieces = self._saved.pop(place)
             while pieces and not self._undelivered(*place, pieces[0][1]):
                 done.append(pieces.popleft()[0])
-            if not pieces:
-                del self._saved[place]
+            if pieces:
+                self._saved[place] = pieces  # behind the others, which are looked at next
         if done:
             self._log.drop_queues(done)
 
@@ -400,10 +402,10 @@ class Durable:
         while True:
             await asyncio.sleep(_SAVED_S)
             self._log.save_cursors()
+            self._drop_saved()
             turns += 1
             if turns * _SAVED_S >= _RETAINED_S:
                 turns = 0
-                self._drop_saved()
                 now_ns = time.time_ns()
                 for topic in self._broker.topics.values():
                     if topic.durable is not None:

@@ -257,14 +257,12 @@ class Topic:
     def distribute(self, messages: list[Message], now_ns: int) -> None:
         """Give each channel its copy of released messages."""
         if not self.channels or self.paused or self.starting:
-            for message in messages:
-                if self.ephemeral and (
-                    len(self.unclaimed) >= self._max_messages or self.unclaimed_bytes >= self._max_bytes
-                ):
-                    self.recent.dropped += 1  # nobody will miss what it cannot hold
-                    continue
-                self.unclaimed.append(message)
-                self.unclaimed_bytes += len(message.body)
+            if self.ephemeral:  # nobody will miss what it cannot hold
+                fitting = self._fitting(messages)
+                self.recent.dropped += len(messages) - fitting
+                messages = messages[:fitting]
+            self.unclaimed.extend(messages)
+            self.unclaimed_bytes += sum(len(message.body) for message in messages)
             if self.durable is not None and not self.channels:
                 self._leave_to_the_log()
             return
@@ -277,6 +275,15 @@ class Topic:
         for channel in channels:
             self.recent.dropped += channel.put([message.copy() for message in messages], now_ns)
         self.recent.dropped += first.put(messages, now_ns)
+
+    def _fitting(self, messages: list[Message]) -> int:
+        """How many of these it may hold for a channel that comes."""
+        room, left = self._max_messages - len(self.unclaimed), self._max_bytes - self.unclaimed_bytes
+        for number, message in enumerate(messages[: max(0, room)]):
+            if left <= 0:
+                return number
+            left -= len(message.body)
+        return min(len(messages), max(0, room))
 
     def _leave_to_the_log(self) -> None:
         """Hold no more than half of what may be held: a first channel reads the log, so publishers need not wait."""
