@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from srtm.broker import auth
 from srtm.protocol import client as say
 from tests.broker.authority import ALL, Authority, answer
 from tests.broker.conftest import Start
-from tests.broker.running import Client
+from tests.broker.running import PATIENCE_S, Client
 
 PERMISSIONS: list[tuple[dict[str, Any], bytes, bytes | None]] = [
     ({"permissions": ["publish"]}, say.pub("t", b"x"), None),
@@ -176,3 +179,43 @@ def test_the_authority_is_told_who_is_behind_tls(start: Start, authority: Author
         assert shown["tls_version"].startswith("TLS1.")
         assert shown["tls_cipher_suite"].startswith("TLS_")
     assert (authority.asked[0]["tls"], authority.asked[0]["common_name"]) == ("true", "sensor-1")
+
+
+def test_an_expression_cannot_stop_the_loop(start: Start, authority: Authority) -> None:
+    """One that a matcher that goes back and tries again would need years for."""
+    authority.judge = lambda _: answer({**ALL, "topic": "(a+)+b$"})
+    broker = start(auth_http_addresses=(authority.address,))
+    with Client(broker.address) as client:
+        client.send(say.auth(b"s"), say.pub("a" * 60, b"x"))
+        client.response()
+        assert client.error().startswith(b"E_UNAUTHORIZED")
+
+
+def test_many_at_once_are_all_asked_for(start: Start, authority: Authority) -> None:
+    """The authority answers nobody before it has been asked for all of them."""
+    asked = threading.Barrier(150)
+
+    def judge(_: Any) -> Any:
+        asked.wait(PATIENCE_S)
+        return answer(ALL)
+
+    authority.judge = judge
+    broker = start(auth_http_addresses=(authority.address,))
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(broker.address)) for _ in range(asked.parties)]
+        for client in clients:
+            client.send(say.auth(b"s"))
+        for client in clients:
+            client.response()
+
+
+def test_why_an_authority_was_of_no_use_is_logged(
+    start: Start, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(auth, "_TIMES", httpx.Timeout(0.1))
+    authority.judge = lambda _: time.sleep(1)
+    broker = start(auth_http_addresses=(authority.address,))
+    with Client(broker.address) as client:
+        client.send(say.auth(b"s"))
+        assert client.error() == b"E_AUTH_FAILED AUTH failed"
+    assert "ReadTimeout" in caplog.text

@@ -24,6 +24,9 @@ from srtm.protocol.frames import OK
 from srtm.protocol.names import MAGIC_V2
 from srtm.units import NANO_PER_TOKEN
 from tests.broker.running import Client, Running, fetch, running
+from tests.broker.test_log import small_disk
+
+__all__ = ["small_disk"]
 
 
 def bodies_of(client: Client, count: int) -> list[bytes]:
@@ -164,6 +167,30 @@ def test_without_a_channel_a_topic_is_never_full(tmp_path: Path) -> None:
             assert bodies_of(consumer.subscribe("t", "c", 5), 40) == [b"%d" % number for number in range(40)]
 
 
+def test_an_emptied_disk_topic_gives_nothing_to_its_first_channel(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        publisher.publish("t", b"1", b"2")
+        assert broker.post("/topic/empty?topic=t")[0] == 200
+        publisher.publish("t", b"3")
+        with Client(broker.address) as consumer:
+            assert bodies_of(consumer.subscribe("t", "c", 10), 1) == [b"3"]
+
+
+def test_what_waited_when_a_disk_topic_was_emptied_is_not_there_after_a_restart(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+        disk_topic(broker)
+        broker.post("/channel/create?topic=t&channel=c")
+        broker.post("/topic/pause?topic=t")
+        client.publish("t", b"1", b"2")
+        broker.wait_until(lambda b: b.topics["t"].depth == 2)
+        assert broker.post("/topic/empty?topic=t")[0] == 200
+        client.publish("t", b"3")
+        broker.post("/topic/unpause?topic=t")
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+        assert bodies_of(client.subscribe("t", "c", 10), 1) == [b"3"]
+
+
 def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
     with (
         running(data_path=str(tmp_path)) as broker,
@@ -183,6 +210,70 @@ def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
             other.send(say.sub("nobody", "c") + say.rdy(10))
             ok(other)
             assert bodies_of(other, 1) == [b"x"]
+
+
+def test_kill_9_takes_nothing_that_a_stop_had_saved_and_nobody_had_got(tmp_path: Path) -> None:
+    saved = {"unclaimed": 3, "waiting": 5, "queued": 5, "deferred": 1}
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+        broker.post("/topic/limit?topic=waiting&r=0.001&b=1")
+        for topic in ("queued", "deferred", "waiting"):
+            broker.post(f"/topic/create?topic={topic}")
+            broker.post(f"/channel/create?topic={topic}&channel=c")
+        for topic in ("unclaimed", "queued", "waiting"):
+            client.publish(topic, *(b"%d" % number for number in range(saved[topic])))
+        client.send(say.dpub("deferred", 3_600_000, b"x"))
+        ok(client)
+    for delivered in (False, True, True):
+        with broker_process(tmp_path) as (process, tcp_port, http_port):
+            stats = f"http://127.0.0.1:{http_port}/stats?format=json"
+            found = {
+                topic["topic_name"]: topic for topic in json.loads(fetch(urllib.request.Request(stats))[1])["topics"]
+            }
+            assert found["unclaimed"]["depth"] == 3
+            assert found["waiting"]["depth"] == 4
+            assert found["deferred"]["channels"][0]["deferred_count"] == 1
+            with Client(("127.0.0.1", tcp_port)) as client:
+                if delivered:
+                    client.subscribe("queued", "c", 10)
+                    if found["queued"]["channels"][0]["depth"]:
+                        assert bodies_of(client, 5) == [b"0", b"1", b"2", b"3", b"4"]
+                        time.sleep(1.5)  # it is looked at once a second
+                    else:
+                        assert client.silent()
+                process.kill()
+    assert found["queued"]["channels"][0]["depth"] == 0
+
+
+def test_a_stop_saves_all_topics_in_one_transaction(tmp_path: Path) -> None:
+    said: list[str] = []
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+        for number in range(30):
+            client.publish(f"t{number}", b"x")
+        broker.post("/topic/pause?topic=t0")  # names are on disk
+        durable = broker.broker.durable
+        assert durable is not None
+        durable._log.call(lambda: durable._log._store._db.set_trace_callback(said.append))
+    assert len([statement for statement in said if statement.startswith("INSERT INTO queue")]) == 30
+    assert said.count("COMMIT") == 1
+
+
+def test_a_stop_that_finds_no_room_says_what_is_lost_and_leaves_some(small_disk: Path) -> None:
+    command = f"exec {sys.executable} -m srtm broker --tcp-port 0 --http-port 0 --data-path {small_disk}"
+    with subprocess.Popen(
+        ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        port = int(process.stdout.readline().split(", ")[0].rpartition(":")[2])
+        with Client(("127.0.0.1", port)) as client:
+            client.publish("t", *(random.Random(7).randbytes(500_000) for _ in range(8)))
+        process.terminate()
+        text = process.stderr.read()
+    assert process.returncode
+    assert "8 messages of memory topics are lost: no room" in text
+    assert "Traceback" not in text
+    with running(data_path=str(small_disk)) as broker:
+        assert broker.do(lambda: list(broker.broker.topics)) == ["t"]
 
 
 def test_what_was_deferred_is_due_at_the_same_time_after_a_restart(tmp_path: Path) -> None:

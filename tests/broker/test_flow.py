@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import socket
 import threading
 import time
 from contextlib import ExitStack
@@ -176,6 +178,14 @@ def test_an_ephemeral_channel_drops_and_counts(start: Start) -> None:
         assert broker.do(lambda: broker.broker.topics["alone#ephemeral"].depth) == 100
 
 
+def test_an_ephemeral_topic_drops_by_bytes_as_by_messages(start: Start) -> None:
+    broker = start(max_held_bytes=10_000)
+    with Client(broker.address) as publisher:
+        publisher.publish("t#ephemeral", *[b"x" * 1000] * 100)
+        topic = broker.do(lambda: broker.broker.topics["t#ephemeral"])
+        assert (topic.messages, topic.depth) == (100, 10)
+
+
 def test_who_publishes_and_consumes_on_one_connection_is_told_instead_of_stopped(start: Start) -> None:
     """Were it made to wait, its own FINs would wait with it, and the topic would stay full for ever."""
     broker = start(max_held_messages=10)
@@ -245,3 +255,21 @@ def test_who_reads_nothing_for_long_is_let_go(start: Start) -> None:
     with Client(broker.address, heartbeat_interval=1000) as mute:
         sent_until_stopped(mute, say.identify({"heartbeat_interval": 1000, "feature_negotiation": True}) * 1000, 3000)
         broker.wait_until(lambda b: not b.connections)
+
+
+def test_running_out_of_descriptors_is_in_the_log(broker: Running, caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client, socket.socket() as spare:
+        fd = spare.fileno()
+        spare.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fd, hard))  # all below are in use
+        try:
+            client.connect(broker.address)
+            until = time.monotonic() + 5
+            while "ulimit -n" not in caplog.text:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with Client(broker.address) as late:
+        late.publish("t", b"x")

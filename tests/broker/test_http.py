@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
+import urllib.request
+from pathlib import Path
 
 import pytest
 
+from srtm.broker.ioloop import Broker
 from tests.broker.conftest import Start
-from tests.broker.running import PATIENCE_S, Running
+from tests.broker.running import PATIENCE_S, Client, Running, fetch
 
 
 def said(broker: Running, *parts: bytes) -> bytes:
@@ -49,6 +53,12 @@ def test_a_body_without_end_is_refused_where_it_grows_too_large(
     assert answer in found
 
 
+def test_where_to_reach_it_is_the_host_whatever_its_name(start: Start) -> None:
+    info = start(name="host-7150").get("/info")
+    assert (info["broadcast_address"], info["hostname"]) == (socket.gethostname(), "host-7150")
+    assert start(broadcast_address="b.example").get("/info")["broadcast_address"] == "b.example"
+
+
 def test_a_body_that_is_cut_short_is_nothing(broker: Running, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_connection(("127.0.0.1", broker.broker.http_port), timeout=PATIENCE_S) as sock:
         sock.sendall(head("/pub?topic=t", "Content-Length: 100") + b"x")
@@ -61,3 +71,80 @@ def test_a_broker_without_a_controller_does_not_read_what_one_would_say(broker: 
     found = said(broker, head("/srtm/exchange", "Content-Length: 1000"))
     assert b" 409 " in found.splitlines()[0]
     assert b"NOT_MANAGED" in found
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("/topic/limit?topic=t&r=1e400&b=1", b"INVALID_BUCKET"),
+        ("/topic/limit?topic=t&r=1e99&b=1", b"INVALID_BUCKET"),
+        ("/topic/limit?topic=t&r=1_0&b=1", b"INVALID_BUCKET"),
+        ("/topic/limit?topic=t&r=%D9%A1&b=1", b"INVALID_BUCKET"),
+        ("/topic/limit?topic=t&r=1&b=nan", b"INVALID_BUCKET"),
+        ("/pub?topic=t&defer=%D9%A1", b"INVALID_DEFER"),
+        ("/pub?topic=t&defer=%C2%B2", b"INVALID_DEFER"),
+        ("/topic/create?topic=t&durability=disk&retain_age=0s", b"INVALID_RETAIN_AGE"),
+        ("/topic/create?topic=t&durability=disk&retain_age=99999999999h", b"INVALID_RETAIN_AGE"),
+        ("/topic/create?topic=t&durability=disk&retain_bytes=99999999999999999999", b"INVALID_RETAIN_BYTES"),
+        ("/topic/create?topic=t&durability=disk&retain_bytes=%C2%B2", b"INVALID_RETAIN_BYTES"),
+    ],
+)
+def test_numbers_that_are_none(path: str, problem: bytes, start: Start, tmp_path: Path) -> None:
+    status, text = start(data_path=str(tmp_path)).post(path, b"x")
+    assert status == 400
+    assert problem in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "answer"),
+    [("GET", "/nothing", (404, {"message": "NOT_FOUND"})), ("GET", "/pub", (405, {"message": "METHOD_NOT_ALLOWED"}))],
+)
+def test_what_is_not_there_is_said_in_json(
+    method: str, path: str, answer: tuple[int, dict[str, str]], broker: Running
+) -> None:
+    status, text = fetch(urllib.request.Request(broker.url + path, method=method))
+    assert (status, json.loads(text)) == answer
+
+
+@pytest.mark.parametrize("body", [b"\0\0\0\1\0\0\0\5x", b"\0\0\0\2\0\0\0\1x", b"\0\0\0\0", b"\0"])
+def test_a_binary_body_that_is_malformed_gets_nsqds_status(body: bytes, broker: Running) -> None:
+    status, text = broker.post("/mpub?topic=t&binary=true", body)
+    assert (status, text[:16]) == (413, b'{"message":"BAD_')
+
+
+def test_a_disk_topic_does_not_become_one_in_memory(start: Start, tmp_path: Path) -> None:
+    broker = start(data_path=str(tmp_path))
+    assert broker.post("/topic/create?topic=t&durability=disk")[0] == 200
+    assert broker.post("/topic/create?topic=t")[0] == 200
+    status, text = broker.post("/topic/create?topic=t&durability=memory")
+    assert (status, b"INVALID_DURABILITY" in text) == (400, True)
+
+
+def test_who_floods_a_topic_is_refused_as_early_as_over_tcp(broker: Running) -> None:
+    broker.post("/topic/limit?topic=t&r=1&b=1")
+    assert broker.post("/mpub?topic=t", b"x\n" * 5000) == (200, b"OK")
+    broker.wait_until(lambda b: len(b.topics["t"].waiting) > 1000)
+    assert broker.post("/pub?topic=t", b"x") == (503, b'{"message":"TOPIC_FULL"}')
+
+
+def test_stats_for_people(broker: Running) -> None:
+    with Client(broker.address) as client:
+        client.publish("t", b"x", b"y")
+        status, text = fetch(urllib.request.Request(broker.url + "/stats"))
+        assert status == 200
+        assert "Health: OK" in text.decode()
+        (producer,) = [line for line in text.decode().splitlines() if "127.0.0.1" in line]
+        assert producer.split()[-3:] == ["t", "msgs:", "2"]
+
+
+def test_what_an_ephemeral_channel_drops_is_in_its_second(start: Start) -> None:
+    broker = start(max_held_messages=10)
+    with Client(broker.address) as dead, Client(broker.address) as publisher:
+        dead.subscribe("t", "c#ephemeral", ready=0)
+        publisher.publish("t", *[b"x"] * 100)
+
+        def dropped(b: Broker) -> bool:
+            recent = b.topics["t"].recent
+            return recent.dropped + sum(second.dropped for second in recent.history) == 90
+
+        broker.wait_until(dropped)

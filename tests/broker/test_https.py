@@ -102,7 +102,7 @@ def test_the_program_takes_these_flags(tmp_path: Path, certificates: Certificate
                 "begin": 0,
                 "end": 0,
                 "bytes": 0,
-                "retention": {"max_bytes": 1_000_000, "max_age_ns": 36 * 3600 * 10**9, "acknowledged": False},
+                "retention": {"max_bytes": 1_000_000, "max_age_ns": 36 * 3600 * 10**9, "retain_acknowledged": True},
             }
         finally:
             process.terminate()

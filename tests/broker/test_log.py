@@ -262,15 +262,20 @@ def test_the_write_ahead_log_is_bounded(tmp_path: Path) -> None:
     log.close()
 
 
-def test_queues_of_memory_topics_survive_a_stop_once(tmp_path: Path) -> None:
+def test_queues_of_memory_topics_survive_a_stop_until_they_are_dropped_or_saved_again(tmp_path: Path) -> None:
     waiting = [record._replace(attempts=3) for record in made(0, 20, size=1_000_000)]
     log = Log.open(tmp_path)
-    log.save_queue("m", None, waiting)
-    log.save_queue("m", "c", waiting[:2])
+    log.save_queues([("m", None, waiting), ("m", "c", waiting[:2]), ("m", "d", [])])
     log.close()
     log = Log.open(tmp_path)
-    assert log.load_queues() == {("m", None): waiting, ("m", "c"): waiting[:2]}
-    assert log.load_queues() == {}
+    found = log.load_queues()
+    assert [record for piece in found[:-1] for record in piece.records] == waiting
+    assert {(piece.topic, piece.channel) for piece in found[:-1]} == {("m", None)}
+    assert found[-1][1:] == ("m", "c", waiting[:2])
+    log.drop_queues([piece.number for piece in found[:-1]])
+    assert log.load_queues() == found[-1:]
+    log.save_queues([("n", None, waiting[:1])])
+    assert [piece[1:] for piece in log.load_queues()] == [("n", None, waiting[:1])]
     log.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,17 @@ def test_nsqadmin_shows_it(start: Start, tmp_path: Path) -> None:
 def test_an_address_without_a_port(start: Start) -> None:
     with pytest.raises(BrokerError, match="host:port"):
         start(lookupd=("localhost",))
+
+
+def test_a_service_that_refuses_or_says_nothing_is_in_the_log(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lookup, "ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute, socket.create_server(("127.0.0.1", 0)) as gone:
+        ports = [mute.getsockname()[1], gone.getsockname()[1]]
+        gone.close()
+        broker = start(lookupd=tuple(f"127.0.0.1:{port}" for port in ports))
+        broker.wait_until(lambda _: all(f"LOOKUPD(127.0.0.1:{port}): " in caplog.text for port in ports))
+        lines = {record.args[0]: record.getMessage() for record in caplog.records if isinstance(record.args, tuple)}
+        assert lines[f"127.0.0.1:{ports[0]}"].endswith(": TimeoutError")
+        assert "cannot connect: " in lines[f"127.0.0.1:{ports[1]}"]

@@ -251,7 +251,13 @@ def test_heartbeats_come_once_an_interval_and_through_the_layers(start: Start, c
         ({"tls_cert": "x", "tls_key": "y", "tls_client_auth_policy": "maybe"}, "require-verify"),
         ({"tls_cert": "x", "tls_key": "y", "tls_client_auth_policy": "require"}, "--tls-root-ca-file"),
         ({"tls_min_version": "ssl3.0"}, "tls1.2"),
-        ({"tls_cert": "/nowhere/c", "tls_key": "/nowhere/k"}, "certificates"),
+        ({"tls_cert": "/nowhere/c", "tls_key": "/nowhere/k"}, "--tls-cert /nowhere/c: No such file"),
+        ({"tls_cert": __file__, "tls_key": __file__}, "test_transport.py"),
+        ({"plain_http": True}, "--tls-required"),
+        ({"retain_bytes": 1}, "--data-path"),
+        ({"retain_acknowledged": True}, "--data-path"),
+        ({"auth_http_addresses": ("foo",)}, "HOST:PORT or a URL, not 'foo'"),
+        ({"host": "no.such.host.invalid"}, "give an address of this machine with --host"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], remedy: str, start: Start) -> None:
@@ -278,3 +284,22 @@ def test_snappy_checks_its_checksums() -> None:
     stream[14] ^= 1
     with pytest.raises(transport.BadStream):
         transport.Snappy().decode(bytes(stream))
+
+
+def test_an_encrypted_key_is_refused_and_nobody_asked(start: Start, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    locked = tmp_path / "key.pem"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    certificate = tmp_path / "cert.pem"
+    trustme.CA().issue_cert("localhost").cert_chain_pems[0].write_to_path(certificate)
+    with pytest.raises(BrokerError, match="the key is encrypted"):
+        start(tls_cert=str(certificate), tls_key=str(locked))

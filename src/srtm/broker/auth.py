@@ -12,7 +12,6 @@ by the first command after that.
 from __future__ import annotations
 
 import logging
-import re
 import ssl
 import time
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import httpx
+import re2
 
 from srtm.errors import ProtocolError
 from srtm.protocol import frames, gojson
@@ -38,6 +38,7 @@ _PERMISSIONS = frozenset({"publish", "subscribe"})
 _FIELDS: gojson.Fields = {"ttl": 0, "identity": "", "identity_url": "", "authorizations": None}
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 _TIMES = httpx.Timeout(5.0, connect=2.0)  # nsqd's
+_ALL = httpx.Limits(max_connections=None, max_keepalive_connections=20)  # who come at once are asked for at once
 
 
 class Refused(Exception):
@@ -48,8 +49,8 @@ class Refused(Exception):
 class Authorization:
     """What is allowed on topics and channels whose names match."""
 
-    topic: re.Pattern[str]
-    channels: tuple[re.Pattern[str], ...]
+    topic: Any  # of RE2, as in nsqd: no expression takes longer than its length and the name's
+    channels: tuple[Any, ...]
     permissions: frozenset[str]
 
     def allows(self, topic: str, channel: str) -> bool:
@@ -74,7 +75,7 @@ class Permit:
         try:
             fields = gojson.read(body, _FIELDS)
             found = tuple(_authorization(each) for each in fields["authorizations"] or ())
-        except (ValueError, TypeError, AttributeError, re.error) as problem:
+        except (ValueError, TypeError, AttributeError, re2.error) as problem:
             raise Refused(f"its answer cannot be read: {problem}") from None
         if fields["ttl"] <= 0:
             raise Refused(f"invalid TTL {fields['ttl']} (must be >0)")
@@ -89,8 +90,10 @@ def _authorization(found: Any) -> Authorization:
     permissions = frozenset(found.get("permissions") or ())
     if unknown := permissions - _PERMISSIONS:
         raise ValueError(f"unknown permission {', '.join(sorted(unknown))}")
-    channels = tuple(re.compile(pattern) for pattern in found.get("channels") or ())
-    return Authorization(re.compile(found.get("topic") or ""), channels, permissions)
+    quiet = re2.Options()
+    quiet.log_errors = False
+    channels = tuple(re2.compile(pattern, quiet) for pattern in found.get("channels") or ())
+    return Authorization(re2.compile(found.get("topic") or "", quiet), channels, permissions)
 
 
 class Authority:
@@ -107,7 +110,9 @@ class Authority:
         """What whoever has this secret may do."""
         if self._client is None:
             trusted = ssl.create_default_context(cafile=self._ca_file)
-            self._client = httpx.AsyncClient(timeout=_TIMES, headers=_ACCEPT, verify=trusted, trust_env=False)
+            self._client = httpx.AsyncClient(
+                timeout=_TIMES, limits=_ALL, headers=_ACCEPT, verify=trusted, trust_env=False
+            )
         about: dict[str, str | bytes] = {
             "common_name": common_name,
             "remote_ip": remote_ip,
@@ -123,7 +128,7 @@ class Authority:
                     raise Refused(f"got response {answer.status_code}")
                 return Permit.read(answer.content, time.monotonic())
             except (httpx.HTTPError, httpx.InvalidURL, Refused) as problem:
-                problems.append(f"failed to auth against {endpoint} - {problem or type(problem).__name__}")
+                problems.append(f"failed to auth against {endpoint} - {str(problem) or type(problem).__name__}")
         raise Refused("; ".join(problems))
 
     async def close(self) -> None:

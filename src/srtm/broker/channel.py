@@ -86,10 +86,10 @@ class Channel:
         """Messages that take memory here and are not with a consumer."""
         return len(self.queue) + len(self.deferred)
 
-    def put(self, messages: list[Message], now_ns: int) -> None:
-        """Take messages from the topic; a channel that nobody will miss drops what it cannot hold."""
+    def put(self, messages: list[Message], now_ns: int) -> int:
+        """Take messages from the topic; a channel that nobody will miss drops what it cannot hold. How many."""
         self.messages += len(messages)
-        queue = self.queue
+        queue, dropped = self.queue, self.dropped
         for message in messages:
             if self.ephemeral and (self.held >= self._max or self.bytes >= self._max_bytes):
                 self.dropped += 1
@@ -99,6 +99,7 @@ class Channel:
                 self._back(message, message.delay_ns, now_ns)
             else:
                 queue.append(message)
+        return self.dropped - dropped
 
     def pump(self, now_ns: int) -> None:
         """Hand queued messages to consumers that can take them, in turns."""

@@ -2,10 +2,12 @@
 
 A message of a `disk` topic is handed to the log when it comes, answered with OK once it is durable, and only then put
 before its topic, with the arrival time that the kernel gave it. A channel's FINs move its cursor. After a restart, what
-a channel had not finished is read from the log again, as fast as there is room for it. Under a controller it gets new
-tokens, because nobody knows who had theirs when a broker died.
+a channel had not finished is read from the log again, as fast as there is room for it. It gets new tokens then,
+because nobody knows who had theirs when a broker died.
 
-Messages of memory topics are saved when the broker stops in order, and are there again at its next start, as in nsqd.
+Messages of memory topics are saved when the broker stops in order, and are there again at its next start, as in nsqd;
+what was saved stays on disk until it has been delivered.
+Which topics and channels there are, whether they are paused, and (r, b) set by hand are written down as they change.
 """
 
 from __future__ import annotations
@@ -13,19 +15,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from srtm.broker.batch import Record
-from srtm.broker.log import Log, Retention
+from srtm.broker.log import Known, Log, Retention
 from srtm.broker.message import Message
 from srtm.broker.replay import Replay
 from srtm.errors import LogError, OffsetTrimmed, ProtocolError
+from srtm.model.bucket import Limiter, TokenBucket
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
     from srtm.broker.channel import Channel
@@ -38,6 +43,7 @@ _BATCH = 1_000  # messages that are read from the log at once
 _PAUSE_S = 0.02  # how long a channel that has enough is left alone
 _SAVED_S = 0.1
 _RETAINED_S = 1.0
+_WAITING = ""  # no channel is called so: what waits for tokens, among saved queues
 
 
 class Durable:
@@ -52,28 +58,86 @@ class Durable:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._recovering = False
+        self._noted: set[str] = set()  # topics of which something is yet to be written down
+        self._writing = False
+        self._readers: list[asyncio.Future[None]] = []  # who wait until it is
+        # Pieces of queues that a stop has saved and that may be needed again, with the ids of their messages.
+        self._saved: dict[tuple[str, str | None], deque[tuple[int, frozenset[bytes]]]] = {}
         self._ends: dict[str, int] = {}  # offsets behind the last message that topics were given
 
     def recover(self) -> None:
         """Bring back topics, channels and messages as they were."""
-        # Under a contract, what waited for tokens when a broker died must not pass without: all of it gets new ones.
-        self._recovering = self._broker.options.controller is not None
+        broker = self._broker
+        # What waited for tokens when a broker died must not pass without: all of it gets new ones.
+        self._recovering = True
         for name in self._log.topics:
-            self.adopt(self._broker.touch(name))
+            self.adopt(broker.touch(name))
+        for name, rows in self._log.known().items():
+            self._recall(broker.touch(name), rows)
         self._recovering = False
-        for (name, channel), records in self._log.load_queues().items():
-            topic = self._broker.touch(name)
-            now_ns = self._broker.started_ns
+        for number, name, channel, records in self._log.load_queues():
+            self._saved.setdefault((name, channel), deque()).append((number, frozenset(r.id for r in records)))
+            topic, now_ns = broker.touch(name), broker.started_ns
             messages = [_message(record, now_ns) for record in records]
-            if channel is None and self._broker.options.controller is not None:
+            if channel:
+                broker.channel(topic, channel).put(messages, now_ns)
+            elif channel == _WAITING or broker.options.controller is not None:
                 topic.arrived.extend(messages)
-            elif channel is None:
+            else:
                 topic.unclaimed.extend(messages)
                 topic.unclaimed_bytes += sum(len(message.body) for message in messages)
-            else:
-                self._broker.channel(topic, channel).put(messages, now_ns)
         self._spawn(self._tend())
-        self._broker.wake()
+        broker.wake()
+
+    def _recall(self, topic: Topic, rows: list[Known]) -> None:
+        """Make a topic what it was. Its bucket begins empty: nobody knows what passed before the broker ended."""
+        for row in rows:
+            if row.channel:
+                self._broker.channel(topic, row.channel).paused = row.paused
+                continue
+            topic.paused = row.paused
+            if row.r_mtps is not None and row.b_ntok is not None:
+                topic.by_hand = TokenBucket(row.r_mtps, row.b_ntok)
+                if self._broker.options.controller is None:  # or else that decides
+                    topic.limiter = Limiter(topic.by_hand, self._broker.started_ns, 0)
+
+    def note(self, name: str) -> None:
+        """Something of a topic has changed: write it down, with what else changes until the disk is ready for it."""
+        self._noted.add(name)
+        if not self._writing:
+            self._writing = True
+            self._broker.loop.call_soon(self._write)
+
+    async def noted(self, topic: Topic) -> None:
+        """Write down what has changed of a topic, and wait until it is; LogError where it cannot be."""
+        written: asyncio.Future[None] = self._broker.loop.create_future()
+        self._readers.append(written)
+        self.note(topic.name)
+        await written
+
+    def _write(self) -> None:
+        names, self._noted = self._noted, set()
+        readers, self._readers = self._readers, []
+
+        def written(result: LogError | None) -> None:
+            for reader in readers:
+                _settle(reader, result)
+            if result is not None:  # which the log has said
+                self._noted |= names
+                self._broker.loop.call_later(_RETAINED_S, self._write)
+            elif self._noted:
+                self._write()
+            else:
+                self._writing = False
+
+        try:
+            self._log.remember(self._changes(names), written)
+        except LogError as closed:
+            for reader in readers:
+                _settle(reader, closed)
+
+    def _changes(self, names: set[str]) -> dict[str, list[Known]]:
+        return {name: _known(self._broker.topics.get(name)) for name in names}
 
     def adopt(self, topic: Topic) -> None:
         """Make a topic one on disk; its channels go on where they were."""
@@ -177,6 +241,15 @@ class Durable:
             before = min([before, *(cursor.low for cursor in self._log.cursors(topic.name))])
         self._skip(topic, await self._answer(partial(self._log.trim, topic.name, before)))
 
+    async def empty(self, topic: Topic) -> None:
+        """Let no channel get what none has yet: not from the log either, now or after a restart."""
+        cursors = self._log.cursors(topic.name)
+        for message in topic.early():
+            for cursor in cursors:
+                cursor.finish(message.offset)
+        if not cursors:
+            await self.trim(topic, self._ends[topic.name])
+
     def retention(self, topic: Topic) -> Retention:
         """What a topic keeps: what it was told to, or else the broker."""
         return self._log.retention(topic.name) or self._retention
@@ -221,23 +294,61 @@ class Durable:
         """Save what is in memory alone, and close the log."""
         for task in self._tasks:
             task.cancel()
+        if self._noted:
+            self._log.remember(self._changes(self._noted), lambda _: None)
+        self._log.save_cursors()
+        try:
+            self._log.save_queues(self._queues())
+        except LogError as problem:
+            lost = sum(len(records) for _, _, records in self._queues())
+            raise LogError(f"{lost} messages of memory topics are lost: {problem}", lost=lost) from None
+        finally:
+            self._log.close()
+
+    def _queues(self) -> Iterator[tuple[str, str | None, list[Record]]]:
+        """What is in memory alone, by topic and channel."""
         groups = self._broker.groups
         for topic in self._broker.topics.values():
             if topic.ephemeral or topic.durable is not None:
                 continue
-            early = [*topic.unclaimed, *topic.waiting, *topic.arrived]
-            if early:
-                self._log.save_queue(topic.name, None, [_record(message, groups) for message in early])
+            yield topic.name, None, [_record(message, groups) for message in topic.unclaimed]
+            yield topic.name, _WAITING, [_record(message, groups) for message in (*topic.waiting, *topic.arrived)]
             for channel in topic.channels.values():
                 if not channel.ephemeral:
                     due_ns = {message.id: due for due, _, message in channel.deferred}
-                    records = [
-                        _record(message, groups)._replace(due_ns=due_ns.get(message.id, 0))
-                        for message in channel.everything()
-                    ]
-                    self._log.save_queue(topic.name, channel.name, records)
-        self._log.save_cursors()
-        self._log.close()
+                    yield (
+                        topic.name,
+                        channel.name,
+                        [
+                            _record(message, groups)._replace(due_ns=due_ns.get(message.id, 0))
+                            for message in channel.everything()
+                        ],
+                    )
+
+    def _drop_saved(self) -> None:
+        """Keep saved messages no longer than until they have been delivered; they were the first in their queues."""
+        done: list[int] = []
+        for place, pieces in list(self._saved.items()):
+            while pieces and not self._undelivered(*place, pieces[0][1]):
+                done.append(pieces.popleft()[0])
+            if not pieces:
+                del self._saved[place]
+        if done:
+            self._log.drop_queues(done)
+
+    def _undelivered(self, name: str, channel_name: str | None, ids: frozenset[bytes]) -> bool:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            return False
+        if not channel_name:
+            first = [*islice(topic.unclaimed, 1), topic.oldest]
+            return any(message is not None and message.id in ids for message in first)
+        channel = topic.channels.get(channel_name)
+        return channel is not None and (
+            any(message.id in ids for message in islice(channel.queue, 1))
+            or any(not ids.isdisjoint(consumer.flights) for consumer in channel.consumers)
+            or any(message_id in ids for _, message_id, _ in channel.deferred)
+        )
 
     async def _reload(
         self, topic: Topic, channel: Channel, ranges: list[tuple[int, int]], *, limited: bool = False
@@ -292,6 +403,7 @@ class Durable:
             turns += 1
             if turns * _SAVED_S >= _RETAINED_S:
                 turns = 0
+                self._drop_saved()
                 now_ns = time.time_ns()
                 for topic in self._broker.topics.values():
                     if topic.durable is not None:
@@ -302,6 +414,15 @@ class Durable:
         task = self._broker.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _known(topic: Topic | None) -> list[Known]:
+    """What is to be written down of a topic."""
+    if topic is None or topic.ephemeral:
+        return []
+    limit = (topic.by_hand.r_mtps, topic.by_hand.b_ntok) if topic.by_hand else (None, None)
+    rows = [Known("", topic.paused, *limit)]
+    return rows + [Known(each.name, each.paused) for each in topic.channels.values() if not each.ephemeral]
 
 
 def _record(message: Message, groups: dict[str, str | None]) -> Record:

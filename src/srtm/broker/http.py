@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
-from dataclasses import asdict
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -21,11 +23,12 @@ from starlette.routing import Route
 import srtm
 from srtm.broker import snapshot
 from srtm.broker.message import Message
+from srtm.broker.options import retained_ns
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, ProtocolError, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol import exchange
 from srtm.protocol.names import VERSION, valid_name
-from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
+from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,7 +41,11 @@ if TYPE_CHECKING:
     from srtm.broker.channel import Channel
     from srtm.broker.durable import Durable
     from srtm.broker.ioloop import Broker
+    from srtm.broker.log import Retention
     from srtm.broker.topic import Topic
+
+
+_DECIMAL = re.compile(r"[0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?")
 
 
 class Refused(Exception):
@@ -78,7 +85,12 @@ def app(broker: Broker, *, tls: bool = False) -> ASGIApp:
     gets |= {"/srtm/log": pages.log_extent, "/srtm/log/read": pages.log_read}
     routes = [Route(path, _answered(page), methods=["POST"]) for path, page in posts.items()]
     routes += [Route(path, _answered(page), methods=["GET"]) for path, page in gets.items()]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, exception_handlers={404: _no_such, 405: _no_such})
+
+
+async def _no_such(_: Request, problem: Exception) -> Response:
+    status = problem.status_code if isinstance(problem, HTTPException) else 404
+    return JSONResponse({"message": HTTPStatus(status).name}, status)
 
 
 def _tls_required(broker: Broker) -> ASGIApp:
@@ -117,7 +129,7 @@ class Pages:
         return JSONResponse(
             {
                 "version": VERSION,
-                "broadcast_address": options.broadcast_address or options.name,
+                "broadcast_address": options.address,
                 "hostname": options.name,
                 "http_port": self.broker.http_port,
                 "tcp_port": self.broker.tcp_port,
@@ -161,7 +173,8 @@ class Pages:
 
         A disk topic may be told what it keeps, now or later: &retain_bytes=…&retain_age=…&retain_acknowledged=….
         """
-        wanted = request.query_params.get("durability", "memory")
+        named = request.query_params.get("durability")
+        wanted = named or "memory"
         told = _retention(request.query_params)
         if wanted not in ("memory", "disk"):
             raise Refused(400, "INVALID_DURABILITY: it is memory or disk")
@@ -172,6 +185,8 @@ class Pages:
             if topic.messages or topic.ephemeral:
                 raise Refused(400, "INVALID_DURABILITY: the topic is ephemeral, or has messages in memory")
             self.broker.durable.adopt(topic)
+        if named == "memory" and topic.durable is not None:
+            raise Refused(400, "INVALID_DURABILITY: the topic is on disk; delete it to make it one in memory")
         if told and topic.durable is None:
             raise Refused(400, "INVALID_RETENTION: only disk topics keep messages; add durability=disk")
         if topic.durable is not None:
@@ -184,7 +199,7 @@ class Pages:
     async def log_extent(self, request: Request) -> Response:
         """What a disk topic keeps: {"begin", "end", "bytes", "retention"}."""
         topic, durable = self._on_disk(request)
-        return JSONResponse({**durable.extent(topic), "retention": asdict(durable.retention(topic))})
+        return JSONResponse({**durable.extent(topic), "retention": _told(durable.retention(topic))})
 
     async def log_read(self, request: Request) -> Response:
         """A range of a disk topic as an Arrow stream: ?topic=…&begin=…&limit=…; the same range gives the same rows."""
@@ -220,9 +235,10 @@ class Pages:
 
     def _number(self, request: Request, name: str, default: int | None = None) -> int:
         text = request.query_params.get(name, "" if default is None else str(default))
-        if not text.isdigit():
+        found = _whole(text)
+        if found is None:
             raise Refused(400, f"INVALID_{name.upper()}: it must be a whole number")
-        return int(text)
+        return found
 
     async def topic_delete(self, request: Request) -> Response:
         """Forget a topic and all that it holds; its consumers are disconnected."""
@@ -232,13 +248,20 @@ class Pages:
 
     async def topic_empty(self, request: Request) -> Response:
         """Forget the messages that no channel has yet."""
-        self._named_topic(request).empty()
+        topic = self._named_topic(request)
+        if topic.durable is not None:
+            try:
+                await topic.durable.empty(topic)
+            except LogError as problem:
+                raise Refused(503, f"EMPTY_FAILED: {problem}") from None
+        topic.empty()
         return Response()
 
     async def topic_pause(self, request: Request) -> Response:
         """Give no messages to channels for a while."""
-        self._named_topic(request).paused = True
-        return Response()
+        topic = self._named_topic(request)
+        topic.paused = True
+        return await self._noted(topic)
 
     async def topic_unpause(self, request: Request) -> Response:
         """Go on."""
@@ -246,21 +269,31 @@ class Pages:
         topic.paused = False
         self.broker.touch(topic.name)
         self.broker.wake()
-        return Response()
+        return await self._noted(topic)
 
     async def topic_limit(self, request: Request) -> Response:
         """Set the sub-token bucket: ?topic=…&r=…&b=…, or none without r and b."""
-        topic = self._named_topic(request, make=True)
         r, b = request.query_params.get("r"), request.query_params.get("b")
         try:
-            bucket = TokenBucket.of(r, b) if r is not None and b is not None else None
+            bucket = TokenBucket.of(_decimal(r), _decimal(b)) if r is not None and b is not None else None
         except InputError as problem:
             raise Refused(400, f"INVALID_BUCKET: {problem}") from None
         if (r is None) != (b is None):
             raise Refused(400, "INVALID_BUCKET: give r and b, or neither")
+        topic = self._named_topic(request, make=True)
+        topic.by_hand = bucket
         topic.limit(bucket, time.time_ns())
         self.broker.touch(topic.name)
         self.broker.wake()
+        return await self._noted(topic)
+
+    async def _noted(self, topic: Topic) -> Response:
+        """What an operator did is in force; it is answered when it also outlives a restart."""
+        if self.broker.durable is not None:
+            try:
+                await self.broker.durable.noted(topic)
+            except LogError as problem:
+                raise Refused(503, f"NOT_SAVED: it is in force until the broker ends, but {problem}") from None
         return Response()
 
     async def channel_create(self, request: Request) -> Response:
@@ -283,16 +316,17 @@ class Pages:
 
     async def channel_pause(self, request: Request) -> Response:
         """Give no messages to consumers for a while."""
-        self._named_channel(request)[1].paused = True
-        return Response()
+        topic, channel = self._named_channel(request)
+        channel.paused = True
+        return await self._noted(topic)
 
     async def channel_unpause(self, request: Request) -> Response:
         """Go on."""
-        _, channel = self._named_channel(request)
+        topic, channel = self._named_channel(request)
         channel.paused = False
         self.broker.to_pump[channel] = None
         self.broker.wake()
-        return Response()
+        return await self._noted(topic)
 
     async def exchange(self, request: Request) -> Response:
         """What the controller says, and what it wants to know (`protocol.exchange`)."""
@@ -357,7 +391,7 @@ class Pages:
         return Response(metrics.page(self.broker), media_type=metrics.MEDIA_TYPE)
 
     async def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
-        if topic.full:
+        if topic.crowded:
             raise Refused(503, "TOPIC_FULL")
         now_ns = time.time_ns()
         client = f"{request.client.host}:{request.client.port}" if request.client else "http"
@@ -399,11 +433,10 @@ class Pages:
         return topic, topic.channels[name]
 
     def _delay_ns(self, request: Request) -> int:
-        text = request.query_params.get("defer", "0")
-        limit_ms = self.broker.options.settings.max_req_timeout_ms
-        if not text.isdigit() or int(text) > limit_ms:
+        delay_ms = _whole(request.query_params.get("defer", "0"))
+        if delay_ms is None or delay_ms > self.broker.options.settings.max_req_timeout_ms:
             raise Refused(400, "INVALID_DEFER")
-        return int(text) * NS_PER_MS
+        return delay_ms * NS_PER_MS
 
     def _check_size(self, size: int, limit: int, what: str) -> None:
         if size > limit:
@@ -430,17 +463,26 @@ def _shows(request: Request, token: str) -> bool:
     return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())
 
 
+def _told(retention: Retention) -> dict[str, Any]:
+    """A retention in the words of the flags."""
+    return {
+        "max_bytes": retention.max_bytes,
+        "max_age_ns": retention.max_age_ns,
+        "retain_acknowledged": not retention.acknowledged,
+    }
+
+
 def _retention(query: QueryParams) -> dict[str, Any]:
     """The fields of a `Retention` that a request names; `none` takes a limit away."""
     told: dict[str, Any] = {}
     size, age, finished = (query.get(f"retain_{name}") for name in ("bytes", "age", "acknowledged"))
     if size is not None:
-        if size != "none" and not (size.isdigit() and int(size)):
+        told["max_bytes"] = None if size == "none" else _whole(size)
+        if size != "none" and not told["max_bytes"]:
             raise Refused(400, f"INVALID_RETAIN_BYTES: a whole number of at least 1, or none, not {size!r}")
-        told["max_bytes"] = None if size == "none" else int(size)
     if age is not None:
         try:
-            told["max_age_ns"] = None if age == "none" else parse_duration_ns(age)
+            told["max_age_ns"] = None if age == "none" else retained_ns(age)
         except InputError as problem:
             raise Refused(400, f"INVALID_RETAIN_AGE: {problem}") from None
     if finished is not None:
@@ -448,6 +490,18 @@ def _retention(query: QueryParams) -> dict[str, Any]:
             raise Refused(400, f"INVALID_RETAIN_ACKNOWLEDGED: true or false, not {finished!r}")
         told["acknowledged"] = finished == "false"
     return told
+
+
+def _whole(text: str) -> int | None:
+    """A whole number that fits 64 bits; None if it is none. Signs, underscores and other scripts' digits are not."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def _decimal(text: str) -> str:
+    """The text, if it is a decimal number that can be one of tokens."""
+    if _DECIMAL.fullmatch(text) is None:
+        raise InputError(f"a number of tokens is written as 2.5 or 1e3, not {text!r}", value=text)
+    return text
 
 
 def _arrow(topic: str, begin: int, records: list[Record]) -> bytes:
@@ -475,9 +529,9 @@ def _sized(body: bytes) -> list[bytes]:
     for _ in range(int.from_bytes(body[:4], "big")):
         size = int.from_bytes(body[at : at + 4], "big")
         if not 0 < size <= len(body) - at - 4:
-            raise Refused(400, "BAD_MESSAGE")
+            raise Refused(413, "BAD_MESSAGE")
         bodies.append(body[at + 4 : at + 4 + size])
         at += 4 + size
     if at != len(body) or not bodies:
-        raise Refused(400, "BAD_BODY")
+        raise Refused(413, "BAD_BODY")
     return bodies

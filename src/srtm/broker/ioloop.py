@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import heapq
+import logging
 import socket
 import time
 from contextlib import suppress
@@ -42,10 +43,13 @@ if TYPE_CHECKING:
     from srtm.broker.options import BrokerOptions
     from srtm.broker.recorder import Recorder
 
+log = logging.getLogger(__name__)
+
 SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 # What is due for many at one time is done for a few, then the loop turns: heartbeats, sums of a second.
 _BEATS, _SUMS, _BREAK_S = 8, 4, 0.001
 _RELEASES = 4
+_SILENCE_NS = 60 * NS_PER_S  # after a warning that would be repeated ten times a second
 _LITTLE = 4096  # about thirty messages: less than a tenth of a millisecond's work
 _now_ns = time.time_ns  # the clock that the kernel stamps with
 
@@ -98,6 +102,7 @@ class Broker:
         self._closing: list[Topic] = []  # whose last second is to be summed up
         self._order = count()
         self._listener: socket.socket | None = None
+        self._said_until_ns = 0  # that it cannot accept clients
         self._tick: asyncio.TimerHandle | None = None
         self._second_ns = self._tick_due_ns = self._late_ns = 0
         self.lag_ns = 0  # how late a tick was at most, in the last second
@@ -126,6 +131,9 @@ class Broker:
                 sock, address = self._listener.accept()
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
+                    if _now_ns() >= self._said_until_ns:
+                        self._said_until_ns = _now_ns() + _SILENCE_NS
+                        log.warning("BROKER: clients have to wait, %s; allow it more with ulimit -n", error.strerror)
                     self.loop.remove_reader(self._listener)  # too many files: try again with the next tick
                     self.loop.call_later(TICK_S, self.loop.add_reader, self._listener, self._accept)
                 return
@@ -144,7 +152,7 @@ class Broker:
             topic.closed = self.control.closes(name)
             if self.on_topic:
                 self.on_topic(topic)
-            self.changed()
+            self.changed(topic)
         self.to_drain[topic] = None
         return topic
 
@@ -156,7 +164,7 @@ class Broker:
             if topic.durable is not None:
                 topic.durable.attach(topic, channel)
             self.to_drain[topic] = None
-            self.changed()
+            self.changed(topic)
         return channel
 
     def replay(self, name: str, channel: str, offset: int) -> Channel:
@@ -171,11 +179,13 @@ class Broker:
             )
         found = topic.channels[channel] = topic.durable.replay(topic, channel, offset)
         self.to_drain[topic] = None
-        self.changed()
+        self.changed(topic)
         return found
 
-    def changed(self) -> None:
-        """Topics or channels came or went."""
+    def changed(self, topic: Topic) -> None:
+        """A topic, or a channel of it, came or went."""
+        if self.durable:
+            self.durable.note(topic.name)
         if self.on_change:
             self.on_change()
 
@@ -405,7 +415,7 @@ class Broker:
             topic.durable.forget_channel(topic, channel)
         channel.empty()
         self.to_pump.pop(channel, None)
-        self.changed()
+        self.changed(topic)
         if topic.ephemeral and not topic.channels:
             self.delete_topic(topic)
 
@@ -424,7 +434,7 @@ class Broker:
         self._limited.pop(topic, None)
         for connection in self._blocked.pop(topic, {}):
             connection.release()
-        self.changed()
+        self.changed(topic)
 
     def stop(self) -> None:
         """Accept nobody any more, close every connection, and save what is not finished."""

@@ -18,22 +18,22 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srtm.broker.batch import Record, check, cut, decode, encode
 from srtm.broker.cursor import Cursor
-from srtm.broker.store import Retention, Store, TopicState
+from srtm.broker.store import Known, Retention, Store, TopicState
 from srtm.broker.writer import Append, Call, Done, LogOptions, Progress, Work, Writer
 from srtm.errors import InputError, LogError, OffsetTrimmed, SRTMError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Log", "LogOptions", "LogStatistics", "Record", "Retention"]
+__all__ = ["Known", "Log", "LogOptions", "LogStatistics", "Record", "Retention", "SavedQueue"]
 
 QUEUE_BYTES = 4 << 20  # bodies in one row of a saved queue
 
@@ -50,6 +50,15 @@ class LogStatistics:
     checkpoint_max_ns: int
     commit_last_ns: int
     wal_bytes: int
+
+
+class SavedQueue(NamedTuple):
+    """A piece of a queue that was kept over a stop."""
+
+    number: int
+    topic: str
+    channel: str | None
+    records: list[Record]
 
 
 class Log:
@@ -215,19 +224,27 @@ class Log:
             run = partial(self._writer.retain, topic, retention.max_bytes, before_ns)
             self._put(Call(run, done, self._answer))
 
-    def save_queue(self, topic: str, channel: str | None, records: Sequence[Record]) -> None:
-        """Keep the messages of a memory topic, or of one channel of it, over a stop; waits for the disk."""
-        if records:
-            check(records)
-            for piece in cut(records, QUEUE_BYTES):
-                self.call(partial(self._store.save_queue, topic, channel, encode(piece)))
+    def remember(self, known: dict[str, list[Known]], done: Done) -> None:
+        """Write down all that is known of some topics."""
+        self._put(Call(partial(self._store.remember, known), done, self._answer))
 
-    def load_queues(self) -> dict[tuple[str, str | None], list[Record]]:
-        """What `save_queue` kept, by (topic, channel); it is kept no longer. Waits for the disk."""
-        found: dict[tuple[str, str | None], list[Record]] = {}
-        for topic, channel, data in self.call(self._store.load_queues):
-            found.setdefault((topic, channel), []).extend(decode(data))
+    def known(self) -> dict[str, list[Known]]:
+        """What was written down of topics; waits for the disk."""
+        found: dict[str, list[Known]] = self.call(self._store.known)
         return found
+
+    def save_queues(self, queues: Iterable[tuple[str, str | None, Sequence[Record]]]) -> None:
+        """Keep the messages of memory topics, or of channels of them, over a stop; waits for the disk."""
+        self.call(lambda: self._store.save_queues(_pieces(queues)))
+
+    def load_queues(self) -> list[SavedQueue]:
+        """What `save_queues` kept; it is kept on. Waits for the disk."""
+        rows = self.call(self._store.load_queues)
+        return [SavedQueue(number, topic, channel, decode(data)) for number, topic, channel, data in rows]
+
+    def drop_queues(self, numbers: Sequence[int]) -> None:
+        """Keep these pieces of saved queues no longer."""
+        self._put(Call(lambda: self._store.drop_queues(numbers), lambda _: None, self._answer))
 
     def call(self, run: Callable[[], Any] = lambda: None) -> Any:
         """Run something on the writer's thread after all that was handed over, and wait for it."""
@@ -272,6 +289,14 @@ class Log:
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop has ended, and with it all who wait
             self._loop.call_soon_threadsafe(_call_all, answers)
+
+
+def _pieces(queues: Iterable[tuple[str, str | None, Sequence[Record]]]) -> Iterator[tuple[str, str | None, bytes]]:
+    for topic, channel, records in queues:
+        if records:
+            check(records)
+            for piece in cut(records, QUEUE_BYTES):
+                yield topic, channel, encode(piece)
 
 
 def _call_all(answers: list[tuple[Done, Any]]) -> None:

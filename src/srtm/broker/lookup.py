@@ -56,18 +56,22 @@ class Peer:
 
     async def keep(self) -> None:
         """Connect, tell everything, and tell changes; again and again, with pauses that grow."""
-        wait_s = FIRST_WAIT_S
+        wait_s, reached = FIRST_WAIT_S, True
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     reader, writer = await asyncio.open_connection(self._host, self._port)
             except OSError as error:
-                log.debug("LOOKUPD(%s): cannot connect: %s", self.address, error)
+                # Once for each time that it is gone.
+                level = logging.WARNING if reached else logging.DEBUG
+                log.log(level, "LOOKUPD(%s): cannot connect: %s", self.address, str(error) or type(error).__name__)
+                reached = False
             else:
+                reached = True
                 try:
                     await self._speak(reader, writer)
                 except (OSError, EOFError, ProtocolError) as error:
-                    log.warning("LOOKUPD(%s): %s", self.address, error or type(error).__name__)
+                    log.warning("LOOKUPD(%s): %s", self.address, str(error) or type(error).__name__)
                 finally:
                     if self.http is not None:
                         wait_s = FIRST_WAIT_S
@@ -82,7 +86,7 @@ class Peer:
         broker = self._broker
         options = broker.options
         us = lookup.PeerInfo(
-            options.broadcast_address or options.name,
+            options.address,
             options.name,
             broker.tcp_port,
             broker.http_port,

@@ -6,9 +6,13 @@ import socket
 import tempfile
 from dataclasses import dataclass, field
 
+from srtm.errors import InputError
 from srtm.protocol.names import Settings
+from srtm.units import parse_duration_ns
 
 MAX_IDENTIFY_SIZE = 64 * 1024  # of the JSON that a client may send before anybody knows it; nsqd takes 5 MiB
+
+_FOREVER_NS = 2**62  # what the log can count: 146 years
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class BrokerOptions:
     tcp_port: int = 4150
     http_port: int = 4151
     name: str = field(default_factory=socket.gethostname)
-    broadcast_address: str | None = None
+    broadcast_address: str | None = None  # the host's name
     # Where disk topics are, and where queues of memory topics are kept over a stop; none without.
     data_path: str | None = None
     # What disk topics keep, unless they are told otherwise: with a size or an age, no more than that, finished or not;
@@ -50,6 +54,19 @@ class BrokerOptions:
     max_unsent_bytes: int = 1024 * 1024
     read_size: int = 256 * 1024
     backlog: int = 1024
+
+    @property
+    def address(self) -> str:
+        """Where others are told to reach it. Its name need not be one that can be resolved."""
+        return self.broadcast_address or socket.gethostname()
+
+
+def retained_ns(text: str) -> int:
+    """How long messages are kept, as in 36h; InputError where that is no time, or beyond all clocks."""
+    age_ns = parse_duration_ns(text) if text.isascii() else 0
+    if not 0 < age_ns < _FOREVER_NS:
+        raise InputError(f"messages are kept for a time such as 36h, not {text!r}", value=text)
+    return age_ns
 
 
 def not_writable(folder: str) -> str | None:

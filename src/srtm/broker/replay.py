@@ -35,7 +35,7 @@ class Replay(Channel):
         """Whether it has enough for now."""
         return self.held >= MOST_MESSAGES or (self.held > 0 and self.bytes >= MOST_BYTES)
 
-    def put(self, messages: list[Message], now_ns: int) -> None:
+    def put(self, messages: list[Message], now_ns: int) -> int:
         """Take what the topic released, if it is next and there is room; else it comes from the log."""
         offsets = [message.offset for message in messages]
         caught_up = self.at >= self.end
@@ -44,6 +44,7 @@ class Replay(Channel):
             self.take(messages, now_ns)
         elif self.at < self.end:
             self.behind.set()
+        return 0
 
     def take(self, messages: list[Message], now_ns: int) -> None:
         """Take the next messages, wherever they come from."""

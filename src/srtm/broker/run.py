@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,12 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
             for site in sites:
                 site.close()
             ports = [options.tcp_port, options.http_port, options.https_port]
+            remedy = "give an address of this machine with --host, and ports that this user may take"
+            if error.errno == errno.EADDRINUSE:
+                remedy = "is another broker running there? choose others with --tcp-port, --http-port and --https-port"
             raise BrokerError(
                 f"cannot listen on {options.host}, ports {', '.join(str(port) for port in ports if port is not None)}:"
-                f" {error.strerror}; is another broker running there? choose others with --tcp-port, --http-port and"
-                " --https-port",
+                f" {error.strerror}; {remedy}",
             ) from None
         broker.http_port, broker.https_port = sites[0].port, sites[-1].port if len(sites) > 1 else 0
         for site in sites:
@@ -67,11 +70,13 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
             if broker.recorder:
                 with contextlib.suppress(SRTMError):
                     await broker.recorder.stop()
-            broker.stop()
-            if broker.authority:
-                await broker.authority.close()
-            for site in sites:
-                await site.stop()
+            try:
+                broker.stop()
+            finally:
+                if broker.authority:
+                    await broker.authority.close()
+                for site in sites:
+                    await site.stop()
 
 
 async def run(options: BrokerOptions) -> None:

@@ -136,11 +136,16 @@ def _client(connection: Connection, topic: str | None = None) -> dict[str, Any]:
 
 def as_text(document: dict[str, Any]) -> str:
     """The document for people."""
-    lines = [f"srtm broker, as nsqd v{document['version']}", "", "Topics:" if document["topics"] else "no topics"]
+    lines = [f"srtm broker, as nsqd v{document['version']}", f"Health: {document['health']}", ""]
+    lines.append("Topics:" if document["topics"] else "Topics: None")
     for topic in document["topics"]:
         lines.append(f"   [{topic['topic_name']:<15}] depth: {topic['depth']:<5} msgs: {topic['message_count']:<8}")
         for channel in topic["channels"]:
             numbers = f"depth: {channel['depth']:<5} inflt: {channel['in_flight_count']:<4}"
             numbers += f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
             lines.append(f"      [{channel['channel_name']:<15}] {numbers} timeout: {channel['timeout_count']:<5}")
+    lines += ["", "Producers:" if document["producers"] else "Producers: None"]
+    for client in document["producers"]:
+        for published in client.get("pub_counts", ()):
+            lines.append(f"   [{client['remote_address']:<21}] {published['topic']:<15} msgs: {published['count']:<8}")
     return "\n".join(lines) + "\n"

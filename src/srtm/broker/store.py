@@ -8,6 +8,7 @@ In: batches with their places, cursors, begins. Out: the same after any crash. W
 | `batch`   | key = topic id · 2^48 + first offset, messages, newest arrival, bytes of the topic up to here, CRC |
 | `channel` | the progress of one channel (`cursor.py`)                                                          |
 | `queue`   | messages of a memory topic or channel over a graceful stop                                         |
+| `known`   | a topic, or with a name a channel of it, on disk or not: paused, (r, b) set by hand                |
 
 One connection writes and checkpoints, and one thread uses it: SQLite before 3.51.3 may corrupt a file when one
 connection checkpoints while another writes. Readers have connections of their own and see only what is durable.
@@ -31,7 +32,7 @@ from srtm.broker.batch import Record, decode
 from srtm.errors import LogError, LogFull, OffsetTrimmed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 FILE = "log.sqlite"
 LOCK = "lock"
@@ -40,15 +41,21 @@ PAGE = 4096
 OFFSET_BITS = 48  # 10^5 messages a second for 89 years; 15 bits are left for topics
 MAX_TOPICS = 1 << (63 - OFFSET_BITS)
 _APPLICATION = 0x5352544D  # "SRTM"
-_VERSION = 2
-_FROM_VERSION_1 = "ALTER TABLE topic ADD COLUMN retention TEXT"
+_VERSION = 3
 _ROWS = 64  # batches in one INSERT: each statement is a hand-over of the interpreter lock, and usually one is enough
 _SLICE_ROWS = 256
 _SLICE_BYTES = 4 << 20
 _RETAINED_ROWS = 16_384  # looked at once a second: more than are committed in one
 
 _COLUMNS = "key, messages, newest_ns, total, crc, data"
-_SCHEMA = """
+_KNOWN = """
+CREATE TABLE known (
+    topic TEXT NOT NULL, channel TEXT NOT NULL, paused INTEGER NOT NULL, r_mtps INTEGER, b_ntok INTEGER,
+    PRIMARY KEY (topic, channel)
+) STRICT, WITHOUT ROWID;
+"""
+_UPGRADES = {1: "ALTER TABLE topic ADD COLUMN retention TEXT;", 2: _KNOWN}  # from a version to the next
+_SCHEMA = f"""{_KNOWN}
 CREATE TABLE topic (id INTEGER PRIMARY KEY, name TEXT UNIQUE, begin INTEGER NOT NULL, retention TEXT) STRICT;
 CREATE TABLE batch (
     key INTEGER PRIMARY KEY, messages INTEGER NOT NULL, newest_ns INTEGER NOT NULL, total INTEGER NOT NULL,
@@ -105,6 +112,15 @@ class TopicState:
     def keys(self) -> tuple[int, int]:
         """The range of all keys of this topic."""
         return self.id << OFFSET_BITS, (self.id + 1) << OFFSET_BITS
+
+
+class Known(NamedTuple):
+    """A row of `known` beside its topic; `channel` is empty for the topic itself."""
+
+    channel: str = ""
+    paused: bool = False
+    r_mtps: int | None = None
+    b_ntok: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +193,9 @@ class Store:
             )
             _sync_folder(self.folder)
         application, version = (run(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-        if (application, version) == (_APPLICATION, 1):
-            self._db.executescript(f"BEGIN; {_FROM_VERSION_1}; PRAGMA user_version = {_VERSION}; COMMIT")
-            version = _VERSION
+        while application == _APPLICATION and version in _UPGRADES:
+            self._db.executescript(f"BEGIN; {_UPGRADES[version]} PRAGMA user_version = {version + 1}; COMMIT")
+            version += 1
         if (application, version) != (_APPLICATION, _VERSION):
             raise LogError(
                 f"{self.path} is not a log of this version of SRTM (application {application:#x}, version {version}):"
@@ -357,21 +373,41 @@ class Store:
         with self.write() as db:
             db.execute("DELETE FROM topic WHERE id = ?", (state.id,))
 
-    def save_queue(self, topic: str, channel: str | None, data: bytes) -> None:
-        """Keep the messages of a queue; more of the same queue come after them."""
+    def remember(self, known: dict[str, list[Known]]) -> None:
+        """Write down all that is known of some topics; nothing, where one is gone."""
         with self.write() as db:
-            db.execute("INSERT INTO queue VALUES (?, ?, ?, ?)", (topic, channel, zlib.crc32(data), data))
+            db.executemany("DELETE FROM known WHERE topic = ?", [(topic,) for topic in known])
+            rows = [(topic, *row) for topic, rows in known.items() for row in rows]
+            db.executemany("INSERT INTO known VALUES (?, ?, ?, ?, ?)", rows)
 
-    def load_queues(self) -> list[tuple[str, str | None, bytes]]:
-        """All that `save_queue` kept, in order; it is removed."""
+    def known(self) -> dict[str, list[Known]]:
+        """All that `remember` wrote down, of each topic itself first."""
+        found: dict[str, list[Known]] = {}
+        with self.errors("read"):
+            for topic, channel, paused, r_mtps, b_ntok in self._db.execute("SELECT * FROM known ORDER BY 1, 2"):
+                found.setdefault(topic, []).append(Known(channel, bool(paused), r_mtps, b_ntok))
+        return found
+
+    def save_queues(self, queues: Iterable[tuple[str, str | None, bytes]]) -> None:
+        """Keep the messages of queues, in order, instead of all that was kept before."""
         with self.write() as db:
-            rows = db.execute("SELECT topic, channel, crc, data FROM queue ORDER BY rowid").fetchall()
-            for topic, _, crc, data in rows:
-                if zlib.crc32(data) != crc:
-                    raise _damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
-            if rows:
-                db.execute("DELETE FROM queue")
-        return [(topic, channel, data) for topic, channel, _, data in rows]
+            db.execute("DELETE FROM queue")
+            rows = ((topic, channel, zlib.crc32(data), data) for topic, channel, data in queues)
+            db.executemany("INSERT INTO queue VALUES (?, ?, ?, ?)", rows)
+
+    def load_queues(self) -> list[tuple[int, str, str | None, bytes]]:
+        """All that `save_queues` kept, in order, each with its number."""
+        with self.errors("read"):
+            rows = self._db.execute("SELECT rowid, topic, channel, crc, data FROM queue ORDER BY rowid").fetchall()
+        for _, topic, _, crc, data in rows:
+            if zlib.crc32(data) != crc:
+                raise _damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
+        return [(number, topic, channel, data) for number, topic, channel, _, data in rows]
+
+    def drop_queues(self, numbers: Sequence[int]) -> None:
+        """Keep some of it no longer."""
+        with self.write() as db:
+            db.executemany("DELETE FROM queue WHERE rowid = ?", [(number,) for number in numbers])
 
     def take_reserve(self, size: int) -> bool:
         """Set room aside, so that on a full disk a checkpoint still has some; whether it is there."""

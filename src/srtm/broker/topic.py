@@ -19,6 +19,8 @@ from srtm.protocol.names import ephemeral
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
     from srtm.broker.message import Message
@@ -43,6 +45,7 @@ class Topic:
         self.drops = False  # non-conformant messages are dropped instead of made to wait
         self.durable: Durable | None = None  # on disk, and not in memory alone
         self.limiter: Limiter | None = None
+        self.by_hand: TokenBucket | None = None  # what the operator set, whatever a controller says
         self.arrived: list[Message] = []  # in this turn
         self.waiting: deque[Message] = deque()  # for tokens
         self.unclaimed: deque[Message] = deque()  # released, and no channel there
@@ -106,8 +109,10 @@ class Topic:
                     behind = held
                 if channel.bytes > behind_bytes:
                     behind_bytes = channel.bytes
-        unclaimed = 0 if self.ephemeral else len(self.unclaimed)
-        return len(self.waiting) + unclaimed + behind, self.waiting_bytes + self.unclaimed_bytes + behind_bytes
+        if not self.ephemeral:
+            behind += len(self.unclaimed)
+            behind_bytes += self.unclaimed_bytes
+        return len(self.waiting) + behind, self.waiting_bytes + behind_bytes
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
@@ -252,12 +257,14 @@ class Topic:
     def distribute(self, messages: list[Message], now_ns: int) -> None:
         """Give each channel its copy of released messages."""
         if not self.channels or self.paused or self.starting:
-            if self.ephemeral:  # nobody will miss what it cannot hold
-                room = max(0, self._max_messages - len(self.unclaimed))
-                self.recent.dropped += len(messages[room:])
-                messages = messages[:room]
-            self.unclaimed.extend(messages)
-            self.unclaimed_bytes += sum(len(message.body) for message in messages)
+            for message in messages:
+                if self.ephemeral and (
+                    len(self.unclaimed) >= self._max_messages or self.unclaimed_bytes >= self._max_bytes
+                ):
+                    self.recent.dropped += 1  # nobody will miss what it cannot hold
+                    continue
+                self.unclaimed.append(message)
+                self.unclaimed_bytes += len(message.body)
             if self.durable is not None and not self.channels:
                 self._leave_to_the_log()
             return
@@ -268,8 +275,8 @@ class Topic:
         channels = iter(self.channels.values())
         first = next(channels)
         for channel in channels:
-            channel.put([message.copy() for message in messages], now_ns)
-        first.put(messages, now_ns)
+            self.recent.dropped += channel.put([message.copy() for message in messages], now_ns)
+        self.recent.dropped += first.put(messages, now_ns)
 
     def _leave_to_the_log(self) -> None:
         """Hold no more than half of what may be held: a first channel reads the log, so publishers need not wait."""
@@ -280,6 +287,10 @@ class Topic:
         """Lose what no channel has yet and lies below an offset of the log."""
         while self.unclaimed and self.unclaimed[0].offset < before:
             self.unclaimed_bytes -= len(self.unclaimed.popleft().body)
+
+    def early(self) -> Iterator[Message]:
+        """What no channel has yet."""
+        return chain(self.unclaimed, self.waiting)
 
     def empty(self) -> None:
         """Forget what no channel has yet."""

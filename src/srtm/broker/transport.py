@@ -17,6 +17,7 @@ import zlib
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from srtm.broker.options import BrokerOptions, not_writable
@@ -62,6 +63,23 @@ def settled(options: BrokerOptions) -> BrokerOptions:
         problems.append("TLS can only be required with --tls-cert and --tls-key")
     if options.https_port is not None and not options.tls_cert:
         problems.append("HTTPS needs a certificate: give --tls-cert and --tls-key with --https-port")
+    if options.plain_http and not required:
+        problems.append("--plain-http takes HTTP from what --tls-required requires: give both, or neither")
+    retained = options.retain_bytes is not None or options.retain_age_ns is not None or options.retain_acknowledged
+    if retained and not options.data_path:
+        problems.append("--retain-… is about topics on disk: give --data-path, too")
+    problems += [
+        f"--auth-http-address is HOST:PORT or a URL, not {address!r}"
+        for address in options.auth_http_addresses
+        if "://" not in address and not _is_place(address)
+    ]
+    for flag, path in (
+        ("--tls-cert", options.tls_cert),
+        ("--tls-key", options.tls_key),
+        ("--tls-root-ca-file", options.tls_root_ca_file),
+    ):
+        if path and (why := _not_readable(path)):
+            problems.append(f"{flag} {path}: {why}")
     if options.trace_folder and (why := not_writable(options.trace_folder)):
         problems.append(f"--trace-folder {options.trace_folder}: {why}; make it, or let this user write to it")
     if problems:
@@ -76,6 +94,24 @@ def settled(options: BrokerOptions) -> BrokerOptions:
     return replace(options, settings=settings)
 
 
+def _is_place(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+
+
+def _not_readable(path: str) -> str | None:
+    try:
+        with Path(path).open("rb"):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _no_password() -> str:
+    """OpenSSL would ask for it on the terminal, where nobody sits."""
+    raise ssl.SSLError("the key is encrypted: write it without its password with `openssl pkey -in KEY -out PLAIN`")
+
+
 def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
     """The server's side of TLS, or None where there is no certificate."""
     if not options.tls_cert or not options.tls_key:
@@ -85,11 +121,12 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
         warnings.simplefilter("ignore", DeprecationWarning)  # whoever asks for TLS 1.0 shall have it
         context.minimum_version = VERSIONS[options.tls_min_version]
     try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
+        context.load_cert_chain(options.tls_cert, options.tls_key, _no_password)
         if options.tls_root_ca_file:
             context.load_verify_locations(options.tls_root_ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise BrokerError(f"cannot use the certificates given with --tls-…: {error}") from None
+        files = ", ".join(filter(None, (options.tls_cert, options.tls_key, options.tls_root_ca_file)))
+        raise BrokerError(f"cannot use the certificates of {files}: {error}") from None
     if options.tls_client_auth_policy:
         context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 _TLS = "TLS and AUTH"
+_LIMITS = "Limits"
 
 
 def broker(
@@ -18,7 +19,7 @@ def broker(
     name: Annotated[
         str | None, typer.Option(help="What to call it (the host's name, and the port if it is not 4150).")
     ] = None,
-    broadcast_address: Annotated[str | None, typer.Option(help="Where clients reach it (its name).")] = None,
+    broadcast_address: Annotated[str | None, typer.Option(help="Where clients reach it (the host's name).")] = None,
     data_path: Annotated[
         Path | None,
         typer.Option(help="A folder for disk topics, and for queues of memory topics over a stop (neither, without)."),
@@ -53,6 +54,27 @@ def broker(
     ] = None,
     log_format: Annotated[str, typer.Option(help="How it writes its log: text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="From what on: debug, info, warning or error.")] = "info",
+    max_msg_size: Annotated[
+        int, typer.Option(min=1, max=1 << 30, help="Bytes of one message.", rich_help_panel=_LIMITS)
+    ] = 1024 * 1024,
+    max_body_size: Annotated[
+        int, typer.Option(min=1, max=1 << 30, help="Bytes of messages published together.", rich_help_panel=_LIMITS)
+    ] = 5 * 1024 * 1024,
+    msg_timeout: Annotated[
+        str,
+        typer.Option(
+            help="How long a consumer may have a message, unless it asks for another time.",
+            metavar="DURATION",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = "60s",
+    max_held_messages: Annotated[
+        int,
+        typer.Option(min=1, help="Messages that a topic holds before its publishers wait.", rich_help_panel=_LIMITS),
+    ] = 100_000,
+    max_held_bytes: Annotated[
+        int, typer.Option(min=1, help="And bytes of them.", rich_help_panel=_LIMITS)
+    ] = 268_435_456,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_TLS)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).", rich_help_panel=_TLS)] = None,
     tls_required: Annotated[
@@ -88,9 +110,20 @@ def broker(
         curl -X POST 'localhost:4151/topic/limit?topic=traffic&r=11000&b=6001'
     """
     from srtm import program
-    from srtm.broker.options import BrokerOptions
+    from srtm.broker.options import MAX_IDENTIFY_SIZE, BrokerOptions, retained_ns
     from srtm.broker.run import run
-    from srtm.units import parse_duration_ns
+    from srtm.errors import InputError
+    from srtm.protocol.names import Settings
+    from srtm.units import NS_PER_MS, parse_duration_ns
+
+    settings = Settings(
+        max_msg_size=max_msg_size,
+        max_body_size=max_body_size,
+        max_identify_size=MAX_IDENTIFY_SIZE,
+        msg_timeout_ms=parse_duration_ns(msg_timeout) // NS_PER_MS,
+    )
+    if not 1 <= settings.msg_timeout_ms <= settings.max_msg_timeout_ms:
+        raise InputError(f"--msg-timeout is between 1ms and 15m, not {msg_timeout!r}", value=msg_timeout)
 
     program.log_to_stderr(log_format, log_level)
     options = BrokerOptions(
@@ -101,11 +134,14 @@ def broker(
         broadcast_address,
         data_path=_text(data_path),
         retain_bytes=retain_bytes,
-        retain_age_ns=None if retain_age is None else parse_duration_ns(retain_age),
+        retain_age_ns=None if retain_age is None else retained_ns(retain_age),
         retain_acknowledged=retain_acknowledged,
         lookupd=tuple(lookupd or ()),
         controller=controller,
         control_token=control_token,
+        settings=settings,
+        max_held_messages=max_held_messages,
+        max_held_bytes=max_held_bytes,
         tls_cert=_text(tls_cert),
         tls_key=_text(tls_key),
         tls_client_auth_policy=tls_client_auth_policy,

@@ -62,13 +62,13 @@ def run(
     live: Annotated[
         bool, typer.Option("--live", help="On real brokers and sockets of this machine, where a result has that form.")
     ] = False,
-    publishers: Annotated[int | None, typer.Option(help="How many (200).", rich_help_panel=_SCALE)] = None,
+    publishers: Annotated[int | None, typer.Option(help="How many (400).", rich_help_panel=_SCALE)] = None,
     rate: Annotated[float | None, typer.Option(help="Messages a second of each (5).", rich_help_panel=_SCALE)] = None,
     seconds: Annotated[float | None, typer.Option(help="Recorded of each cell (20).", rich_help_panel=_SCALE)] = None,
     brokers: Annotated[int | None, typer.Option(help="To be placed on (4).", rich_help_panel=_SCALE)] = None,
     slo: Annotated[str | None, typer.Option(help="At the 99th percentile (20ms).", rich_help_panel=_SCALE)] = None,
     mcap_mps: Annotated[
-        float | None, typer.Option(help="What a broker is declared to take (400).", rich_help_panel=_SCALE)
+        float | None, typer.Option(help="What a broker is declared to take (800).", rich_help_panel=_SCALE)
     ] = None,
     patience: Annotated[str | None, typer.Option(help="For a fit (300s).", rich_help_panel=_SCALE)] = None,
     master: Master = None,

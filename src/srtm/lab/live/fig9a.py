@@ -100,6 +100,7 @@ RESULTS = [
             "policy": "policy",
             "k": "k",
             "rounds": "rounds",
+            "fit_over": "search over",
             "access_p99_ms": "p99 access ms",
             "p99_ms": "p99 total ms",
             "meets_slo": "SLO met",

@@ -91,6 +91,7 @@ RESULTS = [
             "fit": "fit",
             "k": "k",
             "rounds": "rounds",
+            "fit_over": "search over",
             "expected": "simulated",
             "elapsed_s": "seconds",
             "fit_met": "SLO met",
