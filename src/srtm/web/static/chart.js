@@ -2,7 +2,7 @@
 
 import { draw, make, ms, text } from "./dom.js";
 
-const HEIGHT = 144, LEFT = 4, RIGHT = 70, TOP = 8, BOTTOM = 18;
+const HEIGHT = 144, LEFT = 4, RIGHT = 78, TOP = 8, BOTTOM = 18;
 const SHOWN_MS = 600_000, LEAST_MS = 60_000, GAP_MS = 12_000;
 const LINES = ["p50", "p95", "p99"];
 
