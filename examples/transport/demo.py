@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 BROKERS = 4
 PHASE_S = 28  # of each policy
 SETTLED_S = 8  # of it that are not looked at
-SLO_MS = 20.0
+SLO_MS = 50.0  # fsync before every OK takes its time on any disk
 
 
 class Demo:
@@ -68,7 +68,7 @@ class Demo:
     def run_policy(self, policy: str) -> None:
         """The sensors report for a while, placed by this policy; what they saw becomes a row of the table."""
         self.say(f"policy {policy}: {len(city.sensors())} sensors at {city.JUNCTIONS} junctions report for {PHASE_S} s")
-        wish = {"slo_ms": SLO_MS, "policy": policy, "durability": "disk", "publishers": city.sensors()}
+        wish = {**city.CONTRACT, "slo_ms": SLO_MS, "policy": policy, "durability": "disk", "publishers": city.sensors()}
         self._ask("PUT", f"/v1/topics/{city.TRAFFIC}", wish)
         sensors = self._spawn([str(HERE / "sensors.py"), self.controller, str(PHASE_S)])
         time.sleep(SETTLED_S)
@@ -111,10 +111,10 @@ class Demo:
             for file in self._traces.glob(f"{row['policy']}-*.parquet"):
                 file.rename(folder / file.name)
             self.say(f"Spark looks at the trace of {row['policy']}")
-            (profiled,) = profile(folder, spark)
-            (grouped,) = groups(folder, spark)
-            (cost,) = penalty(folder, contract, spark)
-            (judged,) = conformance(folder, contract, spark)
+            profiled = _of_traffic(profile(folder, spark))
+            grouped = _of_traffic(groups(folder, spark))
+            cost = _of_traffic(penalty(folder, contract, spark))
+            judged = _of_traffic(conformance(folder, contract, spark))
             waited = format_ns(cost.whole.penalty_ns / cost.messages) if cost.whole else "—"
             table.add_row(
                 row["policy"],
@@ -145,6 +145,10 @@ class Demo:
         return process
 
 
+def _of_traffic(lines: list[Any]) -> Any:
+    return next(line for line in lines if line.topic == city.TRAFFIC)
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.terminate()
@@ -166,7 +170,7 @@ def main() -> None:
         demo._ask("PUT", f"/v1/topics/{city.TRAFFIC}", {"r": 1000, "b": 1000, "durability": "disk", "fit": "none"})
         demo._ask("DELETE", f"/v1/topics/{city.TRAFFIC}")
         demo.say("starting Spark")
-        spark = ends.enter_context(spark_session())
+        spark = ends.enter_context(spark_session(options={"spark.sql.shuffle.partitions": "2"}))
         query = signals.start(spark, demo.controller, folder / "checkpoint")
         ends.callback(query.stop)
         lights = demo.start_lights(2 * PHASE_S + 12)
@@ -176,6 +180,7 @@ def main() -> None:
         heard = json.loads(lights.communicate()[0])
         age = f"{heard['p50_s']:.1f} s (median) after the sensors" if heard["signals"] else "never"
         print(f"lights: {heard['signals']} signals for {heard['junctions']} junctions, {age}")
+        query.processAllAvailable()
         query.stop()
         demo.analyse(spark)
         longest_ns, lost = jitter()

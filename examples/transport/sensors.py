@@ -16,24 +16,18 @@ async def junction(number: int, publishers: list[Publisher], seconds: float) -> 
     rng = random.Random(number)
     loop = asyncio.get_running_loop()
     at, end = loop.time(), loop.time() + seconds
-    while (at := at + rng.expovariate(city.REPORTS_S)) < end:
-        await asyncio.sleep(at - loop.time())
-        for sensor, publisher in enumerate(publishers):
-            publisher.publish_nowait(city.count(number, sensor, rng.randrange(20))).add_done_callback(_look)
-
-
-def _look(answer: asyncio.Future[None]) -> None:
-    if not answer.cancelled() and (problem := answer.exception()):
-        print(f"sensors: {problem}", file=sys.stderr)
+    async with asyncio.TaskGroup() as reports:
+        while (at := at + rng.expovariate(city.CHANGES_S)) < end:
+            await asyncio.sleep(at - loop.time())
+            for sensor, publisher in enumerate(publishers):
+                lanes = [city.count(number, sensor, lane, rng.randrange(20)) for lane in range(city.LANES)]
+                reports.create_task(publisher.publish_many(lanes))
 
 
 async def main(controller: str, seconds: float) -> None:
     """Connect every sensor, then let them report."""
     async with Cluster(controller) as cluster:
-        publishers = [
-            Publisher(city.TRAFFIC, controller=cluster, id=each["id"], group=each["group"], rate=each["rate"])
-            for each in city.sensors()
-        ]
+        publishers = [Publisher(city.TRAFFIC, controller=cluster, **each) for each in city.sensors()]
         await asyncio.gather(*(publisher.open() for publisher in publishers))
         of = city.SENSORS
         try:

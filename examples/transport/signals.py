@@ -16,7 +16,7 @@ def start(spark: SparkSession, controller: str, checkpoint: Path) -> StreamingQu
     """From topic `traffic` to topic `signals`, a batch a second."""
     from pyspark.sql import functions as f
 
-    report: Any = f.from_json(f.col("body").cast("string"), "junction int, sensor int, vehicles int")
+    report: Any = f.from_json(f.col("body").cast("string"), "junction int, vehicles int")
     counts = (
         spark.readStream.format("srtm")
         .option("controller", controller)
