@@ -154,6 +154,7 @@ class Transfer:
         """The broker is dead for certain, or has started anew: it holds nothing."""
         self._sent.pop(broker, None)
         self._held.pop(broker, None)
+        self._wanted.pop(broker, None)  # or it would be granted its share again, which nobody would acknowledge
         self._firm.discard(broker)
         self._lapsed.discard(broker)
 
