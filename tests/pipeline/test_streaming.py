@@ -16,7 +16,6 @@ import pyarrow.dataset as ds
 import pytest
 
 from srtm.errors import InputError, OffsetTrimmed
-from srtm.pipeline import server as servers
 from srtm.pipeline.failures import Place, explained
 from srtm.pipeline.profile import profile
 from srtm.pipeline.streaming import register, unwrapped
@@ -219,23 +218,13 @@ def test_a_killed_executor_loses_nothing_and_what_is_double_has_the_same_key(
     assert unwrapped(frame).dropDuplicates(["key"]).count() == len(published)
 
 
-@pytest.fixture
-def fresh_server() -> Iterator[Server]:
-    """One that no other session has brought its own copy of the package to; the next test gets another."""
-    servers.stop()
-    yield servers.start()
-    servers.stop()
-    servers.start()
-
-
-def test_through_a_connect_server(cluster: Cluster, server: Server, fresh_server: Server, tmp_path: Path) -> None:
-    assert server.url  # the one that the others use is there again afterwards
+def test_through_a_connect_server(cluster: Cluster, server: Server, tmp_path: Path) -> None:
     cluster.make("far", "away")
     published = cluster.fill("far", 100)
     source, sink = cluster.options("far", maxRowsPerTrigger="120"), cluster.options("away")
     checkpoint = str(tmp_path / "checkpoint")
     done = in_process(
-        fresh_server.url,
+        server.url,
         digests={"source": {**source, "maxRowsPerPartition": "50"}, "times": 1},
         relay={"source": source, "sink": sink, "checkpoint": checkpoint},
     )

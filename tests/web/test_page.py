@@ -114,7 +114,7 @@ def test_a_topic_is_created_fitted_and_outlives_a_broker(browser: Browser) -> No
         expect(page.locator("#sum-brokers")).to_have_text("2 of 3 alive")
         expect(page.locator("#news")).to_contain_text(f"Broker {name} is dead.")
         expect(page.locator("#events")).to_contain_text(f"{name} is dead")
-        expect(page.locator("#events")).to_contain_text(f"{name} is dead")
+        expect(page.locator("#events")).to_contain_text(f"publishers away from {name}")
         picture(page, "failure")
         with broker(served, name, *ports[name]):
             expect(row).to_contain_text("● alive")

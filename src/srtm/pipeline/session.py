@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import threading
 from contextlib import contextmanager, suppress
+from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import srtm
 from srtm.errors import InputError, PipelineError
@@ -228,8 +230,18 @@ def _logging(folder: Path, *, local: bool) -> str:
 
 
 def _package(folder: Path) -> Path:
-    """A zip of this package, for workers that do not have it."""
+    """A zip of this package, for workers that do not have it.
+
+    Workers of a server that several sessions use keep files by name, so a name stands for one content: the same source
+    gives the same bytes, whenever and wherever it is packed, and another source another name.
+    """
     source = Path(srtm.__file__).parent
-    copy = folder / "package" / "srtm"
-    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    return Path(shutil.make_archive(str(folder / "srtm"), "zip", copy.parent))
+    packed = BytesIO()
+    with ZipFile(packed, "w", ZIP_DEFLATED) as package:
+        for file in sorted(source.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                package.writestr(ZipInfo(str(file.relative_to(source.parent))), file.read_bytes(), ZIP_DEFLATED)
+    content = packed.getvalue()
+    path = folder / f"srtm-{sha256(content).hexdigest()[:16]}.zip"
+    path.write_bytes(content)
+    return path
