@@ -21,7 +21,7 @@ from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
 from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
-from srtm.model.placement import Broker, policy_named
+from srtm.model.placement import Broker, place, policy_named
 from srtm.model.transfer import Transfer
 from srtm.protocol.exchange import Answer, Exchange, Grant, Move, Share
 from srtm.units import NS_PER_S
@@ -227,9 +227,30 @@ class Controller:
         if not brokers:
             raise InputError("no broker is there to be placed on: start one with --controller", topic=name)
         predicts = topic.contract.fit == "model" and only is None
-        topic.fit = Fit(topic, chosen, brokers, self.service, now_ns, predicts=predicts, seed=self.options.seed)
+        topic.fit = Fit(
+            topic,
+            chosen,
+            brokers,
+            self.service,
+            now_ns,
+            predicts=predicts,
+            confirms=predicts and self._on_fewest(topic, brokers),
+            seed=self.options.seed,
+        )
         topic.note(now_ns, "fit", f"{len(chosen)} publishers over {len(brokers)} brokers")
         self._changed(topic)
+
+    def _on_fewest(self, topic: Topic, brokers: Sequence[Broker]) -> bool:
+        """Whether a topic is placed on as few brokers as its rate takes, all of which may be used."""
+        names = {broker.name for broker in brokers}
+        if not topic.publishers.keys() <= topic.place.keys() or not set(topic.place.values()) <= names:
+            return False
+        try:
+            publishers = [each.publisher for each in topic.publishers.values()]
+            fewest = place(publishers, brokers, topic.contract.policy, self.options.seed).k
+        except InputError:
+            return False
+        return len(set(topic.place.values())) == fewest
 
     def brokers_for(self, topic: Topic, movable: set[str]) -> list[Broker]:
         """Usable brokers, with what they carry besides these publishers of the topic."""

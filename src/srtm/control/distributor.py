@@ -17,7 +17,7 @@ import numpy as np
 from srtm.control.expected import expected
 from srtm.control.topic import Fitted, Round
 from srtm.errors import SRTMError
-from srtm.model.fitting import Fitting, Measure, NoCapacity, Placed
+from srtm.model.fitting import Fitting, Measure, Placed
 from srtm.model.latency import SLO, Sketch
 from srtm.model.placement import Broker, Roster, rcap
 from srtm.model.sequential import TailTest
@@ -60,15 +60,19 @@ class Fit:
         now_ns: int,
         *,
         predicts: bool,
+        confirms: bool = False,
         seed: int = 0,
     ) -> None:
+        """`confirms`: the topic is on the fewest brokers already, so see first whether the SLO holds as things are."""
         self.brokers = tuple(brokers)
         self.begun_ns = now_ns
         self.size = len(publishers)
         self.outcome: Fitted | None = None
         self.rounds: list[Round] = []
-        self.job: Callable[[], None] | None = self._begin
-        self.state = "computing"
+        self.job: Callable[[], None] | None = None if confirms else self._begin
+        self.state = "settling" if confirms else "computing"
+        self._confirms = confirms
+        self._confirmed = False
         self._topic = topic
         self._publishers = tuple(publishers)
         self._service = service
@@ -88,8 +92,11 @@ class Fit:
     def resume(self, now_ns: int) -> None:
         """The job was done: do what the fitting says next."""
         self.job = None
+        if self._confirmed:
+            self._end(len(self.rounds[-1].latency_ns), now_ns, met=True)
+            return
         if self._fitting is None:
-            self._end(None, now_ns, self._problem)
+            self._end(0, now_ns, self._problem)
             return
         order = self._fitting.order
         if isinstance(order, Measure):
@@ -97,11 +104,11 @@ class Fit:
             self.state, self._since_ns, self._round_ns = "moving", now_ns, now_ns
         elif isinstance(order, Placed):
             self._go(order)
-            self._end(order, now_ns, "")
+            self._end(order.k, now_ns, met=True)
         else:
             if order.best:
                 self._go(order.best)
-            self._end(order, now_ns, order.reason)
+            self._end(order.k, now_ns, order.reason)
 
     def tick(self, now_ns: int, *, shares_done: bool) -> None:
         """Go on if it is time to: `shares_done` says that brokers have put in force what they should hold."""
@@ -156,16 +163,21 @@ class Fit:
         self._topic.moving_since_ns = self._since_ns
 
     def _start_measuring(self, now_ns: int) -> None:
-        assert self._fitting is not None
-        assert isinstance(self._fitting.order, Measure)
         bursts = self._topic.bursts()
         self._measuring = {
-            (name := self.brokers[number].name): _Measuring(
+            name: _Measuring(
                 TailTest(self._topic.contract.quantile, bursts.get(name, 1)), self._topic.seen[name].last_number + 1
             )
-            for number in self._fitting.order.brokers
+            for name in self._to_measure()
         }
         self.state, self._since_ns = "measuring", now_ns
+
+    def _to_measure(self) -> list[str]:
+        if self._confirms:
+            return sorted(set(self._topic.place.values()) & self.names)
+        assert self._fitting is not None
+        assert isinstance(self._fitting.order, Measure)
+        return [self.brokers[number].name for number in self._fitting.order.brokers]
 
     def _measure(self, now_ns: int, waited_s: float) -> None:
         for name, measuring in self._measuring.items():
@@ -183,40 +195,48 @@ class Fit:
         self._tell(now_ns)
 
     def _tell(self, now_ns: int) -> None:
+        contract, latencies = self._topic.contract, {}
+        for name, measuring in self._measuring.items():
+            test = measuring.test
+            met = test.likelier if test.decision is None else test.decision
+            seen_ns = measuring.sketch.quantile_ns(contract.quantile)
+            # Bins are coarse; whether the limit was kept was counted exactly.
+            latencies[name] = min(seen_ns, contract.slo_ns) if met else max(seen_ns, contract.slo_ns + 1)
+        within = all(latency <= contract.slo_ns for latency in latencies.values())
+        certain = all(measuring.test.decision is not None for measuring in self._measuring.values())
+        seconds = (now_ns - self._round_ns) / NS_PER_S
+        self.rounds.append(Round(self._in_use(), latencies, within, certain, seconds))
+        self.state, self._round_ns = "computing", now_ns
+        if self._confirms:
+            self._confirms, self._confirmed = False, within
+            self.job = _nothing if within else self._begin
+            return
         fitting = self._fitting
         assert fitting is not None
-        contract, latencies = self._topic.contract, {}
-        for number, broker in enumerate(self.brokers):
-            if measuring := self._measuring.get(broker.name):
-                test = measuring.test
-                met = test.likelier if test.decision is None else test.decision
-                seen_ns = measuring.sketch.quantile_ns(contract.quantile)
-                # Bins are coarse; whether the limit was kept was counted exactly.
-                latencies[number] = min(seen_ns, contract.slo_ns) if met else max(seen_ns, contract.slo_ns + 1)
-        tests = [measuring.test for measuring in self._measuring.values()]
-        seconds = (now_ns - self._round_ns) / NS_PER_S
-        assert isinstance(fitting.order, Measure)
-        used = np.unique(fitting.order.broker_of[fitting.order.broker_of >= 0])
-        self.rounds.append(
-            Round(
-                len(used),
-                {self.brokers[number].name: latency for number, latency in latencies.items()},
-                all(latency <= contract.slo_ns for latency in latencies.values()),
-                all(test.decision is not None for test in tests),
-                seconds,
-            )
-        )
-        self.state = "computing"
-        self.job = lambda: fitting.tell(latencies, seconds)
+        heard = {number: latencies[each.name] for number, each in enumerate(self.brokers) if each.name in latencies}
+        self.job = lambda: fitting.tell(heard, seconds)
 
-    def _end(self, order: Placed | NoCapacity | None, now_ns: int, reason: str) -> None:
+    def _in_use(self) -> int:
+        """How many brokers carry the topic in this round."""
+        if self._confirms:
+            return len(self._measuring)
+        assert self._fitting is not None
+        assert isinstance(self._fitting.order, Measure)
+        broker_of = self._fitting.order.broker_of
+        return len(np.unique(broker_of[broker_of >= 0]))
+
+    def _end(self, k: int, now_ns: int, reason: str = "", *, met: bool = False) -> None:
         self.state = "done"
         self.outcome = Fitted(
             self._topic.contract.policy,
-            isinstance(order, Placed),
-            order.k if order else 0,
+            met,
+            k,
             sum(publisher.rate_mps for publisher in self._publishers),
             tuple(self.rounds),
             (now_ns - self.begun_ns) / NS_PER_S,
             reason,
         )
+
+
+def _nothing() -> None:
+    """There is nothing to be computed."""
