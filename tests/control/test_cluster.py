@@ -184,8 +184,11 @@ def test_a_broker_is_cut_off_for_longer_than_its_lease(tmp_path: Path) -> None:
         before = cluster.in_force("broker-1", "t")  # no grant reaches it from here on
         assert before > 0.1 * r
         await soon(lambda: cluster.in_force("broker-1", "t") == pytest.approx(before / 2, rel=0.01))
-        await soon(lambda: cluster.in_force("broker-2", "t") > r - before)
-        assert cluster.statuses()["broker-1"] == "lapsed"
+        await soon(lambda: cluster.statuses()["broker-1"] == "lapsed")
+        # The controller counts with the larger one if a grant was on its way when the line was cut.
+        safe = cluster.shares("t")["broker-1"]
+        assert before / 2 <= safe * 1.01 <= r
+        await soon(lambda: cluster.in_force("broker-2", "t") == pytest.approx(r - safe))
         await asyncio.sleep(1)
         for proxy in (control, exchanges):
             proxy.open.set()

@@ -172,6 +172,7 @@ class Controller:
             if member is None or not member.usable or broker in unreachable:
                 topic.place.pop(publisher.id, None)
                 homeless.append(publisher)
+                topic.away.update([broker] if broker else [])
         self._house(topic, homeless, unreachable)
         self.store.save_publishers(topic, [publisher.id for publisher in listed])
         if homeless:
@@ -348,6 +349,10 @@ class Controller:
                 self._turn(member, "lapsed", now_ns)
                 for topic in self.topics.values():
                     topic.transfer.lapsed(member.name, self._safe_percent)
+        for topic in self.topics.values():
+            while topic.away:
+                broker, number = topic.away.popitem()
+                topic.note(now_ns, "moved", f"{number} publishers away from {broker}")
         self._plan(now_ns)
 
     def adapt(self, now_ns: int) -> None:
@@ -503,7 +508,7 @@ class Controller:
         for publisher in leaving:
             del topic.place[publisher]
         self._house(topic, [topic.publishers[publisher] for publisher in leaving], {broker})
-        topic.note(now_ns, "moved", f"{len(leaving)} publishers away from {broker}")
+        topic.away[broker] += len(leaving)
         self._send_from(topic, before, now_ns)
         self.store.save_publishers(topic, leaving)
         topic.share_out(self._alive())

@@ -14,7 +14,7 @@ from srtm.errors import InputError
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import Sketch
 from srtm.protocol.exchange import Contract
-from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
+from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
 
 if TYPE_CHECKING:
     from srtm.control.controller import Controller
@@ -212,7 +212,7 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "waits_for": controller.waited_for(topic) if not topic.opened else [],
         "opening_s": None if topic.opened else (now_ns - topic.since_ns) / NS_PER_S,
         "paused": topic.paused,
-        "r": contract.r_mtps / 1000,
+        "r": contract.r_mtps / MILLI_PER_TOKEN,
         "b": contract.b_ntok / NANO_PER_TOKEN,
         "slo_ms": contract.slo_ns / NS_PER_MS,
         "quantile": contract.quantile,
@@ -225,7 +225,7 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "declared_rate": topic.rate_mps,
         "rate": sum(seen.rate_mps for seen in topic.seen.values()),
         "waiting": sum(seen.waiting for seen in topic.seen.values()),
-        "over_contract": lately_mps * 1000 > contract.r_mtps,
+        "over_contract": lately_mps * MILLI_PER_TOKEN > contract.r_mtps,
         "k": len(places),
         "slo_met": over <= allowed * sent if sent else None,
         "access_ms": access,

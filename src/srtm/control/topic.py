@@ -12,7 +12,7 @@ from srtm.errors import InputError, SplitError
 from srtm.model.adaptation import adapt
 from srtm.model.placement import policy_named
 from srtm.model.split import split
-from srtm.units import NS_PER_S
+from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,6 +80,7 @@ class Topic:
     flowing_s: int = 0  # seconds in a row that its publishers have sent about what they declared
     moving: set[str] = field(default_factory=set)  # publishers that have been told to go elsewhere
     moving_since_ns: int = 0
+    away: Counter[str] = field(default_factory=Counter)  # publishers that have left a broker, since that was noted
     reminded_ns: int = 0  # when publishers that are elsewhere were last ordered home
     busy_s: Counter[str] = field(default_factory=Counter)  # seconds in a row that a broker was too slow
     calm_after_ns: int = 0  # until then nobody is sent away for being too many
@@ -201,7 +202,7 @@ def _without(whole: TokenBucket, shares: Iterable[TokenBucket]) -> TokenBucket |
     r_mtps, b_ntok = whole.r_mtps, whole.b_ntok
     for share in shares:
         r_mtps, b_ntok = r_mtps - share.r_mtps, b_ntok - share.b_ntok
-    return type(whole)(r_mtps, b_ntok) if r_mtps >= 1 and b_ntok >= 10**9 else None
+    return type(whole)(r_mtps, b_ntok) if r_mtps >= 1 and b_ntok >= NANO_PER_TOKEN else None
 
 
 def described(fitted: Fitted) -> dict[str, Any]:
