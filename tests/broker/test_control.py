@@ -230,3 +230,19 @@ def test_a_publisher_of_a_full_topic_is_told_so_if_it_declared_itself() -> None:
         stock.send(*(say.pub("u", b"x") for _ in range(20)))
         assert all(isinstance(stock.next(), Response) for _ in range(20))
         assert stock.silent()
+
+
+def test_a_publisher_is_told_when_a_full_topic_has_room_again() -> None:
+    """Tokens may come sooner than was thought when it was told to wait."""
+    with (
+        running(max_held_messages=10) as broker,
+        Client(broker.address, srtm={"publisher": "p", "group": None}) as ours,
+    ):
+        broker.post("/topic/create?topic=t", b"")
+        broker.post("/topic/limit?topic=t&r=0.001&b=1", b"")
+        ours.send(*(say.pub("t", b"x") for _ in range(20)))
+        told = [answer for answer in (ours.next() for _ in range(21)) if isinstance(answer, Throttle)]
+        assert [answer.retry_after_ms > 1_000 for answer in told] == [True]
+        broker.post("/channel/create?topic=t&channel=c%23ephemeral", b"")
+        broker.post("/topic/limit?topic=t&r=1000000&b=100", b"")
+        assert ours.next() == Throttle("t", 0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import InputError
-from srtm.model.adaptation import History, Step, adapt
+from srtm.model.adaptation import LEAST_STEPS, History, Step, adapt
 from srtm.model.bucket import TokenBucket
 from srtm.model.split import split, within
 
@@ -23,6 +23,11 @@ def history(*steps: tuple[int, ...], newest: int = NOW) -> History:
     for number, step in enumerate(steps, newest + 1 - len(steps)):
         result.add(Step(number, *step))
     return result
+
+
+def steady(*step: int) -> History:
+    """The same for just as long as it takes to be believed."""
+    return history(*[step] * LEAST_STEPS)
 
 
 @st.composite
@@ -66,8 +71,8 @@ def test_a_worked_adaptation() -> None:
     whole = TokenBucket.of(1_000, 80)
     shares = {"a": TokenBucket.of(500, 40), "b": TokenBucket.of(500, 40)}
     seen = {
-        "a": history((400, 10 * TOKEN), (200, 4 * TOKEN)),
-        "b": history((100, 2 * TOKEN), (100, 30 * TOKEN)),
+        "a": history((400, 10 * TOKEN), (200, 4 * TOKEN), (300, 0)),
+        "b": history((100, 2 * TOKEN), (100, 30 * TOKEN), (100, 0)),
     }
     assert adapt(whole, shares, seen, NOW) == {"a": TokenBucket.of(750, 20), "b": TokenBucket.of(250, 60)}
 
@@ -75,7 +80,7 @@ def test_a_worked_adaptation() -> None:
 def test_a_total_shift_leaves_99_percent_of_r_usable_and_the_idle_broker_alive() -> None:
     whole = TokenBucket.of(1_000, 100)
     shares = {"a": TokenBucket.of(500, 50), "b": TokenBucket.of(500, 50)}
-    wanted = adapt(whole, shares, {"a": history((0, 0, 0)), "b": history((900, 50 * TOKEN, 10))}, NOW)
+    wanted = adapt(whole, shares, {"a": steady(0, 0, 0), "b": steady(900, 50 * TOKEN, 10)}, NOW)
     assert wanted["b"].r >= 0.99 * whole.r
     assert wanted["a"] == TokenBucket.of(5, 1)
 
@@ -83,17 +88,17 @@ def test_a_total_shift_leaves_99_percent_of_r_usable_and_the_idle_broker_alive()
 def test_b_is_no_smaller_than_the_largest_batch() -> None:
     whole = TokenBucket.of(1_000, 50)
     shares = {"a": TokenBucket.of(500, 25), "b": TokenBucket.of(500, 25)}
-    wanted = adapt(whole, shares, {"a": history((10, TOKEN, 20)), "b": history((900, 900 * TOKEN, 10))}, NOW)
+    wanted = adapt(whole, shares, {"a": steady(10, TOKEN, 20), "b": steady(900, 900 * TOKEN, 10)}, NOW)
     assert wanted["a"].b == 20
     # Batches larger than b can never all be allowed for: then backlogs alone decide.
-    wanted = adapt(whole, shares, {"a": history((10, TOKEN, 40)), "b": history((900, 49 * TOKEN, 40))}, NOW)
+    wanted = adapt(whole, shares, {"a": steady(10, TOKEN, 40), "b": steady(900, 49 * TOKEN, 40)}, NOW)
     assert wanted["a"].b == 1
 
 
 def test_small_changes_are_left_alone() -> None:
     whole = TokenBucket.of(1_000, 100)
     shares = {"a": TokenBucket.of(500, 50), "b": TokenBucket.of(500, 50)}
-    nearly = {"a": history((510, 51 * TOKEN)), "b": history((490, 49 * TOKEN))}
+    nearly = {"a": steady(510, 51 * TOKEN), "b": steady(490, 49 * TOKEN)}
     assert adapt(whole, shares, nearly, NOW) == shares
     assert adapt(whole, shares, nearly, NOW, hysteresis=Fraction(1, 100)) != shares
 
@@ -114,8 +119,24 @@ def test_the_window_is_a_stretch_of_time_not_a_number_of_reports() -> None:
 def test_a_history_that_stopped_is_a_silent_broker() -> None:
     whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
     stale = history(*[(990, 90 * TOKEN)] * 10, newest=NOW - 5)
-    wanted = adapt(whole, {"mute": half, "b": half}, {"mute": stale, "b": history((10, TOKEN))}, NOW)
+    wanted = adapt(whole, {"mute": half, "b": half}, {"mute": stale, "b": steady(10, TOKEN)}, NOW)
     assert wanted["mute"] == half
+
+
+def test_a_share_is_not_judged_by_the_first_seconds() -> None:
+    """Publishers of one broker began a second later than those of the other."""
+    whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
+    began = {"a": history((400, 40 * TOKEN)), "b": history((0, 0))}
+    assert adapt(whole, {"a": half, "b": half}, began, NOW) == {"a": half, "b": half}
+    # Who has traffic and no share at all is not made to wait for one.
+    assert adapt(whole, {"a": None}, {"a": began["a"]}, NOW) == {"a": whole}
+
+
+def test_a_long_queue_takes_no_more_from_the_bursts_of_others_than_a_full_bucket() -> None:
+    whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
+    seen = {"queue": steady(500, 9_000 * TOKEN), "bursts": steady(500, 25 * TOKEN)}
+    wanted = adapt(whole, {"queue": half, "bursts": half}, seen, NOW)
+    assert {name: share.b for name, share in wanted.items()} == {"queue": 80, "bursts": 20}
 
 
 @pytest.mark.parametrize("step", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (0, 1.5, 0), (0, float("nan"), 0)])

@@ -240,3 +240,9 @@ def throttled(connection: Connection, topic: Topic) -> None:
     half = len(topic.waiting) // 2
     wait_ms = round(half * 1_000_000 / limiter.bucket.r_mtps) if limiter and half else _UNKNOWN_MS
     connection.send(encode(Throttle(topic.name, max(1, min(wait_ms, _LONGEST_MS)))))
+
+
+def resumed(connection: Connection, topic: Topic) -> None:
+    """Tell a client of SRTM's that its topic is read again: tokens may have come sooner than was thought."""
+    if connection.protocol.identity.srtm is not None:
+        connection.send(encode(Throttle(topic.name, 0)))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from srtm.broker import transport
 from srtm.broker.connection import REST_S, TICK_NS, TICK_S, Connection
-from srtm.broker.control import Control, throttled
+from srtm.broker.control import Control, resumed, throttled
 from srtm.broker.message import ids
 from srtm.broker.poller import Poller
 from srtm.broker.timer import Alarm
@@ -258,12 +258,12 @@ class Broker:
         to_deliver, self.to_deliver = self.to_deliver, []
         for connection in to_deliver:
             connection.flush()
+        if self._blocked:
+            self._unblock()
         if not more:  # answers can wait for messages that are there already
             to_flush, self.to_flush = self.to_flush, []
             for connection in to_flush:
                 connection.flush()
-        if self._blocked:
-            self._unblock()
         if self._limited:
             self._alarm.set(min(self._limited.values()), _now_ns())
 
@@ -324,6 +324,7 @@ class Broker:
             waiting = self._blocked[topic]
             for connection in list(islice(waiting, _RELEASES)):
                 del waiting[connection]
+                resumed(connection, topic)
                 connection.release()
             if waiting:
                 self.wake()

@@ -176,7 +176,8 @@ class Controller:
         self._house(topic, homeless, unreachable)
         self.store.save_publishers(topic, [publisher.id for publisher in listed])
         if homeless:
-            if topic.opened and not topic.fit:
+            shared = topic.transfer.wanted.keys() >= set(topic.place.values())
+            if topic.opened and not topic.fit and not (shared and topic.established):
                 topic.share_out(self._alive())
                 self._hurry(topic)
             self._changed(topic)
@@ -403,6 +404,8 @@ class Controller:
                 topic.moving &= wrong if waited_s > 2 * _HURRY_S else topic.moving
                 if topic.moving and waited_s > self.options.move_s:
                     topic.moving.clear()
+                if not topic.moving:
+                    topic.forget_rates()
             if topic.fit is not None:
                 topic.fit.tick(now_ns, shares_done=topic.transfer.done)
                 if not topic.fit.names <= set(alive):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from srtm.control.members import Declared, Seen
 from srtm.errors import InputError, SplitError
-from srtm.model.adaptation import adapt
+from srtm.model.adaptation import LEAST_STEPS, History, adapt
 from srtm.model.placement import policy_named
 from srtm.model.split import split
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
@@ -138,6 +138,16 @@ class Topic:
             for broker, seen in self.seen.items()
             if seen.roll and (wrong := {name for name in seen.roll if self.place.get(name, broker) != broker})
         }
+
+    def forget_rates(self) -> None:
+        """Publishers have moved: what brokers carried before says nothing of what they carry now."""
+        for seen in self.seen.values():
+            seen.history = History()
+
+    @property
+    def established(self) -> bool:
+        """Whether shares follow traffic that was seen, and not what was declared."""
+        return all(len(self.seen[broker].history) >= LEAST_STEPS for broker in set(self.place.values()))
 
     def uneven(self, broker: str) -> bool:
         """Whether a broker has more or fewer publishers than are placed there."""

@@ -4,7 +4,8 @@ Beyond the paper, messages that wait count as traffic of the next window: by rat
 at one broker would stay for good, while others have tokens to spare.
 
 In: the whole bucket, the shares as they are, and a history of each broker. Out: the shares as they should be, adding up
-to no more than the whole. A broker whose history is not up to date is silent: it keeps its share and stops nobody.
+to no more than the whole. A broker whose history is not up to date is silent, and so is one that has a share and too
+short a history to judge it by: it keeps its share and stops nobody.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WINDOW_STEPS = 10
+LEAST_STEPS = 3  # publishers of one broker may begin a second before those of another
 HYSTERESIS = Fraction(5, 100)
 # The least r of an idle broker, as a part of an equal share: enough to wake up with, little enough that 99 % of r
 # is left to the others.
@@ -66,6 +68,10 @@ class History:
         """Whether step `number`, or the one before it, was reported."""
         return bool(self._steps) and self._steps[-1].number >= number - 1
 
+    def __len__(self) -> int:
+        """Steps that were reported."""
+        return len(self._steps)
+
     @property
     def mean_messages(self) -> Fraction:
         """Messages per reported step."""
@@ -96,7 +102,13 @@ def adapt(
     A broker whose share is None has traffic of the topic but no share of it yet. `waiting` are messages without tokens.
     """
     held = {name: share for name, share in shares.items() if share}
-    known = [name for name in shares if name in histories and histories[name].is_current(number)]
+    known = [
+        name
+        for name, share in shares.items()
+        if name in histories
+        and histories[name].is_current(number)
+        and (share is None or len(histories[name]) >= LEAST_STEPS)
+    ]
     silent = [share for name, share in held.items() if name not in known]
     if not within(whole, silent if known else held.values()):
         raise InputError(f"the shares {[str(share) for share in held.values()]} exceed the whole bucket {whole}")
@@ -112,7 +124,9 @@ def adapt(
     b_floors = [max(1, history.largest_batch) * NANO_PER_TOKEN for history in seen]
     if sum(b_floors) > b_left:  # b is too small for everyone's batch: nobody below a token, the rest by backlog
         b_floors = [NANO_PER_TOKEN] * len(known)
-    bursts = apportion(b_left, [history.max_backlog_ntok for history in seen], b_floors)
+    # Nobody can use more than the whole: a long queue takes no more from the bursts of others than a full bucket would.
+    backlogs = [min(history.max_backlog_ntok, whole.b_ntok) for history in seen]
+    bursts = apportion(b_left, backlogs, b_floors)
     wanted = held | {
         name: TokenBucket(r_mtps, b_ntok) for name, r_mtps, b_ntok in zip(known, rates, bursts, strict=True)
     }
