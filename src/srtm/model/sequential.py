@@ -6,8 +6,8 @@ met, or not certain yet. docs/adr/0013-rounds.md has the reasons and the error r
 Latencies of neighbouring messages are alike: a burst delays many of them at once. So messages are not counted as
 trials. What is tested is the mean over seconds of y = over − (1 − quantile)·sent, with the variance that the seconds
 themselves show (batch means), and at least that of delays which strike `burst` messages at a time: a quiet minute
-must not hide that bursts are rare but long. The error that is allowed is spent over the looks, so that looking
-every second does not add up to deciding by chance.
+must not hide that bursts are rare but long. Looks are few, each a third later than the last, and share the error that
+is allowed, so that looking again and again does not add up to deciding by chance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from srtm.units import Number
 
 ERROR = 0.05  # of deciding wrongly, on either side, over all looks
-MIN_BLOCKS = 4
+LOOKS = (4, 5, 7, 9, 12, 16, 21, 28, 37, 49, 60)  # seconds
 _NORMAL = NormalDist()
 
 
@@ -32,9 +32,8 @@ class TailTest:
     def __init__(self, quantile: Number = "0.99", burst: int = 1, error: float = ERROR) -> None:
         """`burst` is the largest number of messages that come together: a group's members here, times their batch."""
         self._allowed = float(1 - exact(quantile, "quantile"))
-        self._error = error
+        self._error = error / len(LOOKS)
         self._burst = max(1, burst)
-        self._looks = 0
         self._blocks = 0
         self._sent = self._over = 0
         self._sum = self._squares = 0.0
@@ -65,22 +64,19 @@ class TailTest:
         self._over += over
         self._sum += y
         self._squares += y * y
-        if self._blocks >= MIN_BLOCKS:
-            self._looks += 1
+        if self._blocks in LOOKS:
             self.decision = self._look()
         return self.decision
 
     def _look(self) -> bool | None:
         n = self._blocks
         mean = self._sum / n
-        seen = (self._squares - n * mean * mean) / (n - 1)
+        seen = max(0.0, self._squares - n * mean * mean) / (n - 1)
         least = self._allowed * (1 - self._allowed) * self._burst * self._sent / n
-        spread = math.sqrt(max(seen, least, 1e-12) / n)
-        # Shares of the error that add up to all of it over any number of looks: 1/(i(i+1)).
-        error = self._error / (self._looks * (self._looks + 1))
-        if abs(mean) <= _student(1 - error, n - 1) * spread:
-            return None
-        return mean < 0
+        # What the seconds show is an estimate, from n of them; the least that it can be is known.
+        shown = _student(1 - self._error, n - 1) * math.sqrt(seen / n)
+        known = _NORMAL.inv_cdf(1 - self._error) * math.sqrt(least / n)
+        return None if abs(mean) <= max(shown, known) else mean < 0
 
 
 def _student(probability: float, freedom: int) -> float:
