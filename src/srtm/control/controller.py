@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 from srtm.control.distributor import Fit
 from srtm.control.housing import housed
 from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
+from srtm.control.moves import Moves
 from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
 from srtm.model.placement import Broker, place, policy_named
 from srtm.model.transfer import Transfer
-from srtm.protocol.exchange import Answer, Exchange, Grant, Move, Share
+from srtm.protocol.exchange import Answer, Exchange, Grant, Share
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ _SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little l
 _SILENT_S = 3.0  # of exchanges, until a broker counts as silent
 _HURRY_S = 0.1  # between exchanges while something is under way
 _FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
-_REMIND_S = 2.0  # between two orders to a publisher that is not where it should be
 _RECALL_NS = 10 * NS_PER_S  # brokers look for a controller every 4 s or more often
 _SET_BACK_NS = 10 * NS_PER_S  # without a new second of a broker that answers
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
@@ -61,7 +61,7 @@ class Controller:
         self._number = 0  # of the last exchange; one count for all, so that no broker that comes back is behind it
         self._lease_ns = round(options.lease_s * NS_PER_S)
         self._safe_percent = round(100 * options.safe_share)
-        self._orders: dict[str, list[Move]] = {}
+        self._moves = Moves(self.members)
         self._due: set[str] = set()
         self._recalling_until_ns = 0
         self._load(now_ns)
@@ -86,7 +86,7 @@ class Controller:
         self._turn(member, "dead", now_ns)
         member.stamp = member.lease_ends_ns = None
         member.rate_mps = member.free_mps = member.lag_ns = 0
-        self._orders.pop(name, None)
+        self._moves.take(name)
         for topic in self.topics.values():
             topic.transfer.gone(name)
             if topic.seen.pop(name, None) is not None or name in topic.place.values():
@@ -307,7 +307,7 @@ class Controller:
             self._version,
             {topic.name: topic.contract for topic in self.topics.values()} if tells else None,
             grants,
-            self._orders.pop(name, []),
+            self._moves.take(name),
             min(heard, default=0),
             [topic.name for topic in self.topics.values() if topic.moving or topic.fit or topic.uneven(name)],
             recalls,
@@ -377,7 +377,7 @@ class Controller:
             return
         before = dict(topic.place)
         fit.resume(now_ns)
-        self._send_from(topic, before, now_ns)
+        self._due |= self._moves.send(topic, before, now_ns)
         if fit.outcome:
             topic.fit, topic.fitted = None, fit.outcome
             topic.settled = frozenset(topic.publishers)
@@ -398,20 +398,13 @@ class Controller:
             if not topic.opened:
                 self._try_open(topic, now_ns)
                 continue
-            if topic.moving:
-                wrong = set().union(*topic.misplaced().values())
-                waited_s = (now_ns - topic.moving_since_ns) / NS_PER_S
-                topic.moving &= wrong if waited_s > 2 * _HURRY_S else topic.moving
-                if topic.moving and waited_s > self.options.move_s:
-                    topic.moving.clear()
-                if not topic.moving:
-                    topic.forget_rates()
+            self._moves.settle(topic, now_ns, self.options.move_s)
             if topic.fit is not None:
                 topic.fit.tick(now_ns, shares_done=topic.transfer.done)
                 if not topic.fit.names <= set(alive):
                     topic.note(now_ns, "fit", "begun anew, because a broker was lost")
                     self._again(topic, now_ns)
-            self._remind(topic, now_ns)
+            self._due |= self._moves.remind(topic, now_ns)
             if topic.moving or topic.fit is not None:
                 topic.share_out(alive)
             if not topic.transfer.done:
@@ -512,7 +505,7 @@ class Controller:
             del topic.place[publisher]
         self._house(topic, [topic.publishers[publisher] for publisher in leaving], {broker})
         topic.away[broker] += len(leaving)
-        self._send_from(topic, before, now_ns)
+        self._due |= self._moves.send(topic, before, now_ns)
         self.store.save_publishers(topic, leaving)
         topic.share_out(self._alive())
         self._changed(topic)
@@ -522,23 +515,9 @@ class Controller:
         before = dict(topic.place)
         topic.place.update(places)
         topic.note(now_ns, kind, text)
-        self._send_from(topic, before, now_ns)
+        self._due |= self._moves.send(topic, before, now_ns)
         self.store.save_publishers(topic, places)
         self._changed(topic)
-
-    def _send_from(self, topic: Topic, before: Mapping[str, str], now_ns: int) -> None:
-        """Order publishers whose place has changed to go there."""
-        moves: dict[tuple[str, str], list[str]] = {}
-        for publisher, old in before.items():
-            new = topic.place.get(publisher)
-            if new is not None and new != old:
-                moves.setdefault((old, new), []).append(publisher)
-        for (old, new), publishers in moves.items():
-            self._orders.setdefault(old, []).append(Move(topic.name, (self.members[new].address,), publishers))
-            topic.moving |= set(publishers)
-            self._due |= {old, new}
-        if moves:
-            topic.moving_since_ns = now_ns
 
     def _begin_to_fit(self, topic: Topic, now_ns: int) -> None:
         """A topic's first fitting begins when its publishers are there and send about what they said."""
@@ -548,23 +527,6 @@ class Controller:
         topic.flowing_s = topic.flowing_s + 1 if flowing else 0
         if topic.flowing_s >= _STEADY_S and any(member.usable for member in self.members.values()):
             self.fit(topic.name, now_ns)
-
-    def _remind(self, topic: Topic, now_ns: int) -> None:
-        """Order publishers home that are elsewhere: they could not reach their broker, or did not hear the order."""
-        if now_ns - max(topic.moving_since_ns, topic.reminded_ns) < _REMIND_S * NS_PER_S:
-            return
-        for broker, wrong in topic.misplaced().items():
-            if broker not in self._alive():  # what it was told last would only pile up
-                continue
-            homes: dict[str, list[str]] = {}
-            for publisher in wrong:
-                homes.setdefault(topic.place[publisher], []).append(publisher)
-            for home, publishers in homes.items():
-                if home in self.members and self.members[home].usable:
-                    order = Move(topic.name, (self.members[home].address,), publishers)
-                    self._orders.setdefault(broker, []).append(order)
-                    self._due.add(broker)
-            topic.reminded_ns = now_ns
 
     def _grown(self, topic: Topic, now_ns: int) -> None:
         """Publishers that came since the last fitting are fitted on their own once they are many."""
