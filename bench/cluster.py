@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
+
 from bench import host
 
 SRTM = [sys.executable, "-m", "srtm"]
@@ -98,7 +100,9 @@ def policies(options: argparse.Namespace) -> None:
 
 
 def placements(options: argparse.Namespace) -> None:
-    print(f"{'seed':<6}{'fit':<9}{'k':>3}{'rounds':>8}{'to a confirmed fit s':>22}{'  SLO'}")
+    print(
+        f"{'seed':<6}{'fit':<9}{'k':>3}{'to a confirmed fit s':>22}  {'SLO':<9}rounds: k, seconds, verdict (? not certain)"
+    )
     with cluster(options.brokers, "--mcap-mps", str(options.mcap)) as url:
         for seed in range(1, options.runs + 1):
             for fit in ("model", "measure"):
@@ -111,19 +115,23 @@ def placements(options: argparse.Namespace) -> None:
                 sending.wait()
                 fitted = seen["fitted"] or {"k": 0, "rounds": [], "met": False}
                 verdict = "met" if fitted["met"] else "not met"
-                print(
-                    f"{seed:<6}{fit:<9}{fitted['k']:>3}{len(fitted['rounds']):>8}{took:>22.1f}  {verdict}", flush=True
+                rounds = ", ".join(
+                    f"{each['k']} {each['seconds']:.0f} s {'met' if each['within'] else 'not'}"
+                    + ("" if each["certain"] else "?")
+                    for each in fitted["rounds"]
                 )
+                print(f"{seed:<6}{fit:<9}{fitted['k']:>3}{took:>22.1f}  {verdict:<9}{rounds}", flush=True)
                 removed(url, topic)
 
 
 def _fitted(url: str, topic: str, sending: subprocess.Popen[str]) -> Any:
     """The topic, once its fitting is over."""
     seen: Any = {"fitted": None}
-    while sending.poll() is None and not seen["fitted"]:
-        time.sleep(0.5)
-        listed = said(url, "topic", "ls")["topics"]
-        seen = next((each for each in listed if each["topic"] == topic), seen)
+    with httpx.Client(base_url=url, trust_env=False) as client:  # a command each time would be a load of its own
+        while sending.poll() is None and not seen["fitted"]:
+            time.sleep(0.5)
+            answer = client.get(f"/v1/topics/{topic}")
+            seen = answer.json() if answer.status_code == 200 else seen
     return seen
 
 
