@@ -100,9 +100,7 @@ def policies(options: argparse.Namespace) -> None:
 
 
 def placements(options: argparse.Namespace) -> None:
-    print(
-        f"{'seed':<6}{'fit':<9}{'k':>3}{'to a confirmed fit s':>22}  {'SLO':<9}rounds: k, seconds, verdict (? not certain)"
-    )
+    print(f"{'seed':<6}{'fit':<9}{'k':>3}{'to a confirmed fit s':>22}  {'SLO':<9}rounds: k, s, verdict (?: unsure)")
     with cluster(options.brokers, "--mcap-mps", str(options.mcap)) as url:
         for seed in range(1, options.runs + 1):
             for fit in ("model", "measure"):

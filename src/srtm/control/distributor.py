@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from srtm.model.service import ServiceModel
 
 MOVE_S = 15.0  # after that, who has not gone is not waited for
+DRAIN_S = 20.0  # after that, messages that wait for tokens are what is measured
 ROUND_S = 60.0  # the longest that is measured, as in the paper
 QUIET_S = 10.0  # without a message there is nothing to be measured
 _SETTLE_S = 1.0
@@ -116,8 +117,11 @@ class Fit:
         if self.state == "moving":
             if (shares_done and not self._topic.misplaced()) or waited_s > MOVE_S:
                 self.state, self._since_ns = "settling", now_ns
-        elif self.state == "settling" and waited_s >= _SETTLE_S:
-            self._start_measuring(now_ns)
+        elif self.state == "settling":
+            # What publishers kept while they moved has to pass first: r is little more than their rate.
+            calm = not any(self._topic.seen[name].waiting for name in self._to_measure())
+            if waited_s >= (_SETTLE_S if calm else DRAIN_S):
+                self._start_measuring(now_ns)
         elif self.state == "measuring":
             self._measure(now_ns, waited_s)
 
