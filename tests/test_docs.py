@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import expect
-from tools import http_api
+from tools import http_api, penalty_figure
 
 from tests.conftest import ROOT
 from tests.web.browsing import chromium
@@ -59,6 +59,14 @@ def test_links_resolve(page: Path) -> None:
 
 def test_the_http_api_is_that_of_the_code() -> None:
     assert http_api.PAGE.read_text() == http_api.page(http_api.document()), "run `make docs`"
+
+
+def test_the_picture_of_the_penalty_is_that_of_the_model() -> None:
+    instant, p99_ms = penalty_figure.measured()
+    assert p99_ms[0] == 0
+    assert p99_ms == sorted(set(p99_ms))
+    assert sum(instant.tokens_of) <= instant.tokens
+    assert penalty_figure.FIGURE.read_text() == penalty_figure.drawn(instant, p99_ms), "run `make docs`"
 
 
 def test_every_page_is_in_the_navigation() -> None:
