@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-page lab clean
+.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-page lab docs clean
 help:
 	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (2 minutes)"
 	@echo "make setup   make .venv with pinned versions (done by the others as needed)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-broker   measure the broker beside nsqd, NATS and a bare forwarder (PART=loads for some)"
 	@echo "make bench-page   measure the page with 100 topics on 20 brokers (needs Chromium)"
 	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
+	@echo "make docs   the documentation as a site, in site/"
 	@echo "make clean   remove .venv and caches"
 
 setup: $(READY)
@@ -23,7 +24,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SRTM needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark,broker,control,lab]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark,broker,control,lab,docs]'
 	@touch $@
 
 demo: $(READY)
@@ -57,6 +58,12 @@ lab: $(READY)
 	$(BIN)/srtm lab run all
 	$(BIN)/srtm lab report
 
+docs: $(READY)
+	$(BIN)/python -m tools.http_api
+	$(BIN)/python -m tools.penalty_figure
+	$(BIN)/zensical build --strict --clean
+	@echo "read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000, then http://127.0.0.1:8000"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .parts
+	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .parts
 	find src tests bench -name __pycache__ -type d -exec rm -rf {} +

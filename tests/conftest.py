@@ -46,6 +46,7 @@ PARTS = {
     "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
     "node": Part("node", "install Debian's package nodejs"),
     "chromium": Part("chromium", "install Debian's package chromium"),
+    "systemd-analyze": Part("systemd-analyze", "install Debian's package systemd"),
     "promtool": Part("promtool", "install Debian's package prometheus"),
 }
 

@@ -1,0 +1,134 @@
+"""The documentation: links lead somewhere, what comes from the code is as the code is, the site needs nobody else."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import expect
+from tools import http_api, penalty_figure
+
+from tests.conftest import ROOT
+from tests.web.browsing import chromium
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def links(page: Path) -> list[str]:
+    """Where links and pictures of a page lead, those of HTML included."""
+    text = prose(page)
+    return re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|srcset|href)=\"([^\"]+)\"", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    code_free = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", code_free, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        parts = urlsplit(link)
+        if parts.scheme:
+            if parts.scheme != "https" or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc):
+                broken.append(link)
+            continue
+        target = (page.parent / parts.path).resolve() if parts.path else page
+        if not target.exists() or (parts.fragment and parts.fragment not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_http_api_is_that_of_the_code() -> None:
+    assert http_api.PAGE.read_text() == http_api.page(http_api.document()), "run `make docs`"
+
+
+def test_the_picture_of_the_penalty_is_that_of_the_model() -> None:
+    instant, p99_ms = penalty_figure.measured()
+    assert p99_ms[0] == 0
+    assert p99_ms == sorted(set(p99_ms))
+    assert sum(instant.tokens_of) <= instant.tokens
+    assert penalty_figure.FIGURE.read_text() == penalty_figure.drawn(instant, p99_ms), "run `make docs`"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    decisions = (DOCS / "adr" / "README.md").read_text()
+    for page in DOCS.glob("*.md"):
+        assert f": {page.name}\n" in navigation
+    for page in (DOCS / "adr").glob("0*.md"):
+        assert f"({page.name})" in decisions
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The documentation as `make docs` builds it, without a warning, and served."""
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(DOCS, folder / "docs")
+    for name in ("mkdocs.yml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "src").symlink_to(ROOT / "src")
+    built = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    handler = functools.partial(Quiet, directory=str(folder / "site"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Files, without a line for each."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        """Say nothing."""
+
+
+@pytest.mark.needs("chromium")
+def test_the_site_is_searched_and_asks_nobody_else(site: str) -> None:
+    asked: set[str] = set()
+    said: list[str] = []
+    with chromium() as browser:
+        page = browser.new_page()
+        page.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        for name in ("api.html", "evaluation.html"):
+            page.goto(site + name)
+            assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        expect(page.locator("h1")).to_contain_text("Evaluation")
+        page.goto(site)
+        page.get_by_role("button", name="Search").first.click()
+        page.wait_for_function("document.activeElement.tagName === 'DIV'")  # its input is in a closed shadow root
+        page.keyboard.insert_text("tombstoned")
+        for _ in range(80):
+            page.keyboard.press("Enter")  # opens the first result, as soon as there is one
+            page.wait_for_timeout(250)
+            if "discovery.html" in page.url:
+                break
+        expect(page.locator("h1")).to_contain_text("Discovery")
+    assert asked == {urlsplit(site).netloc}
+    assert said == []
