@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV_READY := $(VENV)/.dev-ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-page lab docs clean
 help:
 	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (2 minutes)"
-	@echo "make setup   make .venv with pinned versions (done by the others as needed)"
+	@echo "make setup   make .venv with pinned versions (done by the others as needed; tests and docs add theirs)"
 	@echo "make check   ruff and mypy"
 	@echo "make test    check, then all tests (PYTEST='-k bucket' for some)"
 	@echo "make bench   measure; prints tables"
@@ -24,13 +26,18 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SRTM needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark,broker,control,lab,docs]'
+	$(INSTALL) '.[spark,broker,control,lab]'
+	@touch $@
+
+# What tests and the documentation need on top of it.
+$(DEV_READY): $(READY)
+	$(INSTALL) '.[dev,spark,broker,control,lab,docs]'
 	@touch $@
 
 demo: $(READY)
 	@$(BIN)/python examples/transport/demo.py
 
-check: $(READY)
+check: $(DEV_READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -38,27 +45,27 @@ check: $(READY)
 test: check
 	$(BIN)/pytest $(PYTEST)
 
-bench: $(READY)
+bench: $(DEV_READY)
 	$(BIN)/python -m bench
 
-bench-pipeline: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+bench-pipeline: $(DEV_READY)
+	$(INSTALL) '.[bench]'
 	$(BIN)/python -m bench.pipeline
 
-bench-streaming: $(READY)
+bench-streaming: $(DEV_READY)
 	$(BIN)/python -m bench.streaming
 
-bench-broker: $(READY)
+bench-broker: $(DEV_READY)
 	$(BIN)/python -m bench.broker $(PART)
 
-bench-page: $(READY)
+bench-page: $(DEV_READY)
 	$(BIN)/python -m bench.page
 
 lab: $(READY)
 	$(BIN)/srtm lab run all
 	$(BIN)/srtm lab report
 
-docs: $(READY)
+docs: $(DEV_READY)
 	$(BIN)/python -m tools.http_api
 	$(BIN)/python -m tools.penalty_figure
 	$(BIN)/zensical build --strict --clean

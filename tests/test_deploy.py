@@ -85,8 +85,7 @@ def test_units_commands_make_a_cluster(tmp_path: Path) -> None:
     assert (tmp_path / "c" / "controller.sqlite").exists()
 
 
-def test_the_dockerfile_is_valid_and_finds_what_it_copies() -> None:
-    assert check(BIN / "hadolint", DEPLOY / "Dockerfile") == ""
+def test_the_dockerfile_finds_what_it_copies() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
     for line in re.findall(r"^COPY (?!--)(.*)$", text, re.MULTILINE):
