@@ -61,7 +61,18 @@ def load(
     """`srtm load` under way; it creates the topic with the (r, b) that its schedule needs."""
     command = [*SRTM, "load", topic, "--publishers", str(options.publishers), "--rate", str(options.rate)]
     command += ["--batch", "1", "--group-size", str(options.group_size), "--duration", f"{options.seconds}s"]
-    command += ["--slo-p99", options.slo, "--policy", policy, "--fit", fit, "--seed", str(seed)]
+    command += [
+        "--slo-p99",
+        options.slo,
+        "--quantile",
+        options.quantile,
+        "--policy",
+        policy,
+        "--fit",
+        fit,
+        "--seed",
+        str(seed),
+    ]
     command += ["--controller", url, "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
@@ -143,6 +154,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--slo", default="20ms")
+    parser.add_argument("--quantile", default="0.995")
     parser.add_argument("--mcap", type=float, default=1_000.0)
     options = parser.parse_args()
     print(host.describe(1))

@@ -40,6 +40,9 @@ def load(
         bool,
         typer.Option("--create/--no-create", help="Create the topic if there is none, its (r, b) from the schedule."),
     ] = True,
+    quantile: Annotated[
+        str, typer.Option(help="Share of the schedule that must not wait for tokens, for a topic that is created.")
+    ] = "0.995",
     slo_p99: Annotated[str, typer.Option(help="Latency goal of a topic that is created.")] = "1ms",
     policy: Annotated[str, typer.Option(help="Policy of a topic that is created.")] = "srtm",
     fit: Annotated[str, typer.Option(help="How a topic that is created is fitted: model, measure or none.")] = "model",
@@ -64,7 +67,7 @@ def load(
     options = LoadOptions(topic, workload, size, channel, tuple(broker or ()))
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
     contract = {"slo_ms": slo_ms, "policy": policy, "fit": fit} if create else None
-    report = run(_load(options, controller, token, contract))
+    report = run(_load(options, controller, token, quantile, contract))
     if as_json:
         print_json({**report.facts(), "seed": seed})
     else:
@@ -82,7 +85,7 @@ def load(
 
 
 async def _load(
-    options: LoadOptions, controller: str, token: str | None, contract: dict[str, object] | None
+    options: LoadOptions, controller: str, token: str | None, quantile: str, contract: dict[str, object] | None
 ) -> LoadReport:
     from srtm.client.cluster import Cluster
     from srtm.client.load import Load
@@ -91,21 +94,21 @@ async def _load(
         return await Load(options, None).go(_show)
     async with Cluster(controller, token=token) as cluster:
         if contract is not None:
-            await _create(options, cluster, contract)
+            await _create(options, cluster, quantile, contract)
         return await Load(options, cluster).go(_show)
 
 
-async def _create(options: LoadOptions, cluster: Cluster, contract: dict[str, object]) -> None:
+async def _create(options: LoadOptions, cluster: Cluster, quantile: str, contract: dict[str, object]) -> None:
     """A topic that nobody knows gets the contract that the schedule needs."""
     from srtm.errors import ClientError
-    from srtm.model.profile import CONTRACT_QUANTILE, profile
+    from srtm.model.profile import profile
 
     try:
         await cluster.request("GET", f"/v1/topics/{options.topic}")
     except ClientError as error:
         if error.facts.get("status") != 404:
             raise
-        bucket = profile(options.workload.arrivals().times_ns, quantile=CONTRACT_QUANTILE).bucket
+        bucket = profile(options.workload.arrivals().times_ns, quantile=quantile).bucket
         await cluster.request("PUT", f"/v1/topics/{options.topic}", {"r": bucket.r, "b": bucket.b, **contract})
 
 

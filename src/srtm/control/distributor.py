@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MOVE_S = 15.0  # after that, who has not gone is not waited for
 DRAIN_S = 20.0  # after that, messages that wait for tokens are what is measured
 ROUND_S = 60.0  # the longest that is measured, as in the paper
+PREDICTED_ROUND_S = 40.0  # where the model was asked, too
 QUIET_S = 10.0  # without a message there is nothing to be measured
 _SETTLE_S = 1.0
 
@@ -194,7 +195,8 @@ class Fit:
         undecided = [test for test in tests if test.decision is None]
         if waited_s < QUIET_S and undecided:
             return
-        if waited_s < ROUND_S and any(test.sent for test in undecided):
+        longest_s = PREDICTED_ROUND_S if self._predicts else ROUND_S
+        if waited_s < longest_s and any(test.sent for test in undecided):
             return
         self._tell(now_ns)
 
