@@ -75,11 +75,35 @@ class _Broker(Collector):
         yield _family(GaugeMetricFamily, "topic_burst_limit", "b, in tokens.", bursts, ("topic",))
         logs = [((topic.name,), topic.durable.extent(topic)["bytes"]) for topic in topics if topic.durable]
         yield _family(GaugeMetricFamily, "topic_log_bytes", "Bytes that a disk topic keeps.", logs, ("topic",))
+        yield from _engine(broker)
         yield _latencies(topics)
         channels = [(topic.name, channel) for topic in topics for channel in topic.channels.values()]
         for channel_kind, name, what, count in _CHANNELS:
             counted = [((topic, channel.name), count(channel)) for topic, channel in channels]
             yield _family(channel_kind, f"channel_{name}", what, counted, ("topic", "channel"))
+
+
+def _engine(broker: Broker) -> Iterator[Metric]:
+    """How the engine is; nothing where there is none."""
+    engine = broker.engine
+    if engine is None:
+        return
+    label = (engine.kind,)
+    counted: list[tuple[_Kind, str, str, float]] = [
+        (GaugeMetricFamily, "connected", "Whether the delivery engine is there.", engine.connected),
+        (CounterMetricFamily, "acknowledged", "Messages that it has acknowledged.", engine.acknowledged),
+        (CounterMetricFamily, "resent", "Messages that were sent to it again.", engine.resent),
+        (CounterMetricFamily, "refused", "Messages that it will never take.", engine.refused),
+        (CounterMetricFamily, "reconnections", "Connections to it that were lost.", engine.reconnections),
+    ]
+    for kind, name, what, value in counted:
+        yield _family(kind, f"engine_{name}", what, [(label, value)], ("engine",))
+    held = [((topic,), lane.held) for topic, lane in engine.lanes.items()]
+    yield _family(
+        GaugeMetricFamily, "topic_unacknowledged", "Messages that its engine has yet to acknowledge.", held, ("topic",)
+    )
+    open_ = [((topic,), lane.ready) for topic, lane in engine.lanes.items()]
+    yield _family(GaugeMetricFamily, "topic_engine_open", "Whether its engine takes its messages.", open_, ("topic",))
 
 
 def _latencies(topics: Iterable[Topic]) -> Metric:
