@@ -76,7 +76,7 @@ class Server:
 
 
 class Nsqd(Server):
-    """An nsqd that writes every message to its disk, so that a kill loses none."""
+    """An nsqd that writes every message to a file at once, so that its death loses none."""
 
     def __init__(self, folder: Path, *more: str, unix: bool = False) -> None:
         self.port, self.http = free_port(), free_port()
@@ -93,7 +93,6 @@ class Nsqd(Server):
             "--broadcast-address=127.0.0.1",
             f"--data-path={self.folder}",
             "--mem-queue-size=0",
-            "--sync-every=1",
             *more,
         )
 

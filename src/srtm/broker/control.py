@@ -212,6 +212,7 @@ class Control:
             free_mps=sum(rate for name, rate in rates.items() if name not in self._holdings),
             contracts={name: holding.contract for name, holding in self._holdings.items()} if said.recall else None,
             engine=broker.engine.kind if broker.engine else "local",
+            engine_problem=broker.engine.absence if broker.engine else None,
         )
 
     def _report(self, topic: Topic, holding: _Holding, said: Exchange) -> TopicReport:

@@ -126,11 +126,10 @@ class Lane:
 
     def statistics(self) -> dict[str, Any]:
         """How it is: `state` is open, or why its messages wait."""
-        away = None if self.engine.connected else f"the engine is away: {self.engine.problem or 'not connected yet'}"
         return {
             "kind": self.engine.kind,
             "state": "open" if self.ready else "shut",
-            "reason": None if self.ready else away or self.problem,
+            "reason": None if self.ready else self.engine.absence or self.problem,
             "unacknowledged": self.held,
             "unacknowledged_bytes": self.bytes,
         }
@@ -301,6 +300,11 @@ class Engine(ABC):
         if self.connected:
             self._look(now_ns)
         self._write()
+
+    @property
+    def absence(self) -> str | None:
+        """Why it takes nothing; None where it is there."""
+        return None if self.connected else f"the engine is away: {self.problem or 'not connected yet'}"
 
     def statistics(self) -> dict[str, Any]:
         """How it is."""

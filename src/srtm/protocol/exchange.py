@@ -135,6 +135,7 @@ class Answer(msgspec.Struct, frozen=True):
     free_mps: Count = 0  # of topics without a contract
     contracts: dict[Name, Contract] | None = None
     engine: str = "local"  # that delivers its topics
+    engine_problem: str | None = None  # why that takes nothing
 
 
 Kind = TypeVar("Kind", Exchange, Answer)
