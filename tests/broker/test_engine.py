@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import nats
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -85,6 +87,7 @@ def test_messages_are_with_the_engine_when_they_are_answered(engine: Any, start:
         "reason": None,
         "unacknowledged": 0,
         "unacknowledged_bytes": 0,
+        "probe": None,
     }
 
 
@@ -105,6 +108,33 @@ def test_latency_is_measured_to_the_acknowledgement(engine: Any, start: Start, t
     assert len(taken_ns) == 2
     assert taken_ns[1] > 300_000_000
     broker.wait_until(lambda each: any(second.sent for second in each.topics["t"].recent.history))
+
+
+def test_a_probe_times_messages_to_a_consumer(engine: Any, start: Start) -> None:
+    engine.start()
+    broker = start(engine=engine.url)
+    with Client(broker.address) as client:
+        client.publish("t", b"before")
+        assert broker.post("/srtm/probe?topic=t")[0] == 200
+        numbers = count()
+
+        def timed() -> bool:
+            client.publish("t", b"%d" % next(numbers))
+            return bool(engine_of(broker, "t")["probe"]["messages"] >= 5)
+
+        until(timed)
+        found = engine_of(broker, "t")["probe"]
+        assert found["problem"] is None
+        assert 0 < found["end_to_end_ns"]["p50"] <= found["end_to_end_ns"]["p99"]
+        assert b'srtm_topic_latency_seconds{part="end_to_end",quantile="0.5",topic="t"}' in broker.metrics()
+        assert broker.post("/srtm/probe?topic=t&on=false")[0] == 200
+        assert engine_of(broker, "t")["probe"] is None
+
+
+def test_only_engines_need_probes(broker: Running) -> None:
+    broker.post("/topic/create?topic=t")
+    assert broker.post("/srtm/probe?topic=t")[0] == 409
+    assert broker.post("/srtm/probe?topic=t&on=maybe")[0] == 400
 
 
 def test_answers_keep_the_order_of_commands(engine: Any, start: Start) -> None:
@@ -251,8 +281,6 @@ def test_what_nats_cannot_take_is_refused(command: bytes, problem: bytes, start:
 
 @pytest.mark.needs("nats-server")
 def test_a_stream_that_is_there_already_is_used(start: Start, tmp_path: Path) -> None:
-    import nats
-
     async def make() -> None:
         client = await nats.connect(server.url)
         await client.jetstream().add_stream(name="all", subjects=["orders.>"], max_msg_size=100)
@@ -266,6 +294,29 @@ def test_a_stream_that_is_there_already_is_used(start: Start, tmp_path: Path) ->
             client.send(say.pub("orders.new", bytes(200)))
             assert b"message size exceeds maximum allowed" in client.error()
         assert [body for _, body in asyncio.run(stored(server.url, "all"))] == [b"1"]
+
+
+@pytest.mark.needs("nats-server")
+def test_a_stream_that_refuses_stops_its_own_topic_alone(start: Start, tmp_path: Path) -> None:
+    async def do(action: Callable[[Any], Any]) -> None:
+        client = await nats.connect(server.url)
+        await action(client.jetstream())
+        await client.close()
+
+    with NatsServer(tmp_path) as server:
+        asyncio.run(do(lambda js: js.add_stream(name="full", subjects=["full"], max_msgs=2, discard="new")))
+        broker = start(engine=server.url)
+        with Client(broker.address) as client, Client(broker.address) as other:
+            client.publish("full", b"1", b"2")
+            client.send(say.pub("full", b"3"), say.pub("full", b"4"))
+            broker.wait_until(lambda each: not each.topics["full"].lane.ready)  # type: ignore[union-attr]
+            assert "maximum messages exceeded" in engine_of(broker, "full")["reason"]
+            other.publish("free", b"5")
+            assert client.silent(0.1)
+            asyncio.run(do(lambda js: js.purge_stream("full")))
+            assert [client.response(), client.response()] == [b"OK", b"OK"]
+        found = asyncio.run(stored(server.url, "full"))
+    assert [body for _, body in found] == [b"3", b"4"]
 
 
 @pytest.mark.needs("nsqd")
@@ -366,8 +417,6 @@ def test_a_node_of_three_is_killed_under_load(victim: str, start: Start, tmp_pat
 
 
 async def _leader(url: str, stream: str) -> str:
-    import nats
-
     client = await nats.connect(url.partition("?")[0].split(","))
     try:
         found = (await client.jetstream(timeout=10).stream_info(stream)).cluster

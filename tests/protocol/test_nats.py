@@ -18,7 +18,7 @@ SUBJECTS = st.sampled_from([b"a", b"_INBOX.x.17", b"a.b.c"])
 
 
 def header(status: int) -> bytes:
-    return b"NATS/1.0 %d\r\n\r\n" % status if status else b"NATS/1.0\r\nA: b\r\n\r\n"
+    return b"NATS/1.0 %d\r\n\r\n" % status if status else b"NATS/1.0\r\nA: b\r\nNats-Msg-Id: x-1\r\nC: d\r\n\r\n"
 
 
 @st.composite
@@ -35,7 +35,7 @@ def conversations(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
             status = draw(st.sampled_from([0, 503]))
             head = header(status)
             data += b"HMSG %b 1 %b%d %d\r\n%b%b\r\n" % (subject, reply, len(head), len(head) + len(body), head, body)
-            events.append(Msg(subject, status, body))
+            events.append(Msg(subject, status, body, head))
         elif kind == "ok":
             data += b"+OK\r\n"
         elif kind == "err":
@@ -75,6 +75,11 @@ def test_any_cut_gives_the_same_events(data: st.DataObject, conversation: tuple[
 def test_what_no_server_of_nats_says(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         NatsProtocol().feed(data)
+
+
+def test_the_id_of_a_message_is_in_its_header() -> None:
+    assert Msg(b"a", 0, b"", header(0)).message_id == b"x-1"
+    assert Msg(b"a", 503, b"", header(503)).message_id == b""
 
 
 def test_commands() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from srtm.broker.ioloop import Broker
+    from srtm.broker.probe import Probe
     from srtm.broker.topic import Topic
     from srtm.protocol.engine import EngineAddress
 
@@ -105,7 +106,19 @@ def settle(messages: Iterable[Message], problem: str | None = None) -> None:
 class Lane:
     """A topic's way to its engine: what was released and has no acknowledgement."""
 
-    __slots__ = ("bytes", "engine", "flying", "problem", "queue", "ready", "retry_ns", "singly", "topic", "wait_s")
+    __slots__ = (
+        "bytes",
+        "engine",
+        "flying",
+        "probe",
+        "problem",
+        "queue",
+        "ready",
+        "retry_ns",
+        "singly",
+        "topic",
+        "wait_s",
+    )
 
     def __init__(self, engine: Engine, topic: Topic) -> None:
         self.engine = engine
@@ -115,6 +128,7 @@ class Lane:
         self.bytes = 0  # of these and those in the queue
         self.ready = False  # it may be sent messages
         self.singly = 0  # messages to be sent one by one: the engine refused one of them
+        self.probe: Probe | None = None  # who times its messages to a consumer, if somebody wants it
         self.problem: str | None = None  # why it is shut though the engine is there
         self.retry_ns = 0
         self.wait_s = _FIRST_WAIT_S
@@ -132,7 +146,16 @@ class Lane:
             "reason": None if self.ready else self.engine.absence or self.problem,
             "unacknowledged": self.held,
             "unacknowledged_bytes": self.bytes,
+            "probe": self.probe.statistics() if self.probe else None,
         }
+
+    def watch(self, *, on: bool) -> None:
+        """Time messages to a consumer of the engine's, or end that."""
+        if not on and self.probe is not None:
+            self.probe.stop()
+            self.probe = None
+        elif on and self.probe is None:
+            self.probe = self.engine.new_probe(self)
 
     def put(self, messages: list[Message]) -> None:
         """Send these as soon as there is room."""
@@ -186,6 +209,7 @@ class Engine(ABC):
         self.flying = self.flying_bytes = 0
         self._broker = broker
         self._servers = list(address.servers)
+        self.place = self._servers[0]  # the one in use, or tried last
         self._sock: socket.socket | None = None
         self._out = bytearray()
         self._writing = False
@@ -210,6 +234,10 @@ class Engine(ABC):
     @abstractmethod
     def _take_back(self) -> None:
         """The connection is gone: put what was not acknowledged back into its lanes."""
+
+    @abstractmethod
+    def new_probe(self, lane: Lane) -> Probe:
+        """A probe of a topic."""
 
     def _enter(self, lane: Lane) -> None:
         """A topic is new, or the engine is there again."""
@@ -237,6 +265,8 @@ class Engine(ABC):
         """Be gone; what is not acknowledged was never answered."""
         if self._task is not None:
             self._task.cancel()
+        for lane in self.lanes.values():
+            lane.watch(on=False)
         self._hang_up()
 
     def lane(self, topic: Topic) -> Lane:
@@ -253,6 +283,7 @@ class Engine(ABC):
         """A topic is gone; what the engine has, it keeps."""
         lane = self.lanes.pop(topic.name, None)
         if lane is not None:
+            lane.watch(on=False)
             self.busy.pop(lane, None)
             settle(lane.queue)
             lane.queue.clear()
@@ -283,6 +314,8 @@ class Engine(ABC):
         while queue and len(messages) < room and size < SLICE_BYTES:
             messages.append(queue.popleft())
             size += len(messages[-1].body)
+        if lane.probe is not None:
+            lane.probe.expect(messages)
         lane.flying += len(messages)
         self.flying += len(messages)
         self.flying_bytes += size
@@ -326,7 +359,7 @@ class Engine(ABC):
     async def _keep(self) -> None:
         wait_s, said = _FIRST_WAIT_S, False
         while True:
-            place = self._servers[0]
+            self.place = place = self._servers[0]
             self._servers.append(self._servers.pop(0))  # the next one, if it has to be
             try:
                 async with asyncio.timeout(CONNECT_S):

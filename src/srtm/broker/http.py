@@ -79,6 +79,7 @@ def app(broker: Broker, *, tls: bool = False) -> ASGIApp:
         "/channel/pause": pages.channel_pause,
         "/channel/unpause": pages.channel_unpause,
         "/srtm/exchange": pages.exchange,
+        "/srtm/probe": pages.probe,
         "/srtm/trace/start": pages.trace_start,
         "/srtm/trace/stop": pages.trace_stop,
     }
@@ -353,6 +354,16 @@ class Pages:
         except BrokerError as problem:
             raise Refused(409, f"OLD_EPOCH: {problem}") from None
         return Response(exchange.write(answer), media_type="application/json")
+
+    async def probe(self, request: Request) -> Response:
+        """Time a topic's messages to a consumer of its engine: ?topic=…, and &on=false to end that."""
+        topic, on = self._named_topic(request), request.query_params.get("on", "true")
+        if on not in ("true", "false"):
+            raise Refused(400, f"INVALID_ON: true or false, not {on!r}")
+        if topic.lane is None:
+            raise Refused(409, "NO_ENGINE: this broker delivers by itself, and measures to its subscribers anyway")
+        topic.lane.watch(on=on == "true")
+        return Response()
 
     async def trace_start(self, request: Request) -> Response:
         """Record every message from now on: ?file=NAME.parquet, in the folder that was configured."""

@@ -108,8 +108,12 @@ def _engine(broker: Broker) -> Iterator[Metric]:
 
 def _latencies(topics: Iterable[Topic]) -> Metric:
     name = "srtm_topic_latency_seconds"
-    family = Metric(name, "Latency over the last second.", "summary")
+    family = Metric(name, "Latency over the last second; end_to_end, by a probe, over ten.", "summary")
     for topic in topics:
+        probed = topic.lane.probe.statistics()["end_to_end_ns"] if topic.lane and topic.lane.probe else None
+        for point, taken_ns in (probed or {}).items():
+            labels = {"topic": topic.name, "part": "end_to_end", "quantile": f"0.{point[1:]}".removesuffix("0")}
+            family.add_sample(name, labels, taken_ns / NS_PER_S)
         for second in list(topic.recent.history)[-1:]:
             parts = {"access": second.access, "processing": second.processing, "total": second.total}
             for part, found in parts.items():

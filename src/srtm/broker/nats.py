@@ -19,6 +19,7 @@ import msgspec
 
 import srtm
 from srtm.broker.engine import Engine, Lane
+from srtm.broker.probe import NatsProbe
 from srtm.errors import InputError, ProtocolError
 from srtm.protocol import nats as say
 from srtm.protocol.engine import server
@@ -55,13 +56,17 @@ class Nats(Engine):
         self._known = set(address.servers)
         self._max_payload = 0
         # Other brokers publish to the same stream, and count their messages from about the same number.
-        self._prefix = secrets.token_hex(6).encode()
-        self._inbox = b"_INBOX.%b." % self._prefix
+        self.prefix = secrets.token_hex(6).encode()
+        self._inbox = b"_INBOX.%b." % self.prefix
         self._number = 0
         self._flights: dict[int, tuple[Lane, Message, int]] = {}  # with the time they were sent, in that order
         self._made: set[Lane] = set()  # whose stream is there
         self._asked: dict[int, Lane] = {}  # for a stream
         self._probes: set[Lane] = set()  # that have one message under way, to see whether more may follow
+
+    def new_probe(self, lane: Lane) -> NatsProbe:
+        """A probe of a topic."""
+        return NatsProbe(lane, self.prefix, self.login)
 
     def _greet(self) -> None:
         self._protocol = NatsProtocol()
@@ -99,8 +104,6 @@ class Nats(Engine):
                 self._servers.append(found)
         if self.connected:
             return
-        user, password = self.address.user, self.address.password
-        login = {"auth_token": user} if user and not password else {"user": user, "pass": password} if user else {}
         self._out += say.connect(
             verbose=False,
             pedantic=False,
@@ -111,9 +114,17 @@ class Nats(Engine):
             protocol=1,
             headers=True,
             no_responders=True,
-            **login,
+            **self.login,
         )
         self._out += say.subscribe(self._inbox + b"*", 1) + say.PING
+
+    @property
+    def login(self) -> dict[str, str]:
+        """What CONNECT says of who we are: nothing, a token, or a user."""
+        user, password = self.address.user, self.address.password
+        if not user:
+            return {}
+        return {"user": user, "pass": password} if password else {"auth_token": user}
 
     def _ask(self) -> None:
         self._out += say.PING
@@ -206,7 +217,7 @@ class Nats(Engine):
 
     def _send(self, lane: Lane, messages: list[Message]) -> None:
         now_ns, subject = time.time_ns(), lane.topic.name.encode()
-        inbox, prefix, number, flights = self._inbox, self._prefix, self._number, self._flights
+        inbox, prefix, number, flights = self._inbox, self.prefix, self._number, self._flights
         for message in messages:
             if len(message.body) + _HEAD > self._max_payload:  # the server would close the connection
                 self._refuse(lane, [message], f"it takes {self._max_payload} bytes, head and body, of a message")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import srtm
 from srtm.broker.engine import Engine, Lane
+from srtm.broker.probe import NsqdProbe
 from srtm.errors import ProtocolError
 from srtm.protocol import client as say
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat
@@ -36,6 +37,10 @@ class Nsqd(Engine):
         super().__init__(broker, address)
         self._protocol = ClientProtocol()
         self._flights: deque[tuple[Lane, list[Message]]] = deque()  # a command each, in the order of their answers
+
+    def new_probe(self, lane: Lane) -> NsqdProbe:
+        """A probe of a topic."""
+        return NsqdProbe(lane)
 
     def _greet(self) -> None:
         self._protocol = ClientProtocol()

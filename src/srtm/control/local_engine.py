@@ -2,7 +2,7 @@
 
 In: `--engine nsqd` or `nats`, folders, ports. Out: commands, and the address of the engine for each broker. An nsqd
 stands beside each broker, as NSQ is meant to be run, and registers with the controller's discovery; of NATS there is
-one server with JetStream. Both write what they acknowledge to a file.
+one server with JetStream. Both write what they acknowledge to files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _nsqd(number: int, host: str, folder: Path, lookupd_port: int, *, free: bool
         f"--broadcast-address={host}",
         f"--data-path={place}",
         f"--lookupd-tcp-address={host}:{lookupd_port}",
-        "--mem-queue-size=0",  # an acknowledged message outlives the process
+        "--mem-queue-size=0",  # to a file, but without an fsync for each: that would take a millisecond
         "--log-level=error",
     ]
     return LocalEngine(f"nsqd-{number + 1}", [_program("nsqd"), *flags], port, f"nsqd://{host}:{port}")

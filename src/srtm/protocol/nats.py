@@ -25,6 +25,7 @@ NO_RESPONDERS: Final = 503
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
 _CRLF: Final = b"\r\n"
+_MSG_ID: Final = b"\r\nNats-Msg-Id: "
 
 
 class Info(NamedTuple):
@@ -39,6 +40,12 @@ class Msg(NamedTuple):
     subject: bytes
     status: int
     body: bytes
+    header: bytes = b""
+
+    @property
+    def message_id(self) -> bytes:
+        """The id that it was published with; empty where there was none."""
+        return self.header.partition(_MSG_ID)[2].partition(_CRLF)[0]
 
 
 class Ping(NamedTuple):
@@ -105,8 +112,11 @@ def _message(line: bytes, data: bytes, at: int, out: list[Event]) -> int:
         raise ProtocolError("E_INVALID", f"a message cannot begin with {line[:80]!r}")
     if len(data) < at + size + 2:
         return 0
-    status = _status(data[at : at + head]) if head else 0
-    out.append(Msg(parts[1], status, data[at + head : at + size]))
+    if head:
+        header = data[at : at + head]
+        out.append(Msg(parts[1], _status(header), data[at + head : at + size], header))
+    else:
+        out.append(Msg(parts[1], 0, data[at : at + size]))
     return at + size + 2
 
 
