@@ -29,6 +29,7 @@ import numpy as np
 
 from bench import host, peers
 from bench.measure import show
+from srtm.broker.timer import Alarm
 from srtm.control.local_engine import engines
 from srtm.errors import ControlError
 from srtm.protocol import client as nsq
@@ -152,6 +153,8 @@ class Way:
 async def steadily(publishers: list[Publishing], topic: str, rate_mps: float, seconds: float, seed: int) -> list[int]:
     """Publish as a Poisson process that waits for nobody; gives how late each message was sent."""
     random, due_ns, late_ns = Random(seed), time.monotonic_ns(), list[int]()
+    rung = asyncio.Event()
+    alarm = Alarm(asyncio.get_running_loop(), rung.set)  # the loop's own timers count in milliseconds
     end_ns = due_ns + round(seconds * 1e9)
     while due_ns < end_ns:
         now_ns = time.monotonic_ns()
@@ -159,7 +162,10 @@ async def steadily(publishers: list[Publishing], topic: str, rate_mps: float, se
             random.choice(publishers).publish(topic, due_ns)
             late_ns.append(time.monotonic_ns() - due_ns)
             due_ns += round(random.expovariate(rate_mps) * 1e9)
-        await asyncio.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+        rung.clear()
+        alarm.set(due_ns, time.monotonic_ns())
+        await rung.wait()
+    alarm.close()
     await asyncio.gather(*(_answered(each, 0) for each in publishers))
     return late_ns
 
@@ -346,7 +352,7 @@ def main() -> None:
         asyncio.run(flood(options.flood, options.port))
     realtime = not options.no_realtime and peers.can_be_realtime()
     print(host.describe(options.seed))
-    print(f"{'SCHED_FIFO' if realtime else 'ordinary priority'}; load average {os.getloadavg()[0]:.1f}")
+    print(f"{'SCHED_FIFO' if realtime else 'priority as given'}; load average {os.getloadavg()[0]:.1f}")
     added, neighbours = [], []
     peers.settle(peers.LOAD_CORE, realtime=realtime)
     for kind in options.engines.split(","):

@@ -73,9 +73,18 @@ class Nats(Engine):
 
     def _take(self, data: bytes) -> None:
         now_ns = time.time_ns()
+        acknowledged: dict[Lane, list[Message]] = {}
+        try:
+            self._understand(data, acknowledged, now_ns)
+        finally:
+            for lane, messages in acknowledged.items():
+                self._acknowledge(lane, messages, now_ns)
+                self._go_on(lane, now_ns)
+
+    def _understand(self, data: bytes, acknowledged: dict[Lane, list[Message]], now_ns: int) -> None:
         for event in self._protocol.feed(data):
             if isinstance(event, Msg):
-                self._answered(event, now_ns)
+                self._answered(event, acknowledged, now_ns)
             elif isinstance(event, Ping):
                 self._out += say.PONG
             elif isinstance(event, Info):
@@ -154,7 +163,7 @@ class Nats(Engine):
         self._out += say.publish(subject, b"%b%d" % (self._inbox, self._number), msgspec.json.encode(wanted))
         lane.later(time.time_ns())
 
-    def _answered(self, answer: Msg, now_ns: int) -> None:
+    def _answered(self, answer: Msg, acknowledged: dict[Lane, list[Message]], now_ns: int) -> None:
         number = int(answer.subject[len(self._inbox) :])
         flight = self._flights.get(number)
         if flight is None:
@@ -167,11 +176,15 @@ class Nats(Engine):
             return
         del self._flights[number]
         if refusal is None:
-            self._acknowledge(lane, [message], now_ns)
+            acknowledged.setdefault(lane, []).append(message)
         else:
             self._refuse(lane, [message], refusal.text)
-        self._probes.discard(lane)
-        if not lane.ready:
+            self._go_on(lane, now_ns)
+
+    def _go_on(self, lane: Lane, now_ns: int) -> None:
+        """A stream has answered; if that was asked for, more may follow."""
+        if lane in self._probes:
+            self._probes.discard(lane)
             lane.open(now_ns)
 
     def _stream_made(self, number: int, answer: Msg, now_ns: int) -> None:
