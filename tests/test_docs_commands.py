@@ -36,7 +36,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 ELSEWHERE = {"README.md", "pipeline.md"}  # tests/test_readme.py
-HERE = {"control.md", "deployment.md", "discovery.md", "import.md", "operations.md", "quickstart.md"}
+HERE = {"control.md", "deployment.md", "discovery.md", "engines.md", "import.md", "operations.md", "quickstart.md"}
 SETUP = "make setup"  # it has run, or this test would not
 FREE = {
     "up": "--free-ports",
@@ -197,6 +197,15 @@ def test_the_page_on_operations_works(cluster: Shell) -> None:
 
 def test_the_page_on_deployment_works(cluster: Shell) -> None:
     cluster.follow("deployment.md")
+
+
+@pytest.mark.needs("nats-server")
+def test_the_page_on_engines_works(tmp_path: Path) -> None:
+    with shell(tmp_path) as here:
+        here.follow("engines.md")
+        (found,) = json.loads(here.run("curl -s 'localhost:4151/stats?format=json&topic=orders.new'"))["topics"]
+    assert (found["srtm"]["engine"]["kind"], found["srtm"]["engine"]["state"]) == ("nats", "open")
+    assert found["srtm"]["engine"]["probe"]["messages"] > 0
 
 
 @pytest.mark.parametrize("page", ["control.md", "discovery.md"])

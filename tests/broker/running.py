@@ -81,6 +81,10 @@ class Running:
         assert status == 200, body
         return json.loads(body)
 
+    def metrics(self) -> bytes:
+        """What Prometheus reads."""
+        return fetch(urllib.request.Request(self.url + "/metrics"))[1]
+
     def channel(self, topic: str, channel: str) -> Any:
         """A channel in /stats."""
         (found,) = self.get(f"/stats?format=json&topic={topic}&channel={channel}")["topics"]

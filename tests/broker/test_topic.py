@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from srtm.broker.message import Message, ids
 from srtm.broker.topic import Topic
 from srtm.model.bucket import TokenBucket
-from srtm.model.timeline import Timeline, access_delays
+from srtm.model.timeline import Timeline, access_delays, largest_excess
 
 FOREVER_NS = 10**18
 BUCKETS = st.builds(TokenBucket, st.integers(1, 3_000_000_000), st.integers(1_000_000_000, 5_000_000_000))
@@ -67,3 +67,42 @@ def test_without_a_bucket_those_that_wait_go_at_once(arrivals: list[int], bucket
             assert message.release_ns == min(message.arrival_ns + wait, end_ns)
         else:
             assert message.release_ns == message.arrival_ns
+
+
+@given(
+    st.lists(TIMES, min_size=1, max_size=30).map(sorted),
+    BUCKETS,
+    st.lists(st.tuples(TIMES, st.one_of(BUCKETS, st.sampled_from(["look", "stall", "resume"]))), max_size=12),
+)
+def test_a_topic_whose_engine_comes_and_goes_conforms_and_releases_nothing_meanwhile(
+    arrivals: list[int], start: TokenBucket, happening: list[tuple[int, TokenBucket | str]]
+) -> None:
+    topic = Topic("t", 1_000, 10**6)
+    topic.limit(start, 0)
+    messages = made(arrivals)
+    coming, released = iter([*messages, None]), []
+    following, changes, away = next(coming), [], list[tuple[int, int]]()
+    since_ns: int | None = None
+    for at_ns, what in [*sorted(happening, key=lambda each: each[0]), (20_000, "resume"), (FOREVER_NS, "look")]:
+        while following is not None and following.arrival_ns < at_ns:
+            topic.arrived.append(following)
+            following = next(coming)
+        if isinstance(what, TokenBucket):
+            topic.limit(what, at_ns)
+            changes.append((at_ns, what))
+        elif what == "look":
+            released += topic.drain(at_ns)
+        elif what == "stall" and since_ns is None:
+            topic.stall(at_ns)
+            since_ns = at_ns
+        elif what == "resume" and since_ns is not None:
+            topic.resume(at_ns)
+            away.append((since_ns, at_ns))
+            since_ns = None
+    assert released == messages
+    assert not topic.waiting
+    assert topic.waiting_bytes == 0
+    times = np.array([message.release_ns for message in messages])
+    assert largest_excess(times, Timeline(start, tuple(changes))).conforms
+    for left_ns, back_ns in away:
+        assert not any(left_ns < time_ns < back_ns for time_ns in times.tolist())

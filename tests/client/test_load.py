@@ -66,6 +66,15 @@ def test_latency_counts_the_time_that_messages_wait_for_tokens(broker: Running) 
     assert report.total.p99 > 0.9 * waited_ns
 
 
+def test_without_a_channel_it_goes_by_answers(broker: Running) -> None:
+    work = workload(seconds=1.0)
+    report, _ = run(LoadOptions("t", work, channel=None, brokers=(at(broker),)))
+    complete(report, work)
+    assert report.total is not None
+    assert report.brokers == [at(broker)]
+    assert not broker.do(lambda: broker.broker.topics["t"].channels)
+
+
 def test_publishers_are_registered_at_once_and_move_without_loss() -> None:
     work = workload(200, 2.0)
 

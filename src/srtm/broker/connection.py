@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from srtm.broker.engine import Receipt, Tracked
 from srtm.broker.message import Message
 from srtm.broker.transport import Transport
-from srtm.errors import LogError, ProtocolError
+from srtm.errors import BrokerError, LogError, ProtocolError
 from srtm.protocol import frames
 from srtm.protocol.frames import append_message
 from srtm.protocol.identify import response as identify_response
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 REST_S = 0.002  # how long a busy consumer may not be heard
 LAST_WORDS_S = 5.0  # for a client that is being closed to read what it was sent
+PARTING_S = 60.0  # and for an engine to acknowledge what it published last
 TICK_S = 0.1  # how often time-outs are looked for, as in nsqd
 TICK_NS = int(TICK_S * NS_PER_S)
 _REST_NS = int(REST_S * NS_PER_S)
@@ -71,6 +74,8 @@ class Connection:
         "holds",
         "messages",
         "out",
+        "parting",
+        "pending",
         "protocol",
         "published",
         "publisher",
@@ -101,6 +106,8 @@ class Connection:
         self.writing = False  # the kernel took less than there was; it says when it takes more
         self.choked = False  # held, because it does not read what it is sent
         self.closing = False
+        self.pending: deque[Receipt] | None = None  # commands that an engine has yet to acknowledge
+        self.parting = False  # it is closed when these are answered
         self.publisher = address
         self.topic: Topic | None = None
         self.channel: Channel | None = None
@@ -226,6 +233,10 @@ class Connection:
 
     def end(self) -> None:
         """Close it when it has read what there is for it, or after a while."""
+        if self.pending:
+            self.parting = True
+            self.broker.loop.call_later(PARTING_S, self.broker.close, self)
+            return
         self.closing = True
         self.broker.to_flush.append(self)
         self.broker.loop.call_later(LAST_WORDS_S, self.broker.close, self)
@@ -234,40 +245,83 @@ class Connection:
     def carry_out(self, events: list[Any], arrival_ns: int) -> None:
         """Do what it says, in order."""
         broker = self.broker
-        for number, event in enumerate(events):
-            kind = type(event)
-            if kind is Pub:
-                name, body = event
-                topic = broker.touch(name)
-                if self.channel is not None and topic.full:
-                    self._refuse("PUB")
-                    break
-                if topic.durable is not None:
-                    self._store(topic, events[number:], arrival_ns)
-                    break
-                topic.arrived.append(Message(broker.next_id(), arrival_ns, body, self.publisher))
-                topic.bytes += len(body)
-                self.published[name] = self.published.get(name, 0) + 1
-                topic.senders[self] = None
-                if not self.out:
-                    broker.to_flush.append(self)
-                self.out += _OK
-            elif kind is Fin:
-                message = self.flights.pop(event[0], None)
-                if message is not None:
-                    self.finished += 1
-                    self.channel.finish(message)  # type: ignore[union-attr]
+        try:
+            for number, event in enumerate(events):
+                kind = type(event)
+                if kind is Pub:
+                    name, body = event
+                    topic = broker.touch(name)
+                    if self.channel is not None and topic.full:
+                        self._refuse("PUB")
+                        break
+                    if topic.later:
+                        if topic.lane is not None:
+                            self._entrust(topic, [body], 0, arrival_ns)
+                            continue
+                        self._store(topic, events[number:], arrival_ns)
+                        break
+                    topic.arrived.append(Message(broker.next_id(), arrival_ns, body, self.publisher))
+                    topic.bytes += len(body)
+                    self.published[name] = self.published.get(name, 0) + 1
+                    topic.senders[self] = None
+                    if not self.out:
+                        broker.to_flush.append(self)
+                    self.out += _OK
+                elif kind is Fin:
+                    message = self.flights.pop(event[0], None)
+                    if message is not None:
+                        self.finished += 1
+                        self.channel.finish(message)  # type: ignore[union-attr]
+                    else:
+                        self._refuse_fin(event[0])
+                elif (kind is Mpub or kind is Dpub) and broker.touch(event.topic).later:
+                    topic = broker.touch(event.topic)
+                    if topic.lane is None:
+                        self._store(topic, events[number:], arrival_ns)
+                        break
+                    bodies, delay_ms = (event.bodies, 0) if kind is Mpub else ([event.body], event.delay_ms)
+                    self._entrust(topic, bodies, delay_ms * NS_PER_MS, arrival_ns)
+                    if self.closing:
+                        break
                 else:
-                    self._refuse_fin(event[0])
-            elif (kind is Mpub or kind is Dpub) and broker.touch(event.topic).durable is not None:
-                self._store(broker.touch(event.topic), events[number:], arrival_ns)
-                break
-            else:
-                self._carry_out(event, arrival_ns)
-                if self.closing:
-                    break
+                    self._carry_out(event, arrival_ns)
+                    if self.closing:
+                        break
+        except BrokerError as problem:  # a topic that the engine cannot have
+            self.fail(ProtocolError("E_BAD_TOPIC", str(problem)))
         if self.channel is not None and self.channel.queue:
             broker.to_pump[self.channel] = None  # there may be room for more
+
+    def _entrust(self, topic: Topic, bodies: list[bytes], delay_ns: int, arrival_ns: int) -> None:
+        """Publish to a topic that an engine delivers: it is answered when the engine has it."""
+        if delay_ns and not topic.lane.engine.defers:  # type: ignore[union-attr]
+            kind = topic.lane.engine.kind  # type: ignore[union-attr]
+            self.fail(ProtocolError("E_DPUB_FAILED", f"DPUB failed the engine {kind} cannot defer messages: use PUB"))
+            return
+        next_id, publisher, receipt = self.broker.next_id, self.publisher, Receipt(self, len(bodies))
+        if self.pending is None:
+            self.pending = deque()
+        self.pending.append(receipt)
+        topic.arrived += [Tracked(next_id(), arrival_ns, body, publisher, delay_ns, receipt) for body in bodies]
+        topic.recent.largest_batch = max(topic.recent.largest_batch, len(bodies))
+        topic.bytes += sum(map(len, bodies))
+        self._published(topic, len(bodies))
+
+    def settle(self) -> None:
+        """The engine has all messages of a command: answer, as far as commands before it are answered."""
+        pending, answers = self.pending, 0
+        while pending and not pending[0].left:
+            pending.popleft()
+            answers += 1
+        if answers and self.sock.fileno() >= 0:
+            self.send(_OK * answers)
+        if self.parting and not pending:
+            self.end()
+
+    def refused(self, problem: str) -> None:
+        """The engine will never take a message: there is no answer but an error, and the end."""
+        if not self.closing and self.sock.fileno() >= 0:
+            self.fail(ProtocolError("E_PUB_FAILED", f"PUB failed {problem}"))
 
     def _store(self, topic: Topic, events: list[Any], arrival_ns: int) -> None:
         """Publish to a topic on disk: all of one topic that comes now goes to the log together, and is then answered.
@@ -374,6 +428,7 @@ class Connection:
 
     def fail(self, problem: ProtocolError) -> None:
         """Tell it what is wrong, and close it; what it had goes to others at once."""
+        self.pending = None  # it gets no more answers
         self.send(frames.error(problem))
         self.protocol.closed = True
         self.hold()
@@ -383,11 +438,11 @@ class Connection:
     def _subscribe(self, event: Sub) -> None:
         broker, offset = self.broker, self.protocol.identity.replay
         try:
-            if offset is None:
+            if offset is None or broker.engine is not None:
                 channel = broker.channel(broker.touch(event.topic), event.channel)
             else:
                 channel = broker.replay(event.topic, event.channel, offset)
-        except LogError as problem:
+        except (LogError, BrokerError) as problem:
             self.fail(ProtocolError("E_SUB_FAILED", f"SUB failed {problem}"))
             return
         self.topic = broker.touch(event.topic)

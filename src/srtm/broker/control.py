@@ -10,6 +10,7 @@ that stamps messages, `mono_ns` of the one that leases run by. docs/adr/0012-con
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from srtm.errors import BrokerError
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.transfer import safe_share
+from srtm.protocol.engine import refusal
 from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Second, Share, TopicReport
 from srtm.protocol.orders import Migrate, Throttle, encode
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from srtm.broker.connection import Connection
     from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
+
+log = logging.getLogger(__name__)
 
 _LONGEST_MS = 10_000  # that a publisher is told to wait before it may try again
 _UNKNOWN_MS = 100  # where nobody can say when a topic will have room
@@ -129,6 +133,7 @@ class Control:
 
     def _learn(self, contracts: dict[str, Contract], now_ns: int) -> None:
         """Topics came under contract, or are free again."""
+        contracts = {name: contract for name, contract in contracts.items() if self._possible(name, contract)}
         ended = self._holdings.keys() - contracts.keys()
         for name in ended:
             del self._holdings[name]
@@ -150,6 +155,14 @@ class Control:
                 topic.closed = False
             if topic.name in ended or topic.waiting:
                 self._broker.touch(topic.name)
+
+    def _possible(self, name: str, contract: Contract) -> bool:
+        """Whether such a topic can be had here; a controller that knows our engine would not have made it otherwise."""
+        engine = self._broker.engine
+        problem = refusal(engine.kind, name, contract.durability) if engine else None
+        if problem:
+            log.warning("TOPIC(%s): %s", name, problem)
+        return problem is None
 
     def _make_durable(self, topic: Topic) -> None:
         """What is in memory already would be lost between the two: such a topic has to be emptied first."""
@@ -198,6 +211,8 @@ class Control:
             lag_ns=broker.lag_ns,
             free_mps=sum(rate for name, rate in rates.items() if name not in self._holdings),
             contracts={name: holding.contract for name, holding in self._holdings.items()} if said.recall else None,
+            engine=broker.engine.kind if broker.engine else "local",
+            engine_problem=broker.engine.absence if broker.engine else None,
         )
 
     def _report(self, topic: Topic, holding: _Holding, said: Exchange) -> TopicReport:

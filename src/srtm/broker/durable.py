@@ -25,7 +25,7 @@ from srtm.broker.batch import Record
 from srtm.broker.log import Known, Log, Retention
 from srtm.broker.message import Message
 from srtm.broker.replay import Replay
-from srtm.errors import LogError, OffsetTrimmed, ProtocolError
+from srtm.errors import BrokerError, LogError, OffsetTrimmed, ProtocolError
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.units import NS_PER_S
 
@@ -71,6 +71,11 @@ class Durable:
         broker = self._broker
         # What waited for tokens when a broker died must not pass without: all of it gets new ones.
         self._recovering = True
+        if broker.engine is not None and (names := sorted(self._log.topics)):
+            raise BrokerError(
+                f"--data-path has topics on disk ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}), which the"
+                f" engine {broker.engine.kind} cannot have: start without --engine, or with another --data-path"
+            )
         for name in self._log.topics:
             self.adopt(broker.touch(name))
         for name, rows in self._log.known().items():
@@ -142,7 +147,7 @@ class Durable:
 
     def adopt(self, topic: Topic) -> None:
         """Make a topic one on disk; its channels go on where they were."""
-        topic.durable = self
+        topic.durable, topic.later = self, True
         if topic.name not in self._log.topics:
             self._log.keep(topic.name, None)  # it is one on disk also before its first message
         self._ends[topic.name] = self._log.end(topic.name)
@@ -310,7 +315,7 @@ class Durable:
         """What is in memory alone, by topic and channel."""
         groups = self._broker.groups
         for topic in self._broker.topics.values():
-            if topic.ephemeral or topic.durable is not None:
+            if topic.ephemeral or topic.later:  # on disk, or not acknowledged to anybody
                 continue
             yield topic.name, None, [_record(message, groups) for message in topic.unclaimed]
             yield topic.name, _WAITING, [_record(message, groups) for message in (*topic.waiting, *topic.arrived)]

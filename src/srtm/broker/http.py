@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 import srtm
 from srtm.broker import snapshot
+from srtm.broker.engine import Receipt, Tracked, check_topic
 from srtm.broker.message import Message
 from srtm.broker.options import retained_ns
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, ProtocolError, SRTMError
@@ -78,6 +79,7 @@ def app(broker: Broker, *, tls: bool = False) -> ASGIApp:
         "/channel/pause": pages.channel_pause,
         "/channel/unpause": pages.channel_unpause,
         "/srtm/exchange": pages.exchange,
+        "/srtm/probe": pages.probe,
         "/srtm/trace/start": pages.trace_start,
         "/srtm/trace/stop": pages.trace_stop,
     }
@@ -178,6 +180,11 @@ class Pages:
         told = _retention(request.query_params)
         if wanted not in ("memory", "disk"):
             raise Refused(400, "INVALID_DURABILITY: it is memory or disk")
+        try:
+            if self.broker.engine is not None and valid_name(request.query_params.get("topic", "")):
+                check_topic(self.broker.engine, request.query_params["topic"], wanted)
+        except BrokerError as problem:
+            raise Refused(400, f"INVALID_DURABILITY: {problem}") from None
         topic = self._named_topic(request, make=True)
         if wanted == "disk" and topic.durable is None:
             if self.broker.durable is None:
@@ -299,7 +306,10 @@ class Pages:
     async def channel_create(self, request: Request) -> Response:
         """Make a channel."""
         topic = self._named_topic(request)
-        self.broker.channel(topic, self._channel_name(request))
+        try:
+            self.broker.channel(topic, self._channel_name(request))
+        except BrokerError as problem:
+            raise Refused(409, f"NO_CHANNELS: {problem}") from None
         self.broker.wake()
         return Response()
 
@@ -344,6 +354,16 @@ class Pages:
         except BrokerError as problem:
             raise Refused(409, f"OLD_EPOCH: {problem}") from None
         return Response(exchange.write(answer), media_type="application/json")
+
+    async def probe(self, request: Request) -> Response:
+        """Time a topic's messages to a consumer of its engine: ?topic=…, and &on=false to end that."""
+        topic, on = self._named_topic(request), request.query_params.get("on", "true")
+        if on not in ("true", "false"):
+            raise Refused(400, f"INVALID_ON: true or false, not {on!r}")
+        if topic.lane is None:
+            raise Refused(409, "NO_ENGINE: this broker delivers by itself, and measures to its subscribers anyway")
+        topic.lane.watch(on=on == "true")
+        return Response()
 
     async def trace_start(self, request: Request) -> Response:
         """Record every message from now on: ?file=NAME.parquet, in the folder that was configured."""
@@ -395,12 +415,24 @@ class Pages:
             raise Refused(503, "TOPIC_FULL")
         now_ns = time.time_ns()
         client = f"{request.client.host}:{request.client.port}" if request.client else "http"
+        if topic.lane is not None:
+            if delay_ns and not topic.lane.engine.defers:
+                raise Refused(400, f"INVALID_DEFER: the engine {topic.lane.engine.kind} cannot defer messages")
+            answer = _Answer(self.broker.loop.create_future())
+            receipt, next_id = Receipt(answer, len(bodies)), self.broker.next_id
+            topic.arrived += [Tracked(next_id(), now_ns, body, client, delay_ns, receipt) for body in bodies]
+            topic.bytes += sum(map(len, bodies))
+            self.broker.touch(topic.name)
+            self.broker.wake()
+            if problem := await answer.future:
+                raise Refused(503, f"PUB_FAILED: {problem}")
+            return
         messages = [Message(self.broker.next_id(), now_ns, body, client, delay_ns) for body in bodies]
         if topic.durable is not None:
             stored: asyncio.Future[LogError | None] = self.broker.loop.create_future()
             topic.durable.publish(topic, messages, stored.set_result)
-            if problem := await stored:
-                raise Refused(503, f"PUB_FAILED: {problem}")
+            if failure := await stored:
+                raise Refused(503, f"PUB_FAILED: {failure}")
             return
         self.broker.touch(topic.name)
         topic.arrived += messages
@@ -416,7 +448,10 @@ class Pages:
         topic = self.broker.topics.get(name)
         if topic is None and not make:
             raise Refused(404, "TOPIC_NOT_FOUND")
-        return topic or self.broker.touch(name)
+        try:
+            return topic or self.broker.touch(name)
+        except BrokerError as problem:
+            raise Refused(400, f"INVALID_TOPIC: {problem}") from None
 
     def _channel_name(self, request: Request) -> str:
         name = request.query_params.get("channel")
@@ -443,6 +478,23 @@ class Pages:
             raise Refused(413, f"{what}_TOO_BIG")
         if not size:
             raise Refused(400, f"{what}_EMPTY")
+
+
+class _Answer:
+    """A request that waits until an engine has its messages: None, or why it will not."""
+
+    def __init__(self, future: asyncio.Future[str | None]) -> None:
+        self.future = future
+
+    def settle(self) -> None:
+        """It has them."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def refused(self, problem: str) -> None:
+        """It never will."""
+        if not self.future.done():
+            self.future.set_result(problem)
 
 
 async def _body(request: Request, limit: int, problem: str) -> bytes:

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING
 from srtm.broker import transport
 from srtm.broker.connection import REST_S, TICK_NS, TICK_S, Connection
 from srtm.broker.control import Control, resumed, throttled
+from srtm.broker.engine import check_topic, engine_of, no_channels
 from srtm.broker.message import ids
 from srtm.broker.poller import Poller
 from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
-from srtm.errors import LogError
+from srtm.errors import BrokerError, LogError
 from srtm.protocol import frames
 from srtm.protocol.names import ephemeral
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from srtm.broker.auth import Authority, Guard
     from srtm.broker.channel import Channel
     from srtm.broker.durable import Durable
+    from srtm.broker.engine import Engine
     from srtm.broker.options import BrokerOptions
     from srtm.broker.recorder import Recorder
 
@@ -71,6 +73,7 @@ class Broker:
         self.on_topic: Callable[[Topic], None] | None = None  # one was made: it may have channels elsewhere
         self.groups: dict[str, str | None] = {}  # correlation groups of publishers
         self.recorder: Recorder | None = None
+        self.engine: Engine | None = engine_of(self)  # that delivers, instead of channels
         self.durable: Durable | None = None
         if options.data_path:
             from srtm.broker.durable import Durable
@@ -119,6 +122,8 @@ class Broker:
                 listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._listener = listener
         self.tcp_port = int(listener.getsockname()[1])
+        if self.engine is not None:
+            self.engine.start()
         if self.durable:
             self.durable.recover()
         self.loop.add_reader(listener, self._accept)
@@ -146,10 +151,17 @@ class Broker:
             self.expect_heartbeat(connection)
 
     def touch(self, name: str) -> Topic:
-        """The topic of that name, made if need be, to be drained at the end of this turn."""
+        """The topic of that name, made if need be, to be drained at the end of this turn.
+
+        BrokerError where the engine cannot have it.
+        """
         topic = self.topics.get(name)
         if topic is None:
+            if self.engine is not None:
+                check_topic(self.engine, name)
             topic = self.topics[name] = Topic(name, self.options.max_held_messages, self.options.max_held_bytes)
+            if self.engine is not None:
+                topic.lane, topic.later = self.engine.lane(topic), True
             topic.closed = self.control.closes(name)
             if self.on_topic:
                 self.on_topic(topic)
@@ -158,7 +170,9 @@ class Broker:
         return topic
 
     def channel(self, topic: Topic, name: str) -> Channel:
-        """The topic's channel of that name, made if need be."""
+        """The topic's channel of that name, made if need be; BrokerError where an engine delivers."""
+        if self.engine is not None:
+            raise BrokerError(no_channels(self.engine, topic.name), topic=topic.name)
         known = name in topic.channels
         channel = topic.channel(name)
         if not known:
@@ -240,7 +254,7 @@ class Broker:
                 topic.distribute(released, now_ns)
                 for channel in topic.channels.values():
                     self.to_pump[channel] = None
-            if topic.waiting and topic.limiter is not None:
+            if topic.waiting and topic.limiter is not None and not topic.stalled:
                 self._limited[topic] = topic.next_release_ns()
                 for connection in topic.senders:
                     connection.read_into = self.read_little
@@ -255,6 +269,8 @@ class Broker:
         to_pump, self.to_pump = self.to_pump, {}
         for channel in to_pump:
             channel.pump(now_ns)
+        if self.engine is not None:
+            self.engine.flush()
         to_deliver, self.to_deliver = self.to_deliver, []
         for connection in to_deliver:
             connection.flush()
@@ -348,6 +364,8 @@ class Broker:
                 channel.remind(now_ns)
                 if channel.queue:
                     self.to_pump[channel] = None
+        if self.engine is not None:
+            self.engine.tick(now_ns)
         if not self._beating:
             self._beat()
         if now_ns - self._second_ns >= NS_PER_S and not self._closing:
@@ -440,6 +458,8 @@ class Broker:
             self.delete_channel(topic, channel)
         if topic.durable is not None:
             topic.durable.forget_topic(topic)
+        if self.engine is not None:
+            self.engine.forget(topic)
         topic.empty()
         self.to_drain.pop(topic, None)
         self._limited.pop(topic, None)
@@ -456,6 +476,8 @@ class Broker:
             self._listener.close()
         for connection in list(self.connections.values()):
             self.close(connection)
+        if self.engine is not None:
+            self.engine.stop()
         self._alarm.close()
         self.poller.close()
         if self.durable:

@@ -119,7 +119,7 @@ class Peer:
     async def _update(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Tell the difference between what is and what was told."""
         there: Names = set()
-        for topic in self._broker.topics.values():
+        for topic in self._broker.topics.values() if self._broker.engine is None else ():  # or else consumers come here
             there.add((topic.name, None))
             there.update((topic.name, name) for name in topic.channels)
         gone = self._registered - there
@@ -169,7 +169,8 @@ class Registration:
         for peer in self._peers:
             self._begin(peer)
         self._broker.on_change = self._changed
-        self._broker.on_topic = self._made
+        if self._broker.engine is None:
+            self._broker.on_topic = self._made
 
     def _begin(self, peer: Peer) -> None:
         self._follow(self._broker.loop.create_task(peer.keep()))

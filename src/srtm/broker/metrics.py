@@ -75,6 +75,7 @@ class _Broker(Collector):
         yield _family(GaugeMetricFamily, "topic_burst_limit", "b, in tokens.", bursts, ("topic",))
         logs = [((topic.name,), topic.durable.extent(topic)["bytes"]) for topic in topics if topic.durable]
         yield _family(GaugeMetricFamily, "topic_log_bytes", "Bytes that a disk topic keeps.", logs, ("topic",))
+        yield from _engine(broker)
         yield _latencies(topics)
         channels = [(topic.name, channel) for topic in topics for channel in topic.channels.values()]
         for channel_kind, name, what, count in _CHANNELS:
@@ -82,10 +83,37 @@ class _Broker(Collector):
             yield _family(channel_kind, f"channel_{name}", what, counted, ("topic", "channel"))
 
 
+def _engine(broker: Broker) -> Iterator[Metric]:
+    """How the engine is; nothing where there is none."""
+    engine = broker.engine
+    if engine is None:
+        return
+    label = (engine.kind,)
+    counted: list[tuple[_Kind, str, str, float]] = [
+        (GaugeMetricFamily, "connected", "Whether the delivery engine is there.", engine.connected),
+        (CounterMetricFamily, "acknowledged", "Messages that it has acknowledged.", engine.acknowledged),
+        (CounterMetricFamily, "resent", "Messages that were sent to it again.", engine.resent),
+        (CounterMetricFamily, "refused", "Messages that it will never take.", engine.refused),
+        (CounterMetricFamily, "reconnections", "Connections to it that were lost.", engine.reconnections),
+    ]
+    for kind, name, what, value in counted:
+        yield _family(kind, f"engine_{name}", what, [(label, value)], ("engine",))
+    held = [((topic,), lane.held) for topic, lane in engine.lanes.items()]
+    yield _family(
+        GaugeMetricFamily, "topic_unacknowledged", "Messages that its engine has yet to acknowledge.", held, ("topic",)
+    )
+    open_ = [((topic,), lane.ready) for topic, lane in engine.lanes.items()]
+    yield _family(GaugeMetricFamily, "topic_engine_open", "Whether its engine takes its messages.", open_, ("topic",))
+
+
 def _latencies(topics: Iterable[Topic]) -> Metric:
     name = "srtm_topic_latency_seconds"
-    family = Metric(name, "Latency over the last second.", "summary")
+    family = Metric(name, "Latency over the last second; end_to_end, by a probe, over ten.", "summary")
     for topic in topics:
+        probed = topic.lane.probe.statistics()["end_to_end_ns"] if topic.lane and topic.lane.probe else None
+        for point, taken_ns in (probed or {}).items():
+            labels = {"topic": topic.name, "part": "end_to_end", "quantile": f"0.{point[1:]}".removesuffix("0")}
+            family.add_sample(name, labels, taken_ns / NS_PER_S)
         for second in list(topic.recent.history)[-1:]:
             parts = {"access": second.access, "processing": second.processing, "total": second.total}
             for part, found in parts.items():

@@ -24,6 +24,8 @@ class BrokerOptions:
     http_port: int = 4151
     name: str = field(default_factory=socket.gethostname)
     broadcast_address: str | None = None  # the host's name
+    # Who delivers released messages: local (this broker's channels), or the address of an nsqd or of NATS servers.
+    engine: str = "local"
     # Where disk topics are, and where queues of memory topics are kept over a stop; none without.
     data_path: str | None = None
     # What disk topics keep, unless they are told otherwise: with a size or an age, no more than that, finished or not;

@@ -43,6 +43,9 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
             sites.append(program.Site(app(broker), options.host, options.http_port))
             if options.https_port is not None:
                 sites.append(program.Site(app(broker, tls=True), options.host, options.https_port, broker.tls))
+        except BrokerError:
+            broker.stop()
+            raise
         except OSError as error:
             broker.stop()
             for site in sites:

@@ -31,7 +31,11 @@ def of(broker: Broker, topic: str | None, channel: str | None, *, with_clients: 
         "topics": [_topic(each, channel, with_clients=with_clients) for each in topics],
         "memory": None,
         "producers": [_client(each, topic) for each in producers],
-        "srtm": {"unstamped_reads": broker.unstamped, "connections": len(broker.connections)},
+        "srtm": {
+            "unstamped_reads": broker.unstamped,
+            "connections": len(broker.connections),
+            "engine": broker.engine.statistics() if broker.engine else {"kind": "local"},
+        },
     }
 
 
@@ -49,6 +53,7 @@ def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str
         "e2e_processing_latency": {"count": 0, "percentiles": None},
         "srtm": {
             "log": topic.durable.extent(topic) if topic.durable else None,
+            "engine": topic.lane.statistics() if topic.lane else None,
             "r": limiter.bucket.r if limiter else None,
             "b": limiter.bucket.b if limiter else None,
             "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,

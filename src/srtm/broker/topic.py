@@ -1,8 +1,9 @@
 """A topic: its sub-token bucket, the messages that wait for tokens, and its channels.
 
 In: messages with their arrival times, all of one turn of the loop together. Out: messages released in order of arrival
-(FCFS across publishers), a copy to every channel. The bucket is `model.bucket.Limiter`; a topic without one lets
-everything pass. Where no channel is there yet, released messages are held for the first.
+(FCFS across publishers), a copy to every channel, or all to the lane of a delivery engine. The bucket is
+`model.bucket.Limiter`; a topic without one lets everything pass. Where no channel is there yet, released messages are
+held for the first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from srtm.broker.channel import Channel
+from srtm.broker.engine import settle
 from srtm.broker.statistics import Recent
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
+    from srtm.broker.engine import Lane
     from srtm.broker.message import Message
 
 # What would wait longer than a second for tokens may as well wait with its publisher; few messages cost nobody much.
@@ -44,6 +47,9 @@ class Topic:
         self.farewells: list[tuple[int, Connection]] = []  # publishers that go when so many messages have left
         self.drops = False  # non-conformant messages are dropped instead of made to wait
         self.durable: Durable | None = None  # on disk, and not in memory alone
+        self.lane: Lane | None = None  # to an engine, instead of channels
+        self.later = False  # publishers are answered when a disk or an engine has their messages
+        self.stalled = False  # the engine takes nothing: messages wait without a claim on tokens
         self.limiter: Limiter | None = None
         self.by_hand: TokenBucket | None = None  # what the operator set, whatever a controller says
         self.arrived: list[Message] = []  # in this turn
@@ -112,6 +118,9 @@ class Topic:
         if not self.ephemeral:
             behind += len(self.unclaimed)
             behind_bytes += self.unclaimed_bytes
+        if self.lane is not None:
+            behind += self.lane.held
+            behind_bytes += self.lane.bytes
         return len(self.waiting) + behind, self.waiting_bytes + behind_bytes
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
@@ -131,9 +140,26 @@ class Topic:
     def open(self, limiter: Limiter, now_ns: int) -> int:
         """Begin a share of the topic; what waits already is counted from now on."""
         self.limiter, self._changed_ns, self._stale = limiter, now_ns, 0
-        for message in self.waiting:
-            message.release_ns = limiter.admit(now_ns)
+        if not self.stalled:
+            for message in self.waiting:
+                message.release_ns = limiter.admit(now_ns)
         return 0
+
+    def stall(self, now_ns: int) -> None:
+        """The engine takes nothing: what waits leaves its claims on tokens, until it does."""
+        if self.limiter is not None and not self.drops and not self.stalled:
+            self._ready += self._pass(self.limiter, now_ns)
+            self.limiter.retract(now_ns, len(self.waiting))
+        self.stalled = True
+
+    def resume(self, now_ns: int) -> None:
+        """It takes messages again: what waits is counted from now on."""
+        if self.limiter is not None and not self.drops:
+            self._pass(self.limiter, now_ns)  # what came meanwhile, too
+            self.limiter.retract(now_ns, 0)  # and what is read later, though it came before
+            for message in self.waiting:
+                message.release_ns = self.limiter.admit(now_ns)
+        self.stalled, self._stale = False, 0
 
     @property
     def oldest(self) -> Message | None:
@@ -169,11 +195,14 @@ class Topic:
             return self._released(released + self._pass(limiter, now_ns))
         arrived = self._arrivals()
         if limiter is not None:
-            passed = [message for message in arrived if limiter.offer(message.arrival_ns)]
-            self.recent.dropped += len(arrived) - len(passed)
+            passed: list[Message] = []
+            dropped: list[Message] = []
+            for message in arrived:
+                (passed if limiter.offer(message.arrival_ns) else dropped).append(message)
+            self._drop(dropped)
             released += passed
         elif self.closed and self.drops:
-            self.recent.dropped += len(arrived)
+            self._drop(arrived)
         elif self.closed:
             waiting.extend(arrived)
             self.waiting_bytes += sum(len(message.body) for message in arrived)
@@ -184,6 +213,11 @@ class Topic:
             waiting.clear()
             self.waiting_bytes = 0
         return self._released(released)
+
+    def _drop(self, messages: list[Message]) -> None:
+        self.recent.dropped += len(messages)
+        if self.lane is not None:
+            settle(messages)
 
     def _arrivals(self) -> list[Message]:
         """What came in this turn, in order of time."""
@@ -200,6 +234,10 @@ class Topic:
         """Let arrivals wait for their tokens; returns those, with others that waited, which have them by now."""
         released: list[Message] = []
         arrived = self._arrivals()
+        if self.stalled:
+            self.waiting.extend(arrived)
+            self.waiting_bytes += sum(len(message.body) for message in arrived)
+            return released
         if arrived:
             if arrived[0].arrival_ns == arrived[-1].arrival_ns:
                 self._admit(limiter, arrived, released, now_ns)
@@ -249,17 +287,24 @@ class Topic:
         return messages
 
     def next_release_ns(self) -> int:
-        """When the oldest waiting message gets its token; 0 where none waits."""
-        if not self.waiting or self.limiter is None:
+        """When the oldest waiting message gets its token; 0 where none waits for one."""
+        if not self.waiting or self.limiter is None or self.stalled:
             return 0
         return self.limiter.next_release_ns(len(self.waiting))
 
     def distribute(self, messages: list[Message], now_ns: int) -> None:
-        """Give each channel its copy of released messages."""
+        """Give each channel its copy of released messages, or the engine all of them."""
+        if self.lane is not None and not self.paused:
+            if self.unclaimed:
+                messages = [*self.unclaimed, *messages]
+                self.unclaimed.clear()
+                self.unclaimed_bytes = 0
+            self.lane.put(messages)
+            return
         if not self.channels or self.paused or self.starting:
             if self.ephemeral:  # nobody will miss what it cannot hold
                 fitting = self._fitting(messages)
-                self.recent.dropped += len(messages) - fitting
+                self._drop(messages[fitting:])
                 messages = messages[:fitting]
             self.unclaimed.extend(messages)
             self.unclaimed_bytes += sum(len(message.body) for message in messages)
@@ -300,7 +345,9 @@ class Topic:
         return chain(self.unclaimed, self.waiting)
 
     def empty(self) -> None:
-        """Forget what no channel has yet."""
+        """Forget what no channel and no engine has yet."""
+        if self.lane is not None:
+            settle(self.early())
         self._stale = 0
         self.waiting.clear()
         self.unclaimed.clear()

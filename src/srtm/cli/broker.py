@@ -24,6 +24,15 @@ def broker(
         Path | None,
         typer.Option(help="A folder for disk topics, and for queues of memory topics over a stop (neither, without)."),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            envvar="SRTM_ENGINE",
+            metavar="ENGINE",
+            help="Who delivers: local (channels of this broker), nsqd://HOST:PORT, nsqd:///SOCKET, or"
+            " nats://HOST:PORT,…?replicas=3.",
+        ),
+    ] = "local",
     retain_bytes: Annotated[
         int | None,
         typer.Option(min=1, help="Disk topics keep no more than this, finished or not (all that is not finished)."),
@@ -132,6 +141,7 @@ def broker(
         http_port,
         name or (socket.gethostname() if tcp_port == 4150 else f"{socket.gethostname()}-{tcp_port}"),
         broadcast_address,
+        engine=engine,
         data_path=_text(data_path),
         retain_bytes=retain_bytes,
         retain_age_ns=None if retain_age is None else retained_ns(retain_age),

@@ -33,9 +33,9 @@ def load(
     controller: Controller = HERE,
     broker: Brokers = None,
     token: Token = None,
-    channel: Annotated[str, typer.Option(help="The channel on which the load hears its own messages.")] = (
-        "load#ephemeral"
-    ),
+    channel: Annotated[
+        str, typer.Option(help="The channel on which the load hears its own messages; none: it goes by answers.")
+    ] = "load#ephemeral",
     create: Annotated[
         bool,
         typer.Option("--create/--no-create", help="Create the topic if there is none, its (r, b) from the schedule."),
@@ -64,7 +64,7 @@ def load(
     spread_ns = parse_duration_ns(jitter, bare="ms")
     population = Population(publishers, rate, batch, process, group_size, spread_ns)  # type: ignore[arg-type]
     workload = Workload((population,), parse_duration_ns(duration), seed)
-    options = LoadOptions(topic, workload, size, channel, tuple(broker or ()))
+    options = LoadOptions(topic, workload, size, None if channel == "none" else channel, tuple(broker or ()))
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
     contract = {"slo_ms": slo_ms, "policy": policy, "fit": fit} if create else None
     report = run(_load(options, controller, token, quantile, contract))

@@ -35,6 +35,14 @@ def up(
         int | None, typer.Option(parser=port_or_none, metavar="PORT", help="Port of the page; none serves none.")
     ] = 4171,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Take any free ports.")] = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            envvar="SRTM_ENGINE",
+            metavar="ENGINE",
+            help="Who delivers: local (brokers' channels), nsqd or nats (started here), or the address of one.",
+        ),
+    ] = "local",
 ) -> None:
     """Start a controller and brokers, and stop them all with Ctrl-C. A broker that ends is started again.
 
@@ -50,7 +58,7 @@ def up(
     told += ["--calibration", str(calibration)] if calibration is not None else []
     logs = ["--log-format", log_format, "--log-level", log_level]
     options = LocalOptions(
-        brokers, host, data_path, trace_folder, token, free_ports, [*told, *logs], logs, web_port=web_port
+        brokers, host, data_path, trace_folder, token, free_ports, [*told, *logs], logs, web_port, engine
     )
     program.run(_serve(LocalCluster(options), host))
 
@@ -89,4 +97,7 @@ def _say(cluster: LocalCluster, host: str, seconds: float) -> None:
     if cluster.page:
         print(f"page:       {cluster.page}")
     print(f"brokers:    {addresses}")
+    if cluster.engines:
+        places = ", ".join(f"{child.name} {host}:{child.ports['TCP']}" for child in cluster.engines)
+        print(f"engine:     {places}")
     print(f"ready after {seconds:.1f} s; Ctrl-C stops it", flush=True)

@@ -6,7 +6,8 @@ connection per broker takes everything back.
 
 Latency is counted from the scheduled time to the kernel's time of arrival at the subscriber's socket, so that a load
 that falls behind cannot hide it, and what it takes to read and count is not part of it. How late a message was written
-is kept beside it: where that is a considerable part, the load was the bottleneck and not the cluster.
+is kept beside it: where that is a considerable part, the load was the bottleneck and not the cluster. Without a channel
+it is counted to the answer instead, which brokers with a delivery engine give when that has the message.
 
 A body is [run 8][publisher 4][number 8] and padding; `number` counts the messages of the whole schedule, so that it
 gives the time that a message was due. All that is done per message is done by numpy on what one read brought.
@@ -68,13 +69,13 @@ class LoadOptions:
     topic: str
     workload: Workload
     size: int = 64
-    channel: str = "load#ephemeral"
+    channel: str | None = "load#ephemeral"  # none: nobody subscribes
     brokers: tuple[str, ...] = ()
     settle_s: float = 5.0  # how long the last messages may take after nothing came any more
 
     def __post_init__(self) -> None:
         """What cannot be is refused before anybody is asked."""
-        say.sub(self.topic, self.channel)
+        say.sub(self.topic, self.channel or "none")
         for address in self.brokers:
             split_address(address)
         if self.size < SMALLEST:
@@ -114,7 +115,7 @@ class LoadReport:
     refused: int
     foreign: int  # messages of others on the channel
     rate: float
-    total: Distribution | None  # from the scheduled time to the subscriber's socket
+    total: Distribution | None  # from the scheduled time to the subscriber's socket, or to the answer
     lateness: Distribution | None  # from the scheduled time to the write
     cpu_us: float  # of this process, for each message
     cpu_share: float
@@ -169,6 +170,7 @@ class Load:
         self._commands = _Commands(options, self._batch, self.run)
         self._streams: list[Stream] = []
         self.ears: dict[str, _Ear] = {}
+        self._brokers: set[str] = set()  # at its beginning
         self._alarm: Alarm | None = None
         self._sent_all: asyncio.Event = asyncio.Event()
 
@@ -177,7 +179,7 @@ class Load:
         watching: asyncio.Task[None] | None = None
         try:
             await self._connect()
-            if self._cluster is not None:
+            if self._cluster is not None and self._options.channel is not None:
                 watching = asyncio.create_task(self._watch(self._cluster))
             with _no_collector():
                 began_ns, cpu_s = await self._send(progress)
@@ -217,20 +219,23 @@ class Load:
         await asyncio.gather(*(opened(stream) for stream in self._streams))
         known = cluster.brokers(options.topic).values() if cluster is not None else ()
         here = {stream.connection.address for stream in self._streams if stream.connection is not None}
-        await asyncio.gather(*(self._hear(address) for address in {*known, *here}))
+        self._brokers = {*known, *here}
+        if options.channel is not None:
+            await asyncio.gather(*(self._hear(address, options.channel) for address in self._brokers))
 
-    async def _hear(self, address: str) -> None:
+    async def _hear(self, address: str, channel: str) -> None:
         if address not in self.ears:
             ear = self.ears[address] = _Ear(self, address)
             try:
-                await ear.open(self._options.topic, self._options.channel)
+                await ear.open(self._options.topic, channel)
             except (ClientError, ProtocolError):
                 del self.ears[address]
                 raise
 
     async def _watch(self, cluster: Cluster) -> None:
         """Hear brokers that the topic gets, or that came back; a load that hears too little would call it lost."""
-        brokers: set[str] = set()
+        brokers, channel = set[str](), self._options.channel
+        assert channel is not None
         changes = cluster.watch(self._options.topic)
         waiting: asyncio.Future[dict[str, str]] = asyncio.ensure_future(anext(changes))
         try:
@@ -243,7 +248,7 @@ class Load:
                     del self.ears[address]
                 for address in brokers - self.ears.keys():
                     with suppress(ClientError, ProtocolError):
-                        await self._hear(address)
+                        await self._hear(address, channel)
         finally:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
@@ -325,6 +330,8 @@ class Load:
     def _answered(self, number: int) -> None:
         self._acknowledged[number] = 1
         self._answers += 1
+        if self._options.channel is None:
+            self.heard(np.arange(number * self._batch, (number + 1) * self._batch), _now_ns())
 
     def _refused(self, number: int, problem: SRTMError) -> None:
         del number, problem
@@ -362,7 +369,7 @@ class Load:
         return LoadReport(
             self._options.topic,
             len(self._streams),
-            sorted(self.ears),
+            sorted(self.ears or self._brokers),
             seconds,
             self._next * self._batch,
             self._answers * self._batch,

@@ -24,6 +24,7 @@ from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
 from srtm.model.placement import Broker, place, policy_named
 from srtm.model.transfer import Transfer
+from srtm.protocol.engine import refusal
 from srtm.protocol.exchange import Answer, Exchange, Grant, Share
 from srtm.units import NS_PER_S
 
@@ -132,6 +133,12 @@ class Controller:
 
     def create(self, name: str, contract: Contract, now_ns: int) -> Topic:
         """Put a topic under contract, or change nothing if it is under the same."""
+        for engine in {member.engine for member in self.members.values() if member.status != "dead"}:
+            if problem := refusal(engine, name, contract.durability):
+                raise InputError(problem, topic=name)
+        return self._create(name, contract, now_ns)
+
+    def _create(self, name: str, contract: Contract, now_ns: int) -> Topic:
         policy_named(contract.policy)
         known = self.topics.get(name)
         if known is not None:
@@ -325,6 +332,7 @@ class Controller:
         member.stamp, member.stamp_heard_ns = answer.stamp, now_ns
         member.version, member.rate_mps = answer.version, answer.rate_mps
         member.free_mps, member.lag_ns = answer.free_mps, answer.lag_ns
+        member.engine, member.engine_problem = answer.engine, answer.engine_problem
         if member.status != "alive":
             self._turn(member, "alive", now_ns)
         if self._recalling_until_ns and answer.contracts:
@@ -477,7 +485,7 @@ class Controller:
         """Rebuild what was lost from what a broker has in force."""
         for topic_name, contract in (answer.contracts or {}).items():
             if topic_name not in self.topics:
-                made = self.create(topic_name, contract, now_ns)
+                made = self._create(topic_name, contract, now_ns)
                 made.transfer.forget_pool()
                 made.note(now_ns, "recovered", f"as {name} knew it")
             topic, report = self.topics[topic_name], answer.topics.get(topic_name)

@@ -1,7 +1,7 @@
 """A whole cluster on this machine: a controller and its brokers as processes, started, watched over and stopped.
 
-In: how many brokers, and what to tell them. Out: where everything is. No process outlives the one that started it,
-however that one ends.
+In: how many brokers, who delivers, and what to tell them. Out: where everything is. No process outlives the one that
+started it, however that one ends.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from srtm.control.local_engine import engines
 from srtm.errors import ControlError
+from srtm.protocol import engine as addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
     from typing import Self
 
 _READY_S = 30.0
@@ -44,6 +47,7 @@ class LocalOptions:
     controller_flags: Sequence[str] = ()
     broker_flags: Sequence[str] = ()
     web_port: int | None = 4171  # of the page; none serves none
+    engine: str = "local"  # or nsqd or nats, which are started, or the address of one that runs
 
 
 @dataclass
@@ -56,14 +60,19 @@ class Child:
     began: float = 0.0
     failures: int = 0
     ports: dict[str, int] = field(default_factory=dict)
+    program: str | None = None  # of somebody else's; SRTM itself, without
 
 
 class LocalCluster:
-    """A controller, its brokers, and who watches over them. `async with` starts and stops them."""
+    """A controller, its brokers, their engine, and who watches over them. `async with` starts and stops them."""
 
     def __init__(self, options: LocalOptions) -> None:
+        if options.engine not in addresses.KINDS:
+            addresses.parse(options.engine)
         self._options = options
         self._stopping = False
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self.engines: list[Child] = []
         page = "none" if options.web_port is None else "0" if options.free_ports else str(options.web_port)
         flags = ["controller", "--host", options.host, *self._ports(_CONTROLLER_PORT), "--web-port", page]
         flags += options.controller_flags
@@ -123,29 +132,68 @@ class LocalCluster:
         tcp_port = self.controller.ports.get("TCP", _CONTROLLER_PORT)
         for child in self.brokers:
             child.arguments += ["--controller", f"{options.host}:{tcp_port}"]
+        if options.engine in ("nsqd", "nats"):
+            await self._start_engines(tcp_port)
         others = [] if options.free_ports else [self.controller]
         await asyncio.gather(*(self._start(child) for child in (*others, *self.brokers)))
         await self._all_alive()
+
+    async def _start_engines(self, lookupd_port: int) -> None:
+        """Start the programs of an engine, and tell brokers where they are."""
+        options = self._options
+        if options.data_path is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="srtm-engine-")
+        folder = options.data_path or Path(self._scratch.name)  # type: ignore[union-attr]
+        made = engines(options.engine, options.brokers, options.host, folder, lookupd_port, free=options.free_ports)
+        for number, child in enumerate(self.brokers):
+            child.arguments += ["--engine", made[number % len(made)].address]
+        self.engines = [
+            Child(each.name, each.command[1:], ports={"TCP": each.port}, program=each.command[0]) for each in made
+        ]
+        await asyncio.gather(*(self._start(child) for child in self.engines))
 
     async def _start(self, child: Child) -> None:
         """Start a process, and read where it listens."""
         child.began = time.monotonic()
         child.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "srtm",
+            *([sys.executable, "-m", "srtm"] if child.program is None else [child.program]),
             *child.arguments,
             stdout=asyncio.subprocess.PIPE,
-            env=_with_token(self._options.token),
+            env=self._environment(),
             start_new_session=True,  # Ctrl-C at a terminal is ours to pass on
             preexec_fn=_die_with_parent,
         )
+        if child.program is not None:
+            await self._listens(child)
+            return
         assert child.process.stdout is not None
         line = (await child.process.stdout.readline()).decode()
         if not line:
             code = await child.process.wait()
             raise ControlError(f"{child.name} did not start (exit code {code}): see its message above")
         child.ports = {part.split()[0]: int(part.rpartition(":")[2]) for part in line.partition(": ")[2].split(", ")}
+
+    async def _listens(self, child: Child) -> None:
+        """Until a program of somebody else's takes connections."""
+        until = time.monotonic() + _READY_S
+        while time.monotonic() < until:
+            assert child.process is not None
+            if child.process.returncode is not None:
+                raise ControlError(f"{child.name} did not start (exit code {child.process.returncode})")
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(self._options.host, child.ports["TCP"])
+                writer.close()
+                return
+            await asyncio.sleep(0.02)
+        raise ControlError(f"{child.name} does not listen at port {child.ports['TCP']} after {_READY_S:g} s")
+
+    def _environment(self) -> dict[str, str]:
+        """What is secret is not for the list of processes: tokens, and a login in the address of an engine."""
+        options, found = self._options, dict(os.environ)
+        if options.token is not None:
+            found |= {"SRTM_TOKEN": options.token, "SRTM_CONTROL_TOKEN": options.token}
+        found["SRTM_ENGINE"] = "local" if options.engine in addresses.KINDS else options.engine
+        return found
 
     async def _all_alive(self) -> None:
         import httpx
@@ -161,7 +209,8 @@ class LocalCluster:
 
     async def watch(self, say: Callable[[str], None]) -> None:
         """Start processes again when they end; ends itself when one does not even start."""
-        await asyncio.gather(*(self._watch(child, say) for child in (self.controller, *self.brokers)))
+        children = (self.controller, *self.brokers, *self.engines)
+        await asyncio.gather(*(self._watch(child, say) for child in children))
 
     async def _watch(self, child: Child, say: Callable[[str], None]) -> None:
         while True:
@@ -181,9 +230,9 @@ class LocalCluster:
             await self._start(child)
 
     async def stop(self) -> None:
-        """Brokers first, which tell their clients; then the controller."""
+        """Brokers first, which tell their clients; then the controller, and who delivers."""
         self._stopping = True
-        for group in (self.brokers, [self.controller]):
+        for group in (self.brokers, [self.controller], self.engines):
             running = [child.process for child in group if child.process and child.process.returncode is None]
             for process in running:
                 with suppress(ProcessLookupError):
@@ -196,17 +245,17 @@ class LocalCluster:
                     with suppress(ProcessLookupError):
                         process.kill()
                 await asyncio.gather(*(process.wait() for process in running))
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
 
 def _fix_ports(child: Child) -> None:
     """Clients know where it was."""
+    if child.program is not None:  # it is told its ports from the beginning
+        return
     for flag, kind in (("--tcp-port", "TCP"), ("--http-port", "HTTP"), ("--web-port", "page")):
         if kind in child.ports:
             child.arguments[child.arguments.index(flag) + 1] = str(child.ports[kind])
-
-
-def _with_token(token: str | None) -> dict[str, str] | None:
-    return None if token is None else {**os.environ, "SRTM_TOKEN": token, "SRTM_CONTROL_TOKEN": token}
 
 
 def _die_with_parent() -> None:

@@ -58,6 +58,8 @@ class Member:
     rate_mps: int = 0
     free_mps: int = 0
     lag_ns: int = 0
+    engine: str = "local"  # that delivers its topics
+    engine_problem: str | None = None
     oddities: int = 0  # answers that could not be true
     since_ns: int = 0  # when its status last changed
 

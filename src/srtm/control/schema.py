@@ -169,6 +169,8 @@ def member_out(member: Member, declared_mps: float) -> dict[str, Any]:
         "allocated": allocated,
         "rate": member.rate_mps,
         "lag_ms": member.lag_ns / NS_PER_MS,
+        "engine": member.engine,
+        "engine_problem": member.engine_problem,
         "oddities": member.oddities,
     }
 

@@ -181,6 +181,11 @@ class Limiter:
         self._backlog = max(0, backlog)
         return max(0, -backlog) // _PICO_PER_NANO
 
+    def retract(self, now_ns: int, waiting: int) -> None:
+        """Messages that wait for tokens give up their claims on them; they will be admitted again."""
+        self._backlog = max(0, self._work(now_ns) - waiting * PICO_PER_TOKEN)
+        self._last_ns = max(now_ns, self._last_ns)
+
     def surrender(self, now_ns: int) -> int:
         """The nano-tokens that are there when the share is given up; none where messages wait for tokens."""
         return max(0, self._burst - self._work(now_ns)) // _PICO_PER_NANO

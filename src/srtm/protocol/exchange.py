@@ -134,6 +134,8 @@ class Answer(msgspec.Struct, frozen=True):
     lag_ns: Count = 0  # how late its loop was at most, in the last second
     free_mps: Count = 0  # of topics without a contract
     contracts: dict[Name, Contract] | None = None
+    engine: str = "local"  # that delivers its topics
+    engine_problem: str | None = None  # why that takes nothing
 
 
 Kind = TypeVar("Kind", Exchange, Answer)

@@ -76,7 +76,7 @@ class VirtualBroker:
         self.skew_ns = world.rng.randrange(10**15)  # its monotonic clock is nobody else's
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, str | None] = {}
-        self.durable = None
+        self.durable = self.engine = None
         self.lag_ns = 0
         self.control = Control(self, managed=True)  # type: ignore[arg-type]
 

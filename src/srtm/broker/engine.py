@@ -1,0 +1,544 @@
+"""Delivery by somebody else: what stands between released messages and the engine that stores and delivers them.
+
+In: messages of topics, when their buckets have let them go. Out: bytes of one connection to the engine, written once a
+turn; acknowledgements, by which publishers get their OK and latencies end. `nsqd` and `nats` say how each engine is
+spoken to; everything else is here.
+
+Always holds:
+- a publisher's OK leaves only after the engine has acknowledged its messages, in the order of its commands;
+- what is not acknowledged is kept, and sent again after a broken connection, in order; it may then be there twice,
+  unless the engine knows it by its id;
+- at most WINDOW messages and WINDOW_BYTES are with the engine unacknowledged; topics take turns for that room, and what
+  waits for it counts against the limits of its topic, whose publishers are then held;
+- a topic whose lane is shut releases nothing: its messages get their tokens when the engine takes them, so that an
+  engine that comes back is not flooded with what was released meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import suppress
+from random import random
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from srtm.broker.message import Message
+from srtm.errors import BrokerError, InputError, ProtocolError
+from srtm.protocol import engine as addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from srtm.broker.ioloop import Broker
+    from srtm.broker.probe import Probe
+    from srtm.broker.topic import Topic
+    from srtm.protocol.engine import EngineAddress
+
+log = logging.getLogger(__name__)
+
+WINDOW, WINDOW_BYTES = 1_024, 4 * 1024 * 1024  # enough for 100,000 messages a second at a distance of 10 ms
+SLICE, SLICE_BYTES = 256, 256 * 1024  # of one topic, before it is the turn of the next
+SILENCE_NS = 2_500_000_000  # engines are asked for a sign of life every second
+CONNECT_S = 1.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
+_now_ns = time.time_ns
+
+
+class Owner(Protocol):
+    """Who waits for answers: a connection, or a request over HTTP."""
+
+    def settle(self) -> None:
+        """A receipt of yours is complete."""
+
+    def refused(self, problem: str) -> None:
+        """The engine will never take a message of yours."""
+
+
+class Receipt:
+    """One command of a publisher, and how many of its messages have no acknowledgement."""
+
+    __slots__ = ("left", "owner")
+
+    def __init__(self, owner: Owner, left: int) -> None:
+        self.owner = owner
+        self.left = left
+
+
+class Tracked(Message):
+    """A message whose publisher is answered when it is acknowledged."""
+
+    __slots__ = ("receipt",)
+
+    def __init__(
+        self,
+        id: bytes,  # noqa: A002
+        arrival_ns: int,
+        body: bytes,
+        publisher: str,
+        delay_ns: int,
+        receipt: Receipt,
+    ) -> None:
+        super().__init__(id, arrival_ns, body, publisher, delay_ns)
+        self.receipt: Receipt | None = receipt
+
+
+def settle(messages: Iterable[Message], problem: str | None = None) -> None:
+    """Answer publishers: these messages are done, or never will be."""
+    owners: dict[Owner, None] = {}
+    for message in messages:
+        receipt = getattr(message, "receipt", None)
+        if receipt is None:
+            continue
+        message.receipt = None  # type: ignore[attr-defined]
+        receipt.left -= 1
+        if problem is not None:
+            receipt.owner.refused(problem)
+        elif not receipt.left:
+            owners[receipt.owner] = None
+    for owner in owners:
+        owner.settle()
+
+
+class Lane:
+    """A topic's way to its engine: what was released and has no acknowledgement."""
+
+    __slots__ = (
+        "bytes",
+        "engine",
+        "flying",
+        "probe",
+        "problem",
+        "queue",
+        "ready",
+        "retry_ns",
+        "singly",
+        "topic",
+        "wait_s",
+    )
+
+    def __init__(self, engine: Engine, topic: Topic) -> None:
+        self.engine = engine
+        self.topic = topic
+        self.queue: deque[Message] = deque()
+        self.flying = 0  # messages that the engine has
+        self.bytes = 0  # of these and those in the queue
+        self.ready = False  # it may be sent messages
+        self.singly = 0  # messages to be sent one by one: the engine refused one of them
+        self.probe: Probe | None = None  # who times its messages to a consumer, if somebody wants it
+        self.problem: str | None = None  # why it is shut though the engine is there
+        self.retry_ns = 0
+        self.wait_s = _FIRST_WAIT_S
+
+    @property
+    def held(self) -> int:
+        """Messages without an acknowledgement."""
+        return len(self.queue) + self.flying
+
+    def statistics(self) -> dict[str, Any]:
+        """How it is: `state` is open, or why its messages wait."""
+        return {
+            "kind": self.engine.kind,
+            "state": "open" if self.ready else "shut",
+            "reason": None if self.ready else self.engine.absence or self.problem,
+            "unacknowledged": self.held,
+            "unacknowledged_bytes": self.bytes,
+            "probe": self.probe.statistics() if self.probe else None,
+        }
+
+    def watch(self, *, on: bool) -> None:
+        """Time messages to a consumer of the engine's, or end that."""
+        if not on and self.probe is not None:
+            self.probe.stop()
+            self.probe = None
+        elif on and self.probe is None:
+            self.probe = self.engine.new_probe(self)
+
+    def put(self, messages: list[Message]) -> None:
+        """Send these as soon as there is room."""
+        self.queue.extend(messages)
+        self.bytes += sum(len(message.body) for message in messages)
+        if self.ready:
+            self.engine.busy[self] = None
+
+    def open(self, now_ns: int) -> None:
+        """The engine takes its messages."""
+        self.problem, self.wait_s, self.retry_ns = None, _FIRST_WAIT_S, 0
+        if not self.ready:
+            self.ready = True
+            self.topic.resume(now_ns)
+            self.engine.touch(self)
+
+    def shut(self, now_ns: int) -> None:
+        """It does not, for now."""
+        if self.ready:
+            self.ready = False
+            self.engine.busy.pop(self, None)
+            self.topic.stall(now_ns)
+
+    def back(self, messages: list[Message]) -> None:
+        """The engine does not have these after all; they go first."""
+        self.flying -= len(messages)
+        if self.engine.lanes.get(self.topic.name) is self:
+            self.queue.extendleft(reversed(messages))
+        else:
+            settle(messages)  # with their topic, which somebody deleted
+
+    def later(self, now_ns: int) -> None:
+        """Try again after a while, which grows."""
+        self.retry_ns = now_ns + round(self.wait_s * (1 + random()) / 2 * 1e9)
+        self.wait_s = min(_LONGEST_WAIT_S, 2 * self.wait_s)
+
+
+class Engine(ABC):
+    """One engine, as a broker uses it."""
+
+    kind: ClassVar[str]
+    defers: ClassVar[bool] = False  # whether it can deliver a message after a while
+
+    def __init__(self, broker: Broker, address: EngineAddress) -> None:
+        self.address = address
+        self.lanes: dict[str, Lane] = {}
+        self.busy: dict[Lane, None] = {}  # those that have something to send, in their turns
+        self.connected = False
+        self.problem: str | None = None  # the last one, also when it is over
+        self.reconnections = self.resent = self.refused = self.acknowledged = 0
+        self.flying = self.flying_bytes = 0
+        self._broker = broker
+        self._servers = list(address.servers)
+        self.place = self._servers[0]  # the one in use, or tried last
+        self._sock: socket.socket | None = None
+        self._out = bytearray()
+        self._writing = False
+        self._heard_ns = 0
+        self._ended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # How an engine is spoken to.
+
+    @abstractmethod
+    def _greet(self) -> None:
+        """A connection is there: begin it; `_ready` when it may be used."""
+
+    @abstractmethod
+    def _take(self, data: bytes) -> None:
+        """Understand what the engine says."""
+
+    @abstractmethod
+    def _send(self, lane: Lane, messages: list[Message]) -> None:
+        """Put messages of a topic into `_out`, and remember them."""
+
+    @abstractmethod
+    def _take_back(self) -> None:
+        """The connection is gone: put what was not acknowledged back into its lanes."""
+
+    @abstractmethod
+    def new_probe(self, lane: Lane) -> Probe:
+        """A probe of a topic."""
+
+    def _enter(self, lane: Lane) -> None:
+        """A topic is new, or the engine is there again."""
+        lane.open(_now_ns())
+
+    def _look(self, now_ns: int) -> None:  # noqa: B027 - not every engine needs it
+        """See to lanes, every tenth of a second while it is connected."""
+
+    def _ask(self) -> None:  # noqa: B027 - not every engine needs it
+        """Ask for a sign of life, where the engine does not give them by itself."""
+
+    # What a broker calls.
+
+    def start(self) -> None:
+        """Connect, and stay connected; BrokerError where that would be to this broker."""
+        options, port = self._broker.options, self._broker.tcp_port
+        here = {options.host, options.address, "localhost", "127.0.0.1", "::1"}
+        if any(each == port and host in here for host, each in self.address.servers):
+            raise BrokerError(
+                f"the engine {self.address} is this broker itself: give the one of an nsqd, or another port"
+            )
+        self._task = self._broker.loop.create_task(self._keep())
+
+    def stop(self) -> None:
+        """Be gone; what is not acknowledged was never answered."""
+        if self._task is not None:
+            self._task.cancel()
+        for lane in self.lanes.values():
+            lane.watch(on=False)
+        self._hang_up()
+
+    def lane(self, topic: Topic) -> Lane:
+        """The lane of a topic, made if need be."""
+        found = self.lanes.get(topic.name)
+        if found is None or found.topic is not topic:
+            found = self.lanes[topic.name] = Lane(self, topic)
+            topic.stall(_now_ns())
+            if self.connected:
+                self._enter(found)
+        return found
+
+    def forget(self, topic: Topic) -> None:
+        """A topic is gone; what the engine has, it keeps."""
+        lane = self.lanes.pop(topic.name, None)
+        if lane is not None:
+            lane.watch(on=False)
+            self.busy.pop(lane, None)
+            settle(lane.queue)
+            lane.queue.clear()
+
+    def touch(self, lane: Lane) -> None:
+        """A lane has something to send, or its topic something to release."""
+        if lane.queue and lane.ready:
+            self.busy[lane] = None
+        if self._broker.topics.get(lane.topic.name) is lane.topic:
+            self._broker.to_drain[lane.topic] = None
+            self._broker.wake()
+
+    def flush(self) -> None:
+        """Send what there is room for, topics in turns, in one write."""
+        while self.busy and self.connected and self.flying < WINDOW and self.flying_bytes < WINDOW_BYTES:
+            lane = next(iter(self.busy))
+            del self.busy[lane]
+            self._send_slice(lane)
+            if lane.queue and lane.ready:
+                self.busy[lane] = None
+        self._write()
+
+    def _send_slice(self, lane: Lane) -> None:
+        room = min(SLICE, WINDOW - self.flying)
+        if lane.singly:
+            room, lane.singly = 1, lane.singly - 1
+        queue, messages, size = lane.queue, list[Message](), 0
+        while queue and len(messages) < room and size < SLICE_BYTES:
+            messages.append(queue.popleft())
+            size += len(messages[-1].body)
+        if lane.probe is not None:
+            lane.probe.expect(messages)
+        lane.flying += len(messages)
+        self.flying += len(messages)
+        self.flying_bytes += size
+        self._send(lane, messages)
+
+    def tick(self, now_ns: int) -> None:
+        """A tenth of a second has passed."""
+        if self._sock is None:
+            return
+        if now_ns - self._heard_ns > SILENCE_NS:
+            self._lose("it is silent")
+            return
+        if now_ns - self._heard_ns > SILENCE_NS // 3:
+            self._ask()
+        if self.connected:
+            self._look(now_ns)
+        self._write()
+
+    @property
+    def absence(self) -> str | None:
+        """Why it takes nothing; None where it is there."""
+        return None if self.connected else f"the engine is away: {self.problem or 'not connected yet'}"
+
+    def statistics(self) -> dict[str, Any]:
+        """How it is."""
+        return {
+            "kind": self.kind,
+            "address": str(self.address),
+            "state": "connected" if self.connected else "away",
+            "unacknowledged": sum(lane.held for lane in self.lanes.values()),
+            "in_flight": self.flying,
+            "acknowledged": self.acknowledged,
+            "resent": self.resent,
+            "refused": self.refused,
+            "reconnections": self.reconnections,
+            "last_error": self.problem,
+        }
+
+    # The connection.
+
+    async def _keep(self) -> None:
+        wait_s, said = _FIRST_WAIT_S, False
+        while True:
+            self.place = place = self._servers[0]
+            self._servers.append(self._servers.pop(0))  # the next one, if it has to be
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    sock = await self._connect(*place)
+            except (OSError, TimeoutError) as error:
+                self.problem = f"cannot connect to {_place(place)}: {getattr(error, 'strerror', None) or 'no answer'}"
+                if not said:
+                    log.warning("ENGINE(%s): %s", self.address, self.problem)
+                    said = True
+            else:
+                was = self.acknowledged
+                self._begin(sock)
+                await self._ended.wait()
+                if not said or self.acknowledged > was:
+                    log.warning("ENGINE(%s): lost %s: %s", self.address, _place(place), self.problem)
+                if self.acknowledged > was:
+                    wait_s, said = _FIRST_WAIT_S, False
+                    continue  # the next server may take over at once
+                said = True
+            await asyncio.sleep(wait_s * (1 + random()) / 2)
+            wait_s = min(_LONGEST_WAIT_S, 2 * wait_s)
+
+    async def _connect(self, host: str, port: int) -> socket.socket:
+        loop = self._broker.loop
+        if not port:
+            family, target = socket.AF_UNIX, host
+        else:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            family, target = found[0][0], found[0][4]  # type: ignore[assignment]
+        sock = socket.socket(family)
+        try:
+            sock.setblocking(False)
+            if port:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(sock, target)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _begin(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._out.clear()
+        self._writing = False
+        self._heard_ns = _now_ns()
+        self._ended.clear()
+        self._broker.poller.add(sock, self._readable)
+        self._greet()
+        self._write()
+
+    def _ready(self) -> None:
+        """The engine is there: topics go on."""
+        log.info("ENGINE(%s): connected", self.address)
+        self.connected = True
+        for lane in list(self.lanes.values()):
+            self._enter(lane)
+
+    def _readable(self) -> None:
+        """Read what is there; who calls it ends the turn."""
+        assert self._sock is not None
+        view = self._broker.read_view
+        try:
+            size = self._sock.recv_into(view)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+            return
+        if not size:
+            self._lose("it closed the connection")
+            return
+        self._heard_ns = _now_ns()
+        try:
+            self._take(bytes(view[:size]))
+        except (ProtocolError, InputError) as problem:
+            self._lose(str(problem))
+
+    def _write(self) -> None:
+        if self._sock is None or self._writing or not self._out:
+            return
+        try:
+            sent = self._sock.send(self._out)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+            return
+        del self._out[:sent]
+        if self._out:
+            self._writing = True
+            self._broker.loop.add_writer(self._sock, self._writable)
+
+    def _writable(self) -> None:
+        assert self._sock is not None
+        self._broker.loop.remove_writer(self._sock)
+        self._writing = False
+        self._write()
+
+    def _lose(self, problem: str) -> None:
+        """The connection is of no use any more."""
+        self.problem = problem
+        self._hang_up()
+        now_ns = _now_ns()
+        self.resent += self.flying
+        self._take_back()
+        self.flying = self.flying_bytes = 0
+        for lane in self.lanes.values():
+            lane.shut(now_ns)
+        self.reconnections += 1
+        self._ended.set()
+
+    def _hang_up(self) -> None:
+        self.connected = False
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._broker.poller.remove(sock)
+            if self._writing:
+                with suppress(ValueError, OSError):
+                    self._broker.loop.remove_writer(sock)
+            sock.close()
+
+    # What becomes of messages.
+
+    def _acknowledge(self, lane: Lane, messages: list[Message], now_ns: int) -> None:
+        """The engine has them: their latency ends here, and their publishers are answered."""
+        self._landed(lane, messages)
+        self.acknowledged += len(messages)
+        broker, recent = self._broker, lane.topic.recent
+        if broker.recorder is not None:
+            broker.recorder.sent(messages, now_ns)
+        recent.sent += len(messages)
+        if not recent.full:
+            total, processing = recent.total.append, recent.processing.append
+            for message in messages:
+                total(now_ns - message.arrival_ns)
+                processing(now_ns - message.release_ns)
+        settle(messages)
+
+    def _refuse(self, lane: Lane, messages: list[Message], problem: str) -> None:
+        """The engine will never take them: their publishers are told."""
+        self.problem = f"refuses a message of {lane.topic.name}: {problem}"
+        self._landed(lane, messages)
+        self.refused += len(messages)
+        lane.topic.recent.dropped += len(messages)
+        settle(messages, f"the engine {self.kind} refuses it: {problem}")
+
+    def _landed(self, lane: Lane, messages: list[Message]) -> None:
+        size = sum(len(message.body) for message in messages)
+        lane.flying -= len(messages)
+        lane.bytes -= size
+        self.flying -= len(messages)
+        self.flying_bytes -= size
+
+
+def engine_of(broker: Broker) -> Engine | None:
+    """The engine that a broker is told to use; None for its own channels."""
+    address = addresses.parse(broker.options.engine)
+    if address is None:
+        return None
+    if address.kind == "nats":
+        from srtm.broker.nats import Nats
+
+        return Nats(broker, address)
+    from srtm.broker.nsqd import Nsqd
+
+    return Nsqd(broker, address)
+
+
+def check_topic(engine: Engine, name: str, durability: str = "memory") -> None:
+    """BrokerError where the engine cannot have such a topic."""
+    if problem := addresses.refusal(engine.kind, name, durability):
+        raise BrokerError(problem, topic=name)
+
+
+def no_channels(engine: Engine, name: str) -> str:
+    """Why a topic of this broker cannot be subscribed to here."""
+    return f"topic {name!r} is delivered by the engine {engine.address}: subscribe to it there"
+
+
+def _place(server: tuple[str, int]) -> str:
+    host, port = server
+    return f"{host}:{port}" if port else host

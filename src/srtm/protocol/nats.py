@@ -1,0 +1,170 @@
+"""The client's side of NATS' protocol, as far as publishing to JetStream takes it: commands to bytes, bytes to events.
+
+In: what a client wants to say, and what a read brought, cut anywhere. Out: bytes to write; a list of events, in order.
+
+    INFO {json}                                       after the connection, and when the cluster changes
+    MSG subject sid [reply] size CRLF body CRLF
+    HMSG subject sid [reply] header-size size CRLF header body CRLF
+    PING   PONG   +OK   -ERR 'text'
+
+Always holds: the same bytes give the same events, however they are cut; a line longer than MAX_LINE or a message longer
+than MAX_BODY is a ProtocolError before it is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from srtm.errors import ProtocolError
+
+MAX_LINE: Final = 64 * 1024  # INFO of a large cluster
+MAX_BODY: Final = 8 * 1024 * 1024
+NO_RESPONDERS: Final = 503
+PING: Final = b"PING\r\n"
+PONG: Final = b"PONG\r\n"
+_CRLF: Final = b"\r\n"
+_MSG_ID: Final = b"\r\nNats-Msg-Id: "
+
+
+class Info(NamedTuple):
+    """What the server is, and which others there are."""
+
+    fields: dict[str, Any]
+
+
+class Msg(NamedTuple):
+    """A message of our subscription; `status` is that of its header, 0 where it has none."""
+
+    subject: bytes
+    status: int
+    body: bytes
+    header: bytes = b""
+
+    @property
+    def message_id(self) -> bytes:
+        """The id that it was published with; empty where there was none."""
+        return self.header.partition(_MSG_ID)[2].partition(_CRLF)[0]
+
+
+class Ping(NamedTuple):
+    """The server wants a sign of life: answer with PONG."""
+
+
+class Pong(NamedTuple):
+    """It gives one."""
+
+
+class Err(NamedTuple):
+    """The server refused something; often it also closes the connection."""
+
+    text: str
+
+
+Event = Info | Msg | Ping | Pong | Err
+
+
+class NatsProtocol:
+    """One connection to a server of NATS, as the client reads it."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """All events that are complete with these bytes; ProtocolError where they are none of NATS'."""
+        if self._pending:
+            data = self._pending + data
+        out: list[Event] = []
+        at = 0
+        while (end := data.find(_CRLF, at)) >= 0:
+            line = data[at:end]
+            body_at = end + 2
+            if line.startswith((b"MSG ", b"HMSG ")):
+                after = _message(line, data, body_at, out)
+                if not after:
+                    break
+                at = after
+            else:
+                event = _control(line)
+                if event is not None:
+                    out.append(event)
+                at = body_at
+        self._pending = data[at:]
+        if len(self._pending) > MAX_LINE and _CRLF not in self._pending:
+            raise ProtocolError("E_INVALID", f"a line of more than {MAX_LINE} bytes")
+        return out
+
+
+def _message(line: bytes, data: bytes, at: int, out: list[Event]) -> int:
+    """Append the message that a line announces; gives where it ends, 0 where it is not all there yet."""
+    parts = line.split()
+    head = 0
+    try:
+        size = int(parts[-1])
+        if parts[0] == b"HMSG":
+            head = int(parts[-2])
+    except ValueError:
+        size = -1
+    if not 0 <= head <= size <= MAX_BODY or not 4 <= len(parts) <= 6:
+        raise ProtocolError("E_INVALID", f"a message cannot begin with {line[:80]!r}")
+    if len(data) < at + size + 2:
+        return 0
+    if head:
+        header = data[at : at + head]
+        out.append(Msg(parts[1], _status(header), data[at + head : at + size], header))
+    else:
+        out.append(Msg(parts[1], 0, data[at : at + size]))
+    return at + size + 2
+
+
+def _status(header: bytes) -> int:
+    code = header[:12].removeprefix(b"NATS/1.0").strip()
+    return int(code) if code.isdigit() else 0
+
+
+def _control(line: bytes) -> Event | None:
+    verb = line[:5].upper()
+    if verb.startswith(b"PING"):
+        return Ping()
+    if verb.startswith(b"PONG"):
+        return Pong()
+    if verb.startswith(b"INFO"):
+        return Info(fields(line[4:]))
+    if verb.startswith(b"-ERR"):
+        return Err(line[4:].decode("utf-8", "backslashreplace").strip().strip("'"))
+    if verb.startswith(b"+OK"):
+        return None
+    raise ProtocolError("E_INVALID", f"no server of NATS says {line[:80]!r}")
+
+
+def fields(body: bytes) -> dict[str, Any]:
+    """The JSON object that a server sent."""
+    try:
+        found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+        raise ProtocolError("E_INVALID", f"JSON of a server cannot be read: {problem}") from None
+    return found
+
+
+def connect(**told: Any) -> bytes:
+    """CONNECT with these fields."""
+    return b"CONNECT %b\r\n" % msgspec.json.encode(told)
+
+
+def subscribe(subject: bytes, sid: int) -> bytes:
+    """Subscribe to a subject."""
+    return b"SUB %b %d\r\n" % (subject, sid)
+
+
+def publish(subject: bytes, reply: bytes, body: bytes) -> bytes:
+    """Publish a message, and say where it is to be answered."""
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(body), body)
+
+
+def publish_once(subject: bytes, reply: bytes, message_id: bytes, body: bytes) -> bytes:
+    """Publish a message that JetStream stores once, however often it is sent."""
+    head = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % message_id
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(head), len(head) + len(body), head, body)
