@@ -90,6 +90,44 @@ def test_more_clients_than_a_turn_reads_are_read_in_order_after_a_stall(broker: 
         assert broker.do(lambda: broker.broker.topics["t"].limiter.late) == before  # type: ignore[union-attr]
 
 
+def test_clients_are_read_in_order_after_a_stop_in_the_middle_of_reading(broker: Running) -> None:
+    """The client that is read after the stop has spoken later than one that was not looked for yet."""
+    broker.wait_for_stamps()
+    broker.post("/topic/limit?topic=t&r=1000000&b=1000")
+    near, far = socket.socketpair()
+    with near, far, Client(broker.address) as known, Client(broker.address) as unknown:
+        for client in (known, unknown):
+            client.publish("t", b"x")
+        before = broker.do(lambda: broker.broker.topics["t"].limiter.late)  # type: ignore[union-attr]
+        watched, found, reading, spoken = (threading.Event() for _ in range(4))
+
+        def stop() -> None:
+            near.recv(1)
+            reading.set()
+            assert spoken.wait(5)
+
+        def begin() -> None:
+            broker.broker.poller.add(near, stop)
+            watched.set()
+            assert found.wait(5)
+
+        broker.loop.call_soon_threadsafe(begin)
+        assert watched.wait(5)
+        far.send(b"x")  # the first to be read of two that are found together
+        known.send(say.pub("t", b"x"))
+        found.set()
+        assert reading.wait(5)
+        unknown.send(say.pub("t", b"x"))
+        time.sleep(0.02)
+        known.send(say.pub("t", b"x"))
+        time.sleep(0.02)
+        spoken.set()
+        for client in (known, known, unknown):
+            assert client.response() == b"OK"
+        assert broker.do(lambda: broker.broker.topics["t"].limiter.late) == before  # type: ignore[union-attr]
+        broker.do(lambda: broker.broker.poller.remove(near))
+
+
 def test_with_times_of_reading_it_would_have_been(start: Start) -> None:
     """The same bursts with user-space stamps: the second one seems to come with the first, and waits 100 ms."""
     broker = start(kernel_time=False)

@@ -51,6 +51,7 @@ SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 # What is due for many at one time is done for a few, then the loop turns: heartbeats, sums of a second.
 _BEATS, _SUMS, _BREAK_S = 8, 4, 0.001
 _LATE_NS = 2_000_000  # after that, a message was not read in time
+_STOPPED_NS = 5_000_000  # longer than a turn reads
 _RELEASES = 4
 _SILENCE_NS = 60 * NS_PER_S  # after a warning that would be repeated ten times a second
 _LITTLE = 4096  # about thirty messages: less than a tenth of a millisecond's work
@@ -224,13 +225,20 @@ class Broker:
 
     def _turn(self, readers: Iterable[Callable[[], None]], *, more: bool = False) -> None:
         """Read from clients that have something to say, and do what follows from it."""
+        self._read(readers)
+        if more and self._stood_still():
+            return
+        if _now_ns() - self.poller.began_ns > _STOPPED_NS and any(topic.limiter for topic in self.to_drain):
+            # Stopped while it read: who was read since may have spoken later than those who are ready now.
+            self._read(self.poller.again())
+        self._end_turn(more=more)
+
+    def _read(self, readers: Iterable[Callable[[], None]]) -> None:
         for read in readers:
             try:
                 read()
             except Exception as error:  # others are not to suffer from one
                 self.loop.call_exception_handler({"message": "a client was not understood", "exception": error})
-        if not (more and self._stood_still()):
-            self._end_turn(more=more)
 
     def _stood_still(self) -> bool:
         """Whether messages waited to be read for a while: those not read yet may have come before them. Read all."""
