@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from srtm.errors import ControlError
@@ -138,7 +139,7 @@ class LocalCluster:
             stdout=asyncio.subprocess.PIPE,
             env=_with_token(self._options.token),
             start_new_session=True,  # Ctrl-C at a terminal is ours to pass on
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(die_with, os.getpid()),
         )
         assert child.process.stdout is not None
         line = (await child.process.stdout.readline()).decode()
@@ -209,7 +210,9 @@ def _with_token(token: str | None) -> dict[str, str] | None:
     return None if token is None else {**os.environ, "SRTM_TOKEN": token, "SRTM_CONTROL_TOKEN": token}
 
 
-def _die_with_parent() -> None:
-    """Linux ends this process when the one that started it is gone, however it went."""
+def die_with(parent: int) -> None:
+    """In a process that was just made: Linux ends it when the one that made it is gone, however that went."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.getppid() != parent:  # it was faster
+        os._exit(1)
