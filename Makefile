@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-page lab clean
 help:
@@ -20,14 +22,19 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SRTM needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "installing what SRTM needs into $(VENV), once: Spark and a Java are most of it, and it takes minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark,broker,control,lab]'
+	@echo "installing what SRTM needs into $(VENV), once; Spark and a Java are most of it, and take minutes"
+	@$(INSTALL) '.[spark,broker,control]'
 	@touch $@
 
-demo: $(READY)
+$(READY): $(RUNS)
+	@echo "installing what its tests and figures need"
+	@$(INSTALL) '.[dev,spark,broker,control,lab]'
+	@touch $@
+
+demo: $(RUNS)
 	@$(BIN)/python examples/transport/demo.py
 
 check: $(READY)
@@ -42,7 +49,7 @@ bench: $(READY)
 	$(BIN)/python -m bench
 
 bench-pipeline: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(INSTALL) '.[bench]'
 	$(BIN)/python -m bench.pipeline
 
 bench-streaming: $(READY)
