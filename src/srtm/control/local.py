@@ -149,7 +149,10 @@ class LocalCluster:
         for number, child in enumerate(self.brokers):
             child.arguments += ["--engine", made[number % len(made)].address]
         self.engines = [
-            Child(each.name, each.command[1:], ports={"TCP": each.port}, program=each.command[0]) for each in made
+            Child(
+                each.name, each.command[1:], ports={"TCP": each.port, "ready": each.ready_port}, program=each.command[0]
+            )
+            for each in made
         ]
         await asyncio.gather(*(self._start(child) for child in self.engines))
 
@@ -182,7 +185,7 @@ class LocalCluster:
             if child.process.returncode is not None:
                 raise ControlError(f"{child.name} did not start (exit code {child.process.returncode})")
             with suppress(OSError):
-                _, writer = await asyncio.open_connection(self._options.host, child.ports["TCP"])
+                _, writer = await asyncio.open_connection(self._options.host, child.ports["ready"])
                 writer.close()
                 return
             await asyncio.sleep(0.02)

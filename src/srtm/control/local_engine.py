@@ -30,6 +30,7 @@ class LocalEngine:
     name: str
     command: list[str]
     port: int
+    ready_port: int  # that takes connections once it is ready, and does not mind one that says nothing
     address: str  # as brokers are told it
 
 
@@ -40,7 +41,7 @@ def engines(kind: str, brokers: int, host: str, folder: Path, lookupd_port: int,
         place = folder / "nats"
         place.mkdir(parents=True, exist_ok=True)
         flags = ["-a", host, "-p", str(port), "-js", "-sd", str(place), "-l", str(place / "log")]
-        return [LocalEngine("nats", [_program("nats-server"), *flags], port, f"nats://{host}:{port}")]
+        return [LocalEngine("nats", [_program("nats-server"), *flags], port, port, f"nats://{host}:{port}")]
     return [_nsqd(number, host, folder, lookupd_port, free=free) for number in range(brokers)]
 
 
@@ -59,7 +60,7 @@ def _nsqd(number: int, host: str, folder: Path, lookupd_port: int, *, free: bool
         "--mem-queue-size=0",  # to a file, but without an fsync for each: that would take a millisecond
         "--log-level=error",
     ]
-    return LocalEngine(f"nsqd-{number + 1}", [_program("nsqd"), *flags], port, f"nsqd://{host}:{port}")
+    return LocalEngine(f"nsqd-{number + 1}", [_program("nsqd"), *flags], port, http, f"nsqd://{host}:{port}")
 
 
 def _program(name: str) -> str:
