@@ -190,7 +190,8 @@ class Control:
         topic.drops, topic.slo_ns = contract.overflow == "drop", contract.slo_ns
         topic.closed = share is None
         if topic.limiter is None and share is not None:
-            return topic.open(Limiter(share, now_ns, gift_ntok), now_ns) + max(0, gift_ntok - share.b_ntok)
+            topic.open(Limiter(share, now_ns, gift_ntok), now_ns)
+            return max(0, gift_ntok - share.b_ntok)
         return topic.limit(share, now_ns, gift_ntok)
 
     def _answer(self, said: Exchange, mono_ns: int) -> Answer:

@@ -137,13 +137,12 @@ class Topic:
             return 0
         return self.limiter.reconfigure(now_ns, bucket, gift_ntok)
 
-    def open(self, limiter: Limiter, now_ns: int) -> int:
+    def open(self, limiter: Limiter, now_ns: int) -> None:
         """Begin a share of the topic; what waits already is counted from now on."""
         self.limiter, self._changed_ns, self._stale = limiter, now_ns, 0
         if not self.stalled:
             for message in self.waiting:
                 message.release_ns = limiter.admit(now_ns)
-        return 0
 
     def stall(self, now_ns: int) -> None:
         """The engine takes nothing: what waits leaves its claims on tokens, until it does."""
