@@ -110,8 +110,10 @@ const renderBrokers = rows($("brokers").tBodies[0], (name) => {
     update(broker) {
       draining = broker.draining;
       const [kind, words] = STATUS[broker.status] ?? ["", broker.status];
-      attribute(status, "class", `badge ${draining && kind === "good" ? "warn" : kind}`);
-      text(status, draining ? `${words}, draining` : words);
+      const engine = broker.engine === "local" ? "" : `, ${broker.engine}${broker.engine_problem ? " away" : ""}`;
+      attribute(status, "class", `badge ${(draining || broker.engine_problem) && kind === "good" ? "warn" : kind}`);
+      attribute(status, "title", broker.engine_problem ?? "");
+      text(status, (draining ? `${words}, draining` : words) + engine);
       attribute(node, "class", broker.status === "dead" || broker.status === "lapsed" ? "dead" : "");
       const part = broker.rate / broker.mcap, allocated = broker.allocated / broker.mcap;
       load.set(part, `${Math.round(100 * part)} % used, ${Math.round(100 * allocated)} % allocated`, allocated);
