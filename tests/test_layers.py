@@ -16,6 +16,7 @@ PACKAGE = Path(srtm.__file__).parent
 LIBRARY = [
     "errors",
     "units",
+    "locks",
     "model",
     "protocol",
     "workload",

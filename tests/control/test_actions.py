@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 
 from srtm.control.store import Store
-from tests.broker.running import Client, running
+from srtm.model.bucket import TokenBucket
+from tests.broker.running import Client, Running, running
 from tests.control.running import controller
 from tests.programs import wait_for
 
@@ -57,3 +59,61 @@ def test_the_last_thousand_actions_are_remembered_over_a_restart(tmp_path: Path)
     assert len(actions) == 1000
     assert actions[0] == (1002, "127.0.0.1", "fit", {"topic": "t1002"})
     assert actions[-1][0] == 3
+
+
+def statuses(api: httpx.Client) -> list[str]:
+    return [each["status"] for each in api.get("/v1/brokers").json()["brokers"]]
+
+
+@contextmanager
+def one_broker() -> Iterator[tuple[httpx.Client, Running, ExitStack]]:
+    """A controller, its broker, and what ends the broker."""
+    with (
+        controller() as served,
+        httpx.Client(base_url=f"http://127.0.0.1:{served.http}", trust_env=False) as api,
+        ExitStack() as broker,
+    ):
+        under = f"127.0.0.1:{served.tcp}"
+        started = broker.enter_context(running(controller=under, broadcast_address="127.0.0.1", name="one"))
+        wait_for(lambda: statuses(api) == ["alive"])
+        yield api, started, broker
+
+
+def test_a_broker_that_answers_is_not_forgotten() -> None:
+    """Its shares would be granted a second time."""
+    with one_broker() as (api, _, broker):
+        answer = api.delete("/v1/brokers/one")
+        assert (answer.status_code, "drain it, and stop it first" in answer.text) == (409, True)
+        broker.close()
+        wait_for(lambda: statuses(api) == ["dead"])
+        assert api.delete("/v1/brokers/one").status_code == 204
+
+
+def test_a_bucket_under_contract_is_not_changed_by_hand() -> None:
+    with one_broker() as (api, broker, _):
+        assert broker.post("/topic/limit?topic=t&r=5&b=5")[0] == 200
+        api.put("/v1/topics/t", json={"r": 20, "b": 5}).raise_for_status()
+        wait_for(lambda: api.get("/v1/topics/t").json()["state"] != "opening")
+        status, body = broker.post("/topic/limit?topic=t&r=5000&b=1000")
+        assert (status, b"UNDER_CONTRACT" in body) == (409, True)
+
+
+def test_whoever_publishes_first_does_not_wait_for_a_share() -> None:
+    """Stock clients declare nothing; the contract stands ready where they may come."""
+    with one_broker() as (api, broker, _):
+        api.put("/v1/topics/t", json={"r": 20, "b": 5}).raise_for_status()
+        wait_for(lambda: api.get("/v1/topics/t").json()["state"] != "opening")
+        broker.wait_until(lambda b: "t" in b.topics and b.topics["t"].limiter is not None)
+        assert broker.do(lambda: broker.broker.topics["t"].limiter.bucket) == TokenBucket.of(20, 5)  # type: ignore[union-attr]
+
+
+def test_publishers_that_were_there_before_the_contract_are_under_it() -> None:
+    with (
+        one_broker() as (api, broker, _),
+        Client(broker.address, srtm={"publisher": "p", "group": "g", "topic": "t"}) as client,
+    ):
+        client.publish("t", b"free")
+        api.put("/v1/topics/t", json={"r": 20, "b": 5}).raise_for_status()
+        wait_for(lambda: api.get("/v1/topics/t").json()["publishers"] == 1)
+        found = api.get("/v1/topics/t/publishers").json()["publishers"]
+        assert [(each["id"], each["group"], each["broker"]) for each in found] == [("p", "g", "one")]

@@ -22,7 +22,7 @@ from srtm import program
 from srtm.client import Cluster, Publisher
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline, largest_excess
-from srtm.protocol import lookup
+from srtm.protocol import exchange, lookup
 from srtm.protocol.names import MAGIC_V1
 from tests.control.processes import (
     PATIENCE_S,
@@ -203,6 +203,16 @@ def test_a_broker_is_cut_off_for_longer_than_its_lease(tmp_path: Path) -> None:
         asyncio.run(story(cluster))
         assert len(cluster.releases("t")) > 3 * r
         assert conforms(cluster, "t", r, b)
+
+
+def test_a_controller_that_another_one_has_taken_over_from_ends(tmp_path: Path) -> None:
+    with processes(tmp_path) as cluster:
+        cluster.broker("broker-1")
+        cluster.all_alive()
+        later = exchange.Exchange(2**40, 1, 0, None, 10**10, 50, 1, {})
+        url = f"http://127.0.0.1:{cluster.brokers['broker-1'].http}/srtm/exchange"
+        assert httpx.post(url, content=exchange.write(later), trust_env=False).status_code == 200
+        assert cluster.controller.process.wait(PATIENCE_S) == 1
 
 
 def test_a_thousand_publishers_are_moved(tmp_path: Path) -> None:

@@ -51,3 +51,17 @@ def test_a_topic_that_needs_several_brokers_is_confirmed_on_them() -> None:
     assert topic.fitted
     assert (topic.fitted.met, topic.fitted.k) == (True, 3)
     assert topic.fitted.rounds[0].latency_ns.keys() == {"broker-1", "broker-2", "broker-3"}
+
+
+def test_a_round_without_messages_says_nothing() -> None:
+    world = VirtualCluster(1, ControllerOptions(), Store())
+    world.run(1)
+    assert world.controller
+    contract = Contract(100_000, 10 * NANO_PER_TOKEN, slo_ns=500_000)
+    topic = world.controller.create("t", contract, world.now_ns)
+    world.run(1)
+    world.controller.register("t", PUBLISHERS, world.now_ns)  # who never come
+    world.controller.fit("t", world.now_ns)
+    world.run(20)
+    assert (topic.fit, topic.fitted) == (None, None)
+    assert "given up: nothing was sent by way of broker-1" in topic.events[-1].text

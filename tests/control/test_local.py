@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from pathlib import Path
 
 import httpx
@@ -40,3 +42,45 @@ def test_a_broker_that_cannot_start_takes_all_down() -> None:
         assert gone(cluster)
 
     asyncio.run(go())
+
+
+def test_others_go_on_while_a_port_is_in_the_way_of_a_process_that_starts_again() -> None:
+    said: list[str] = []
+
+    async def go() -> None:
+        async with LocalCluster(LocalOptions(1, free_ports=True)) as cluster:
+            watching = asyncio.create_task(cluster.watch(said.append))
+            assert cluster.controller.process
+            cluster.controller.process.kill()
+            with socket.socket() as squatter:
+                squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                await bound(squatter, cluster.controller.ports["HTTP"])
+                squatter.listen()
+                async with asyncio.timeout(60):
+                    while not any("tried again" in line for line in said):
+                        await asyncio.sleep(0.1)
+            await wait_until_alive(cluster)
+            assert cluster.brokers[0].failures == 0
+            watching.cancel()
+
+    asyncio.run(go())
+
+
+async def bound(squatter: socket.socket, port: int) -> None:
+    """Take a port as soon as it is free, sooner than a program can start."""
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(OSError):
+                squatter.bind(("127.0.0.1", port))
+                return
+            await asyncio.sleep(0.001)
+
+
+async def wait_until_alive(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(60), httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                found = (await client.get(f"{cluster.url}/v1/brokers")).json()["brokers"]
+                if [each["status"] for each in found] == ["alive"]:
+                    return
+            await asyncio.sleep(0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -49,18 +51,21 @@ def test_everything_is_there_again(tmp_path: Path) -> None:
 
 def test_what_was_granted_is_in_the_books_before_it_is_sent(tmp_path: Path) -> None:
     """A controller that dies between the two finds at least that much when it is back."""
-    world = cluster(tmp_path)
+    world = cluster(tmp_path / "first")
     assert world.controller
     world.run(1)
     world.controller.create("t", CONTRACT, world.now_ns)
     world.publish("t", [Declared(f"p{n}", 5.0) for n in range(10)])
     sent: dict[str, Exchange] = {}
-    for _ in range(40):
+    for number in range(40):
         world.run(0.05)
         world.controller.tick(world.now_ns)
         world.controller.adapt(world.now_ns)
         sent = {name: world.controller.compose(name) for name in world.brokers}
-        (kept,) = Store(tmp_path).topics()
+        left = shutil.copytree(tmp_path / "first", tmp_path / f"as it was {number}")
+        store = Store(left)
+        (kept,) = store.topics()
+        store.close()
         assert within(CONTRACT.bucket, kept.transfer.possible.values())
         for name, said in sent.items():
             grant = said.grants.get("t")
@@ -72,7 +77,8 @@ def test_what_was_granted_is_in_the_books_before_it_is_sent(tmp_path: Path) -> N
 
 
 def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> None:
-    controller = Controller(ControllerOptions(), Store(tmp_path), 1)
+    store = Store(tmp_path)
+    controller = Controller(ControllerOptions(), store, 1)
     controller.joined("one", "h", 1, 2, 1)
     controller.members["one"].status = "alive"
     for name in ("a", "b"):
@@ -81,10 +87,13 @@ def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> 
     controller.remove("a")
     controller.unregister("b", "p")
     controller.forget("one", 1)
-    (kept,) = Store(tmp_path).topics()
+    store.close()
+    store = Store(tmp_path)
+    (kept,) = store.topics()
     assert kept.name == "b"
     assert list(kept.publishers) == ["q"]
-    assert Store(tmp_path).members(1.0) == []
+    assert store.members(1.0) == []
+    controller = Controller(ControllerOptions(), store, 1)
     with pytest.raises(InputError, match="no publisher 'p'"):
         controller.unregister("b", "p")
 
@@ -115,12 +124,26 @@ def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, da
 
 
 def test_a_store_that_is_set_aside_is_kept(tmp_path: Path) -> None:
-    assert Store.set_aside(tmp_path) is None
+    assert Store(tmp_path / "new", anew=True).aside is None
     for number in (1, 2):
         store = Store(tmp_path)
         epoch = store.next_epoch()
         store.close()
-        aside = Store.set_aside(tmp_path)
+        anew = Store(tmp_path, anew=True)
+        anew.close()
+        aside = anew.aside
         assert aside == tmp_path / f"controller.sqlite.{number}"
+        assert aside
         assert aside.exists()
         assert epoch == 1
+
+
+def test_a_store_has_one_controller_at_a_time(tmp_path: Path) -> None:
+    """Not even one that would set it aside takes it from another."""
+    first = Store(tmp_path)
+    for anew in (False, True):
+        with pytest.raises(ControlError, match=f"in use by process {os.getpid()}: give each controller"):
+            Store(tmp_path, anew=anew)
+    first.next_epoch()
+    first.close()
+    Store(tmp_path).close()

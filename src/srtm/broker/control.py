@@ -64,6 +64,10 @@ class Control:
         """Whether a topic that comes up here has to wait for a share."""
         return self._managed and (topic in self._holdings or not self._informed)
 
+    def holds(self, topic: str) -> bool:
+        """Whether a topic is under contract."""
+        return topic in self._holdings
+
     def exchange(self, said: Exchange, now_ns: int, mono_ns: int) -> Answer:
         """Do as the controller says, and tell it how things are."""
         if not self._managed:

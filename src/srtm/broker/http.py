@@ -288,6 +288,8 @@ class Pages:
         if (r is None) != (b is None):
             raise Refused(400, "INVALID_BUCKET: give r and b, or neither")
         topic = self._named_topic(request, make=True)
+        if self.broker.control.holds(topic.name):
+            raise Refused(409, "UNDER_CONTRACT: the controller decides on (r, b) of this topic; ask it")
         topic.by_hand = bucket
         topic.limit(bucket, time.time_ns())
         self.broker.touch(topic.name)

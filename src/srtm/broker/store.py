@@ -17,7 +17,6 @@ Foreign errors become ours here. See docs/adr/0010-durable-log.md.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -28,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from srtm import locks
 from srtm.broker.batch import Record, decode
 from srtm.errors import LogError, LogFull, OffsetTrimmed
 
@@ -205,7 +205,7 @@ class Store:
         run("BEGIN IMMEDIATE")
         run(f"PRAGMA user_version = {_VERSION}")  # SQLite opens a file that may not be written, and says so only here
         run("ROLLBACK")
-        os.pwrite(self._lock, f"holds {FILE}; used by process {os.getpid():<10}\n".encode(), 0)
+        locks.sign(self._lock, f"holds {FILE}")
 
     @contextmanager
     def errors(self, doing: str) -> Iterator[None]:
@@ -492,14 +492,11 @@ def _lock(folder: Path) -> int:
             f"cannot use {folder} for the log: {error.strerror}; name a folder that this user may write to",
             path=str(folder),
         ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(lock, 200, 0).decode(errors="replace").rpartition("used by ")[2].strip() or "another process"
+    if holder := locks.other_holder(lock):
         os.close(lock)
         raise LogError(
             f"{folder} is in use by {holder}: give each broker a folder of its own", path=str(folder), holder=holder
-        ) from None
+        )
     return lock
 
 

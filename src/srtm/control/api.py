@@ -264,6 +264,8 @@ def router(service: Service) -> APIRouter:
         """A broker is dead and will not come back: what it held is free at once."""
         if name not in controller.members:
             raise HTTPException(404, f"there is no broker {name!r}")
+        if controller.members[name].status == "alive":
+            raise HTTPException(409, f"broker {name!r} answers, and has shares in force: drain it, and stop it first")
         controller.forget(name, now_ns())
         done(request, "forget", broker=name)
 

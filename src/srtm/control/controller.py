@@ -265,9 +265,10 @@ class Controller:
         """Usable brokers, with what they carry besides these publishers of the topic."""
         carried = {name: float(member.free_mps) for name, member in self.members.items()}
         for other in self.topics.values():
+            conformant = other.conformant
             for publisher, broker in other.place.items():
                 if broker in carried and (other is not topic or publisher not in movable):
-                    carried[broker] += other.publishers[publisher].rate_mps
+                    carried[broker] += other.publishers[publisher].rate_mps * conformant
         return [
             Broker(member.name, member.mcap_mps, min(carried[member.name], member.mcap_mps))
             for member in sorted(self.members.values(), key=lambda member: member.name)
@@ -386,6 +387,9 @@ class Controller:
         before = dict(topic.place)
         fit.resume(now_ns)
         self._due |= self._moves.send(topic, before, now_ns)
+        if fit.given_up:
+            topic.fit = None
+            topic.note(now_ns, "fit", f"given up: {fit.given_up}")
         if fit.outcome:
             topic.fit, topic.fitted = None, fit.outcome
             topic.settled = frozenset(topic.publishers)
@@ -472,6 +476,7 @@ class Controller:
         seen.waiting = min(report.waiting, MOST_MESSAGES)
         seen.publishers, seen.durable = report.publishers, report.durable
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
+        self._adopt(topic, name, report)
         if now_ns - seen.heard_ns > _SET_BACK_NS:  # its clock may have been set: its seconds are counted anew
             seen.forget()
             seen.heard_ns = now_ns
@@ -480,6 +485,16 @@ class Controller:
                 member.oddities += 1
             elif second.number > seen.last_number:
                 seen.hear(second, now_ns)
+
+    def _adopt(self, topic: Topic, broker: str, report: TopicReport) -> None:
+        """Publishers that came before the contract are under it where they are: they do not know to register."""
+        strangers = [Declared(each, group=group) for each, group in report.roll or () if each not in topic.publishers]
+        if strangers:
+            topic.publishers |= {each.id: each for each in strangers}
+            topic.place |= {each.id: broker for each in strangers}
+            topic.roster += 1
+            self.store.save_publishers(topic, [each.id for each in strangers])
+            self._changed(topic)
 
     def _recall(self, name: str, answer: Answer, now_ns: int) -> None:
         """Rebuild what was lost from what a broker has in force."""

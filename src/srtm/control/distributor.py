@@ -70,6 +70,7 @@ class Fit:
         self.begun_ns = now_ns
         self.size = len(publishers)
         self.outcome: Fitted | None = None
+        self.given_up = ""  # why, if it ended without an outcome
         self.rounds: list[Round] = []
         self.job: Callable[[], None] | None = None if confirms else self._begin
         self.state = "settling" if confirms else "computing"
@@ -94,6 +95,9 @@ class Fit:
     def resume(self, now_ns: int) -> None:
         """The job was done: do what the fitting says next."""
         self.job = None
+        if self.given_up:
+            self.state = "done"
+            return
         if self._confirmed:
             self._end(len(self.rounds[-1].latency_ns), now_ns, met=True)
             return
@@ -201,10 +205,16 @@ class Fit:
         self._tell(now_ns)
 
     def _tell(self, now_ns: int) -> None:
+        idle = {name for name, measuring in self._measuring.items() if not measuring.test.sent}
+        stuck = {name for name in idle if self._topic.seen[name].waiting}  # it has no share, or next to nothing
+        if silent := sorted(idle - stuck):
+            self.given_up = f"nothing was sent by way of {', '.join(silent)}, so there is nothing to be measured"
+            self.state, self.job = "computing", _nothing
+            return
         contract, latencies = self._topic.contract, {}
         for name, measuring in self._measuring.items():
             test = measuring.test
-            met = test.likelier if test.decision is None else test.decision
+            met = (test.likelier if test.decision is None else test.decision) and name not in stuck
             seen_ns = measuring.sketch.quantile_ns(contract.quantile)
             # Bins are coarse; whether the limit was kept was counted exactly.
             latencies[name] = min(seen_ns, contract.slo_ns) if met else max(seen_ns, contract.slo_ns + 1)

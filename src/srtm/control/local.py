@@ -31,6 +31,7 @@ _READY_S = 30.0
 _STOP_S = 10.0
 _YOUNG_S = 2.0  # who ends before that did not start
 _MOST_STARTS = 3
+_AGAIN_S, _PATIENCE_S = 2.0, 120.0  # between trials to start what ran before, and for how long
 _PORTS = (4150, 4152, 4154, 4156, 4158)
 _CONTROLLER_PORT = 4160
 
@@ -231,7 +232,21 @@ class LocalCluster:
             forgets = child is self.controller and self._options.data_path is None
             if forgets and "--recover" not in child.arguments:
                 child.arguments.append("--recover")  # what it knew is with the brokers alone
-            await self._start(child)
+            await self._start_again(child, say)
+
+    async def _start_again(self, child: Child, say: Callable[[str], None]) -> None:
+        """Others go on meanwhile: what is in the way, such as a port that somebody took, may go."""
+        until = time.monotonic() + _PATIENCE_S
+        while not self._stopping:
+            try:
+                await self._start(child)
+            except ControlError as problem:
+                if time.monotonic() > until:
+                    raise
+                say(f"{problem}; tried again")
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
 
     async def stop(self) -> None:
         """Brokers first, which tell their clients; then the controller, and who delivers."""

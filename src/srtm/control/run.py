@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
@@ -40,6 +41,7 @@ class Served:
 
     me: PeerInfo
     page_port: int | None
+    superseded: asyncio.Event  # another controller has taken over
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +72,7 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
         service.start()
         try:
             async with Discovery(registry, me).serving(listener):
-                yield Served(me, shown.port if shown else None)
+                yield Served(me, shown.port if shown else None, service.superseded)
         finally:
             await service.stop()
             for each in sites:
@@ -78,12 +80,10 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
 
 
 def _controller(options: ControllerOptions, ends: contextlib.ExitStack) -> Controller:
-    if options.recover and options.data_path is not None:
-        aside = Store.set_aside(options.data_path)
-        if aside is not None:
-            print(f"controller: the old store is now {aside}", flush=True)
-    store = Store(options.data_path)
+    store = Store(options.data_path, anew=options.recover)
     ends.callback(store.close)
+    if store.aside is not None:
+        print(f"controller: the old store is now {store.aside}", flush=True)
     # An epoch is later than any other, also than those of a store that was lost.
     controller = Controller(options, store, now_ns(), first_epoch=int(time.time()))
     if options.recover:
@@ -109,4 +109,11 @@ async def run(options: ControllerOptions, page: Page | None = None) -> None:
         ports = {"TCP": served.me.tcp_port, "HTTP": served.me.http_port, "page": served.page_port}
         places = [f"{what} {options.host}:{port}" for what, port in ports.items() if port]
         print(f"controller: {', '.join(places)}", flush=True)
-        await stopped.wait()
+        ends = [asyncio.ensure_future(event.wait()) for event in (stopped, served.superseded)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if served.superseded.is_set() and not stopped.is_set():
+            raise ControlError(
+                "another controller has taken over the brokers: stop one of the two; brokers go on with what it says"
+            )

@@ -151,7 +151,8 @@ def members_out(controller: Controller) -> list[dict[str, Any]]:
     """All brokers, for people."""
     declared: Counter[str] = Counter()
     for topic in controller.topics.values():
-        declared.update(topic.rates())
+        conformant = topic.conformant
+        declared.update({name: rate * conformant for name, rate in topic.rates().items()})
     return [member_out(member, declared[member.name]) for member in controller.members.values()]
 
 

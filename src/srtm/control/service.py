@@ -42,6 +42,7 @@ class Service:
         self.controller = controller
         self.registry = registry
         self.feed = Feed(controller)
+        self.superseded = asyncio.Event()  # brokers listen to another controller, which came later
         controller.on_change = self._changed
         registry.on_change = self._registered
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,6 +154,8 @@ class Service:
                 controller.heard(member.name, said, exchange.read(body, exchange.Answer), now_ns())
             elif status == 404 or b"NOT_MANAGED" in body:
                 controller.foreign(member.name)
+            elif b"OLD_EPOCH" in body:
+                self.superseded.set()
             else:
                 self._complain(member, f"{status}: {body[:200].decode(errors='replace')}")
         except httpx.ConnectError:

@@ -8,6 +8,7 @@ may have in force.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections import defaultdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from srtm import locks
 from srtm.control.members import Declared, Member
 from srtm.control.topic import Fitted, Round, Topic, described
 from srtm.errors import ControlError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _FILE = "controller.sqlite"
+_LOCK = "lock"
 _AUDITED = 1_000  # actions that are remembered
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -53,12 +56,19 @@ CREATE TABLE IF NOT EXISTS audit (
 class Store:
     """The controller's memory."""
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        """In a folder, or for this process alone."""
+    def __init__(self, folder: str | Path | None = None, *, anew: bool = False) -> None:
+        """In a folder, or for this process alone; `anew` begins an empty one, and keeps the old one beside it."""
         self.path = Path(folder) / _FILE if folder is not None else None
+        self._lock = _locked(self.path) if self.path is not None else None
+        self.aside = _set_aside(self.path) if anew and self.path is not None else None
         try:
-            if self.path is not None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _open(self) -> None:
+        try:
             self._db = sqlite3.connect(self.path or ":memory:", isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -76,23 +86,15 @@ class Store:
             raise ControlError(f"{self.path} was written by another version of SRTM ({found[0]}, not {_VERSION})")
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('version', ?)", (_VERSION,))
 
-    @staticmethod
-    def set_aside(folder: str | Path) -> Path | None:
-        """Make room for a new store, and keep the old one beside it; returns where."""
-        path = Path(folder) / _FILE
-        if not path.exists():
-            return None
-        number = 1
-        while (aside := path.with_name(f"{_FILE}.{number}")).exists():
-            number += 1
-        path.rename(aside)
-        for suffix in ("-wal", "-shm"):
-            path.with_name(_FILE + suffix).unlink(missing_ok=True)
-        return aside
-
     def close(self) -> None:
         """Nothing is written any more."""
         self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def next_epoch(self, first: int = 1) -> int:
         """The number of this start: larger than any before, and not less than `first`."""
@@ -194,6 +196,35 @@ class Store:
         """Who did what, the newest first: when, from where, what, to what."""
         rows = self._db.execute("SELECT at_ns, who, action, arguments FROM audit ORDER BY number DESC")
         return [(at_ns, who, action, json.loads(arguments)) for at_ns, who, action, arguments in rows]
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Make room for a new store; returns where the old one is."""
+    if not path.exists():
+        return None
+    number = 1
+    while (aside := path.with_name(f"{_FILE}.{number}")).exists():
+        number += 1
+    path.rename(aside)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(_FILE + suffix).unlink(missing_ok=True)
+    return aside
+
+
+def _locked(path: Path) -> int:
+    """Make the folder of a store, and take it for this process."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as problem:
+        raise ControlError(
+            f"cannot use {path.parent}: {problem.strerror}; name a folder that this user may write to", path=str(path)
+        ) from None
+    if holder := locks.other_holder(lock):
+        os.close(lock)
+        raise ControlError(f"{path} is in use by {holder}: give each controller a folder of its own", path=str(path))
+    locks.sign(lock, f"holds {_FILE}")
+    return lock
 
 
 def _text(kept: Contract | Declared) -> str:

@@ -120,6 +120,11 @@ class Topic:
         """Declared rate of all publishers."""
         return sum(publisher.rate_mps for publisher in self.publishers.values())
 
+    @property
+    def conformant(self) -> float:
+        """The part of what is declared that the contract lets pass."""
+        return min(1.0, self.contract.bucket.r / self.rate_mps) if self.rate_mps else 1.0
+
     def bursts(self) -> dict[str, int]:
         """The largest number of messages that publishers of one broker send together."""
         largest: dict[str, int] = {}
@@ -166,7 +171,8 @@ class Topic:
         for broker, seen in self.seen.items():
             if broker in usable and broker not in weights and (seen.waiting or seen.rate_mps or seen.publishers):
                 weights[broker] += max(seen.rate_mps, 0.01 * self.rate_mps, 0.001)
-        self._want(dict(weights), usable)
+        # Nobody has declared anything yet: whoever publishes first, wherever, is not to wait for a share.
+        self._want(dict(weights) or dict.fromkeys(usable, 1.0), usable)
 
     def _want(self, weights: Mapping[str, float], usable: set[str]) -> None:
         kept = {name: share for name, share in self.transfer.possible.items() if name not in usable}
@@ -190,7 +196,9 @@ class Topic:
         wanting = self.brokers() & alive
         shares: dict[str, TokenBucket | None] = {name: held.get(name) for name in sorted(wanting)}
         left = _without(self.transfer.whole, kept.values())
-        if not wanting or left is None:
+        if not wanting:  # shares stay where they were useful last
+            return False
+        if left is None:
             target = kept
         else:
             # Brokers count seconds by clocks of their own, so how old they are is judged by ours.
