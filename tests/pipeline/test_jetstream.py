@@ -1,25 +1,34 @@
-"""The source at JetStream, without Spark: streams of real servers, whatever is deleted, killed or lost on the way."""
+"""The source at JetStream, on real servers: with whatever is deleted, killed or lost on the way; then on real Spark."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats
+import pyarrow.dataset as ds
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
 
 from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError
 from srtm.pipeline import jetstream
 from srtm.pipeline.jetstream import Link
 from srtm.pipeline.settings import Settings, read_settings
 from srtm.pipeline.source import FREE_ROWS, BatchReader, Range, StreamReader
+from srtm.pipeline.streaming import SrtmDataSource
 from srtm.protocol.nats import Msg
+from tests.broker.running import Running
 from tests.engines import NatsCluster, NatsServer, free_port, until
+from tests.pipeline.standalone import standalone, wait_for
 from tests.pipeline.test_source import between, bodies
+from tests.pipeline.test_streaming import in_process, said_by
 from tests.pipeline.topics import Start, brokers, cluster, contract, numbered, on_disk, publish
 from tests.programs import ask
 
@@ -39,14 +48,14 @@ def start(server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def one(start: Start) -> Any:
+def one(start: Start) -> Running:
     return start("one")
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     """A name of this test alone: they share a server."""
-    return request.node.name.replace("_", "-")[5:69].strip("-")
+    return str(request.node.name).replace("_", "-")[5:69].strip("-")
 
 
 def of(server: NatsServer, topic: str, **more: Any) -> Settings:
@@ -70,7 +79,9 @@ def rows(reader: StreamReader | BatchReader, parts: Any) -> list[dict[str, Any]]
     return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
 
 
-def test_rows_are_what_was_published_by_whom_and_when(server: NatsServer, one: Any, start: Start, topic: str) -> None:
+def test_rows_are_what_was_published_by_whom_and_when(
+    server: NatsServer, one: Running, start: Start, topic: str
+) -> None:
     publish(one, numbered("x", 30), topic, publisher="ä\r\nSrtm-Broker: no")
     publish(start("two ü"), numbered("y", 20), topic)
     at_nats(server.url, lambda js: js.publish(topic, b"z"))
@@ -93,7 +104,7 @@ def test_rows_are_what_was_published_by_whom_and_when(server: NatsServer, one: A
         assert round(row["arrival"].timestamp() * 10**6) == row["arrival_ns"] // 1000
 
 
-def test_offsets_of_a_stream_and_limits(server: NatsServer, one: Any, topic: str) -> None:
+def test_offsets_of_a_stream_and_limits(server: NatsServer, one: Running, topic: str) -> None:
     x = publish(one, numbered("x", 250), topic)
     some = BatchReader(of(server, topic, starting={topic: 26}, ending={topic: 29}))
     assert bodies(some, some.partitions()) == x[25:28]
@@ -114,7 +125,7 @@ def test_offsets_of_a_stream_and_limits(server: NatsServer, one: Any, topic: str
     assert StreamReader(of(server, topic)).getDefaultReadLimit() == ReadMaxRows(FREE_ROWS)
 
 
-def test_a_range_is_the_same_each_time_and_leaves_no_consumer(server: NatsServer, one: Any, topic: str) -> None:
+def test_a_range_is_the_same_each_time_and_leaves_no_consumer(server: NatsServer, one: Running, topic: str) -> None:
     publish(one, numbered("x", 100), topic)
     reads = []
     for turn in range(3):
@@ -129,7 +140,7 @@ def test_a_range_is_the_same_each_time_and_leaves_no_consumer(server: NatsServer
     until(lambda: not at_nats(server.url, lambda js: js.stream_info(topic)).state.consumer_count)
 
 
-def test_large_bodies_come_in_several_pulls(server: NatsServer, one: Any, topic: str) -> None:
+def test_large_bodies_come_in_several_pulls(server: NatsServer, one: Running, topic: str) -> None:
     large = [bytes([letter]) * 900_000 for letter in range(24)]
     for at in range(0, 24, 4):
         publish(one, large[at : at + 4], topic)
@@ -137,7 +148,7 @@ def test_large_bodies_come_in_several_pulls(server: NatsServer, one: Any, topic:
     assert bodies(reader, reader.partitions()) == large
 
 
-def test_messages_of_other_topics_and_deleted_ones_are_passed_over(server: NatsServer, one: Any) -> None:
+def test_messages_of_other_topics_and_deleted_ones_are_passed_over(server: NatsServer, one: Running) -> None:
     at_nats(server.url, lambda js: js.add_stream(name="all", subjects=["orders.>"]))
     mine = list[bytes]()
     for turn in range(10):
@@ -155,7 +166,7 @@ def test_messages_of_other_topics_and_deleted_ones_are_passed_over(server: NatsS
     assert between(reader, at, end) == [mine[0], *mine[2:]]
 
 
-def test_what_was_discarded_is_an_error_that_names_the_way_on(server: NatsServer, one: Any, topic: str) -> None:
+def test_what_was_discarded_is_an_error_that_names_the_way_on(server: NatsServer, one: Running, topic: str) -> None:
     x = publish(one, numbered("x", 30), topic)
     reader = StreamReader(of(server, topic))
     at_nats(server.url, lambda js: js.purge_stream(topic, seq=13))
@@ -176,7 +187,7 @@ def test_what_was_discarded_is_an_error_that_names_the_way_on(server: NatsServer
 
 
 def test_what_is_discarded_in_the_middle_of_a_read(
-    server: NatsServer, one: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+    server: NatsServer, one: Running, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(one, numbered("x", 30), topic)
     monkeypatch.setattr(jetstream, "_ROWS", 10)
@@ -188,7 +199,7 @@ def test_what_is_discarded_in_the_middle_of_a_read(
         next(begun)
 
 
-def test_a_stream_that_was_removed(server: NatsServer, one: Any, topic: str) -> None:
+def test_a_stream_that_was_removed(server: NatsServer, one: Running, topic: str) -> None:
     publish(one, numbered("x", 30), topic)
     reader = StreamReader(of(server, topic))
     tolerant = StreamReader(of(server, topic, fail_on_data_loss=False))
@@ -263,6 +274,10 @@ def test_what_cannot_be_read(server: NatsServer, topic: str, tmp_path: Path) -> 
     at_nats(server.url, lambda js: js.add_stream(name=topic, subjects=[topic], retention="workqueue"))
     with pytest.raises(InputError, match=r"\(retention workqueue\): only one with retention limits can be read again"):
         StreamReader(of(server, topic)).initialOffset()
+    at_nats(server.url, lambda js: js.add_stream(name="crowded", subjects=["crowded"], max_consumers=1))
+    at_nats(server.url, lambda js: js.add_consumer("crowded", durable_name="c"))
+    with pytest.raises(PipelineError, match="'crowded' cannot be read: maximum consumers limit reached"):
+        between(StreamReader(of(server, "crowded", fail_on_data_loss=False)), {"crowded": 1}, {"crowded": 2})
     with NatsServer(tmp_path, "n1", "--user", "u", "--pass", "secret") as guarded:
         with pytest.raises(InputError, match="refuses: Authorization Violation; give a login"):
             StreamReader(of(guarded, topic)).initialOffset()
@@ -276,7 +291,7 @@ def test_what_cannot_be_read(server: NatsServer, topic: str, tmp_path: Path) -> 
 
 
 def test_what_is_lost_on_the_way_is_read_again(
-    server: NatsServer, one: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+    server: NatsServer, one: Running, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between servers a message can be lost with a route; then the numbers of a consumer have a gap."""
     x, lose = publish(one, numbered("x", 30), topic), [12]
@@ -297,7 +312,7 @@ def test_what_is_lost_on_the_way_is_read_again(
 
 
 def test_the_leader_has_the_last_word_on_the_end_of_a_range(
-    server: NatsServer, one: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+    server: NatsServer, one: Running, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that lags says that there is no more; so does a consumer here, once."""
     x, lagging = publish(one, numbered("x", 30), topic), [True]
@@ -313,17 +328,80 @@ def test_the_leader_has_the_last_word_on_the_end_of_a_range(
     assert not lagging
 
 
-def test_a_node_of_three_is_killed_in_the_middle_of_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Three(NamedTuple):
+    """Three servers that keep three replicas, and a broker before them."""
+
+    servers: NatsCluster
+    broker: Running
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
+    folder = tmp_path_factory.mktemp("three")
+    with NatsCluster(folder) as servers, brokers(folder, engine=servers.url) as start:
+        yield Three(servers, start("one"))
+
+
+def leader_of(three: Three, stream: str) -> NatsServer:
+    name = at_nats(three.servers.url, lambda js: js.stream_info(stream)).cluster.leader
+    return next(server for server in three.servers.servers if server.name == name)
+
+
+def test_a_node_of_three_is_killed_in_the_middle_of_a_read(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jetstream, "_ROWS", 50)
-    with NatsCluster(tmp_path) as servers, brokers(tmp_path, engine=servers.url) as start:
-        x = publish(start("one"), numbered("x", 1000), "t")
-        reader = StreamReader(Settings("t", controller="", engine=servers.url, timeout_s=60.0))
-        assert reader.latestOffset({"t": 1}, ReadAllAvailable()) == {"t": 1001}
-        for victim in servers.servers:
-            begun = reader.read(Range("t", servers.url, 1, 1001))
-            first = list(islice(begun, 3))
+    x = publish(three.broker, numbered("x", 1000), "read")
+    reader = StreamReader(Settings("read", controller="", engine=three.servers.url, timeout_s=60.0))
+    assert reader.latestOffset({"read": 1}, ReadAllAvailable()) == {"read": 1001}
+    leader = leader_of(three, "read")
+    for victim in sorted(three.servers.servers, key=lambda server: server is leader):  # whose death costs an election
+        begun = reader.read(Range("read", three.servers.url, 1, 1001))
+        first = list(islice(begun, 3))
+        victim.kill()
+        assert [body for batch in [*first, *begun] for body in batch.column("body").to_pylist()] == x
+        assert reader.latestOffset({"read": 901}, ReadAllAvailable()) in ({"read": 901}, {"read": 1001})
+        victim.start()
+
+
+def test_two_executors_read_the_same_three_times_while_a_node_is_killed(three: Three, tmp_path: Path) -> None:
+    publish(three.broker, numbered("x", 600), "digested")
+    source = {"engine": three.servers.url, "topic": "digested", "maxRowsPerPartition": "150"}
+    victim = leader_of(three, "digested")
+    with standalone(tmp_path) as workers:
+        process = in_process(workers.master, digests={"source": source, "times": 3})
+        try:
+            wait_for(lambda: len(workers.executors()) == 2 or process.poll() is not None)
             victim.kill()
-            rest = [body for batch in [*first, *begun] for body in batch.column("body").to_pylist()]
-            assert rest == x
-            assert reader.latestOffset({"t": 901}, ReadAllAvailable()) in ({"t": 901}, {"t": 1001})
+        finally:
+            reads = said_by(process)["digests"]
             victim.start()
+    codes = [[row[:4] for row in read] for read in reads]
+    assert codes[0] == codes[1] == codes[2]
+    assert [row[:3] for row in codes[0]] == [["one", at, 150] for at in (1, 151, 301, 451)]
+    assert any(len({row[4] for row in read}) == 2 for read in reads)  # two executors read
+
+
+def test_a_killed_driver_loses_and_doubles_nothing(three: Three, tmp_path: Path) -> None:
+    """It is killed when a batch was written and is not yet done, so that this batch is run once more."""
+    published = publish(three.broker, numbered("x", 400), "kept")
+    source = {"engine": three.servers.url, "topic": "kept", "maxRowsPerTrigger": "100"}
+    process = in_process("local[2]", keep={"source": source, "folder": str(tmp_path), "to_the_end": False})
+    try:
+        wait_for(lambda: (tmp_path / "written-1").exists() or process.poll() is not None)
+        running = process.poll() is None
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert running
+    published += publish(three.broker, numbered("later", 100), "kept")
+    said_by(in_process("local[2]", keep={"source": source, "folder": str(tmp_path), "to_the_end": True}))
+    begun = Counter((tmp_path / "begun").read_text().split())
+    assert begun["1"] == 2
+    assert set(begun) == {str(number) for number in range(5)}
+    found = ds.dataset(tmp_path / "rows", format="parquet").to_table(["offset", "body"]).to_pylist()
+    assert sorted((row["offset"], row["body"]) for row in found) == list(enumerate(published, 1))
+
+
+def test_a_sink_is_given_brokers_and_no_engine() -> None:
+    source = SrtmDataSource({"topic": "t", "engine": "nats://a"})
+    with pytest.raises(InputError, match="through brokers, so leave out the option"):
+        source.writer(StructType(), overwrite=False)
