@@ -283,7 +283,7 @@ def test_what_nats_cannot_take_is_refused(command: bytes, problem: bytes, start:
 def test_a_stream_that_is_there_already_is_used(start: Start, tmp_path: Path) -> None:
     async def make() -> None:
         client = await nats.connect(server.url)
-        await client.jetstream().add_stream(name="all", subjects=["orders.>"], max_msg_size=100)
+        await client.jetstream().add_stream(name="all", subjects=["orders.>"], max_msg_size=1000)
         await client.close()
 
     with NatsServer(tmp_path) as server:
@@ -291,7 +291,7 @@ def test_a_stream_that_is_there_already_is_used(start: Start, tmp_path: Path) ->
         broker = start(engine=server.url)
         with Client(broker.address) as client:
             client.publish("orders.new", b"1")
-            client.send(say.pub("orders.new", bytes(200)))
+            client.send(say.pub("orders.new", bytes(1000)))
             assert b"message size exceeds maximum allowed" in client.error()
         assert [body for _, body in asyncio.run(stored(server.url, "all"))] == [b"1"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
@@ -30,12 +31,12 @@ def conversations(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
         reply = draw(st.sampled_from([b"", b"answer.here "]))
         if kind == "msg":
             data += b"MSG %b 1 %b%d\r\n%b\r\n" % (subject, reply, len(body), body)
-            events.append(Msg(subject, 0, body))
+            events.append(Msg(subject, 0, body, reply=reply.strip()))
         elif kind == "hmsg":
             status = draw(st.sampled_from([0, 503]))
             head = header(status)
             data += b"HMSG %b 1 %b%d %d\r\n%b%b\r\n" % (subject, reply, len(head), len(head) + len(body), head, body)
-            events.append(Msg(subject, status, body, head))
+            events.append(Msg(subject, status, body, head, reply.strip()))
         elif kind == "ok":
             data += b"+OK\r\n"
         elif kind == "err":
@@ -67,6 +68,7 @@ def test_any_cut_gives_the_same_events(data: st.DataObject, conversation: tuple[
         b"MSG a 1 -5\r\n",
         b"MSG a 1 99999999999\r\n",
         b"HMSG a 1 9 5\r\n",
+        b"MSG a 1 r x 5\r\n",
         b"INFO {\r\n",
         b"INFO [1]\r\n",
         b"x" * (nats.MAX_LINE + 1),
@@ -86,6 +88,19 @@ def test_commands() -> None:
     assert nats.publish(b"t", b"r", b"ab") == b"PUB t r 2\r\nab\r\n"
     assert nats.subscribe(b"r.*", 1) == b"SUB r.* 1\r\n"
     assert nats.connect(verbose=False) == b'CONNECT {"verbose":false}\r\n'
-    head = b"NATS/1.0\r\nNats-Msg-Id: x-1\r\n\r\n"
-    size = len(head)
-    assert nats.publish_once(b"t", b"r", b"x-1", b"ab") == b"HPUB t r %d %d\r\n%bab\r\n" % (size, size + 2, head)
+    head = b"NATS/1.0\r\nNats-Msg-Id: x-1\r\nSrtm-Broker: b\r\nSrtm-Publisher: p\r\nSrtm-Arrival: 17\r\n\r\n"
+    said = nats.publish_once(b"t", b"r", b"x-1", b"ab", nats.origin("b", "p", 17))
+    assert said == b"HPUB t r %d %d\r\n%bab\r\n" % (len(head), len(head) + 2, head)
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_where_a_message_comes_from_is_said_in_lines_that_no_name_can_break(broker: str, publisher: str) -> None:
+    said = nats.publish_once(b"t", b"r", b"x-1", b"ab", nats.origin(broker, publisher, 17))
+    head = said.partition(b"\r\n")[2].removesuffix(b"ab\r\n")
+    assert head.count(b"\r\n") == 6
+    message = Msg(b"t", 0, b"ab", head)
+    assert [unquote(message.value(name).decode("ascii")) for name in (nats.BROKER, nats.PUBLISHER)] == [
+        broker.encode("utf-8", "replace").decode(),
+        publisher.encode("utf-8", "replace").decode(),
+    ]
+    assert (message.message_id, message.value(nats.ARRIVAL), message.value(b"Else")) == (b"x-1", b"17", b"")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DUPLICATES_S = 120  # how long a stream that we make remembers ids
 _LATE_NS = 1 * NS_PER_S  # after that, an acknowledgement is not to be expected any more
-_HEAD = 256  # bytes of a message that are none of its body
+_HEAD = 64  # bytes of a message that are neither its body nor say where it comes from
 _IN_USE, _OVERLAP = 10058, 10065  # JetStream's codes: the stream is there, made by somebody else
 _PASSING = 500  # from this code (of HTTP) on, an error may be over soon
 _OF_A_SUBJECT = "Permissions Violation"  # after which a server does not close the connection
@@ -66,7 +66,7 @@ class Nats(Engine):
 
     def new_probe(self, lane: Lane) -> NatsProbe:
         """A probe of a topic."""
-        return NatsProbe(lane, self.prefix, self.login)
+        return NatsProbe(lane, self.prefix, self.address.login)
 
     def _greet(self) -> None:
         self._protocol = NatsProtocol()
@@ -123,17 +123,9 @@ class Nats(Engine):
             protocol=1,
             headers=True,
             no_responders=True,
-            **self.login,
+            **self.address.login,
         )
         self._out += say.subscribe(self._inbox + b"*", 1) + say.PING
-
-    @property
-    def login(self) -> dict[str, str]:
-        """What CONNECT says of who we are: nothing, a token, or a user."""
-        user, password = self.address.user, self.address.password
-        if not user:
-            return {}
-        return {"user": user, "pass": password} if password else {"auth_token": user}
 
     def _ask(self) -> None:
         self._out += say.PING
@@ -231,14 +223,16 @@ class Nats(Engine):
     def _send(self, lane: Lane, messages: list[Message]) -> None:
         now_ns, subject = time.time_ns(), lane.topic.name.encode()
         inbox, prefix, number, flights = self._inbox, self.prefix, self._number, self._flights
+        name = self._broker.options.name
         for message in messages:
-            if len(message.body) + _HEAD > self._max_payload:  # the server would close the connection
+            lines = say.origin(name, message.publisher, message.arrival_ns)
+            if len(message.body) + len(lines) + _HEAD > self._max_payload:  # the server would close the connection
                 self._refuse(lane, [message], f"it takes {self._max_payload} bytes, head and body, of a message")
                 continue
             number += 1
             flights[number] = lane, message, now_ns
             reply = b"%b%d" % (inbox, number)
-            self._out += say.publish_once(subject, reply, b"%b-%b" % (prefix, message.id), message.body)
+            self._out += say.publish_once(subject, reply, b"%b-%b" % (prefix, message.id), message.body, lines)
         self._number = number
 
     def _take_back(self) -> None:

@@ -91,6 +91,8 @@ def patiently(question: Callable[[], T], timeout_s: float) -> T:
 class Logs:
     """Where a topic's logs are. It remembers brokers that are not listed any more: they may come back."""
 
+    noun = "broker"  # whose name stands in an offset
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._urls: dict[str, str] = {}
@@ -163,7 +165,7 @@ class Logs:
 
     def _document(self) -> Any:
         """What the controller says of a topic under contract."""
-        if self._settings.brokers:
+        if self._settings.brokers or not self._settings.controller:
             return None
         try:
             return json.loads(ask(f"{self._settings.controller}/v1/topics/{quote(self._settings.topic, safe='')}"))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from srtm.errors import InputError
+from srtm.protocol.engine import hidden, parse
 from srtm.protocol.names import valid_name
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 DEFAULT_CONTROLLER = "http://127.0.0.1:4161"
 ROWS_PER_PARTITION = 100_000  # a tenth of a second of reading: few enough to share out, many enough to be worth a task
-Offsets = dict[str, int]  # by broker: the offset of its next message
+Offsets = dict[str, int]  # by broker, or stream of an engine: the offset of its next message
 Keys = Literal["none", "field", "envelope"]
 
 
@@ -28,8 +29,9 @@ class Settings:
     """What source and sink were told."""
 
     topic: str
-    controller: str = DEFAULT_CONTROLLER
+    controller: str = DEFAULT_CONTROLLER  # empty where there is none
     brokers: tuple[str, ...] = ()  # URLs of their HTTP; then there is no controller
+    engine: str | None = field(default=None, repr=False)  # servers of NATS, maybe with a login
     token: str | None = None
     timeout_s: float = 60.0
     starting: Literal["earliest", "latest"] | Offsets = "earliest"
@@ -48,16 +50,20 @@ def read_settings(options: Mapping[str, str]) -> Settings:
     given = {name.lower(): value for name, value in options.items()}
     found: dict[str, Any] = {}
     problems = []
-    for name, (field, read) in _OPTIONS.items():
+    for name, (meant, read) in _OPTIONS.items():
         if (text := given.pop(name.lower(), None)) is not None:
             try:
-                found[field] = read(text)
+                found[meant] = read(text)
             except ValueError as problem:
-                problems.append(f"{name} = {text!r}: {problem}")
+                problems.append(f"{name} = {hidden(text)!r}: {problem}")
     if "topic" not in found and not problems:
         problems.append("topic is missing: say which one with option('topic', …)")
     if "controller" in found and "brokers" in found:
         problems.append("controller and brokers: give one of them")
+    if "engine" in found and "brokers" in found:
+        problems.append("engine and brokers: give one of them")
+    if "engine" in found:
+        found.setdefault("controller", "")
     names = {name.lower(): name for name in _OPTIONS}
     problems += [  # Spark has options of its own, so only what looks like one of ours is refused
         f"there is no option {unknown}: {names[close[0]]} may be meant"
@@ -89,6 +95,13 @@ def _urls(text: str) -> tuple[str, ...]:
     if not found:
         raise InputError("write addresses of brokers' HTTP, as in 127.0.0.1:4151,127.0.0.1:4153")
     return found
+
+
+def _engine(text: str) -> str:
+    address = parse(text)
+    if address is None or address.kind != "nats":
+        raise InputError("write servers of NATS, as in nats://host:4222,host:4222")
+    return text
 
 
 def _whole(text: str) -> int:
@@ -143,6 +156,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "topic": ("topic", _topic),
     "controller": ("controller", _url),
     "brokers": ("brokers", _urls),
+    "engine": ("engine", _engine),
     "token": ("token", str),
     "timeout": ("timeout_s", _seconds),
     "startingOffsets": ("starting", _offsets("earliest", "latest")),

@@ -1,9 +1,10 @@
-"""Spark as a reader of a `disk` topic: offsets by broker, ranges of them as partitions, rows as Arrow batches.
+"""Spark as a reader of a topic on disk or at JetStream: offsets, ranges of them as partitions, rows as Arrow batches.
 
 In: the positions that Spark last committed, and how many rows it may have. Out: the next positions, and partitions that
 are a function of two positions alone, so that a batch that is run again reads the same rows in the same partitions.
 An offset is `{"broker": the offset of its next message, …}`. A broker that is new joins with its oldest offset, and its
-rows come with the next batch: so the range of every batch is in Spark's own log before it is read.
+rows come with the next batch: so the range of every batch is in Spark's own log before it is read. Where an engine has
+the messages, a stream of its stands for the broker, and sequence numbers for offsets.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from srtm.client.backoff import Backoff
 from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError, SRTMError
 from srtm.model.apportion import apportion
+from srtm.pipeline import jetstream
 from srtm.pipeline.logs import Away, Contract, Extent, Logs, patiently, read
 from srtm.units import NS_PER_US
 
@@ -40,7 +42,7 @@ _REMEDY = "set option failOnDataLoss to false to go on with what is there"
 
 @dataclass(repr=False)
 class Range(InputPartition):
-    """Offsets [begin, end) of the log of one broker."""
+    """Offsets [begin, end) of the log of one broker, or of a stream; `url` says which."""
 
     broker: str
     url: str
@@ -53,17 +55,25 @@ class _Reading:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._logs = Logs(settings)
+        self._found: Logs | None = None
+
+    @property
+    def _logs(self) -> Logs:
+        """Where the topic's messages are; asked again until somebody has it."""
+        if self._found is None:
+            self._found = patiently(lambda: jetstream.located(self._settings), self._settings.timeout_s)
+        return self._found or Logs(self._settings)
 
     def _extents(self) -> dict[str, Extent]:
         """The logs of all brokers, each of which has to answer."""
         settings = self._settings
 
         def look() -> dict[str, Extent]:
-            brokers = self._logs.look(strict=True)
-            found = {broker: extent for broker in brokers if (extent := self._logs.extent(broker)) is not None}
-            if not found and not self._logs.known({} if settings.brokers else brokers):
-                raise InputError(f"no broker has topic {settings.topic!r}: check its name, or create it first")
+            logs = self._logs
+            brokers = logs.look(strict=True)
+            found = {broker: extent for broker in brokers if (extent := logs.extent(broker)) is not None}
+            if not found and not logs.known({} if settings.brokers else brokers):
+                raise InputError(f"no {logs.noun} has topic {settings.topic!r}: check its name, or create it first")
             return found
 
         return patiently(look, settings.timeout_s)
@@ -79,13 +89,18 @@ class _Reading:
 
     def _rows(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows; runs on executors."""
+        import pyarrow as pa
+
         if not isinstance(part, Range):  # Spark's own, where there are none
             return
         settings, at = self._settings, part.begin
+        if part.url.startswith("nats:"):
+            yield from self._rows_of_stream(part)
+            return
         try:
             for batch in read(part.url, part.broker, settings.topic, at, part.end, settings.timeout_s):
                 at += batch.num_rows
-                yield _shaped(batch, part.broker)
+                yield _shaped(batch, pa.repeat(pa.scalar(part.broker, pa.string()), batch.num_rows))
         except LogError as problem:
             if settings.fail_on_data_loss:
                 raise type(problem)(f"{problem}: {_REMEDY}") from None
@@ -93,6 +108,18 @@ class _Reading:
             logger.warning("%s: going on with offset %d of %d", problem, kept, part.end)
             if at < kept < part.end:
                 yield from self._rows(Range(part.broker, part.url, kept, part.end))
+
+    def _rows_of_stream(self, part: Range) -> Iterator[pa.RecordBatch]:
+        settings, strict = self._settings, self._settings.fail_on_data_loss
+        try:
+            for batch in jetstream.read(
+                part.url, part.broker, settings.topic, part.begin, part.end, settings.timeout_s, strict=strict
+            ):
+                yield _shaped(batch, batch.column("broker"))
+        except LogError as problem:
+            if strict:
+                raise type(problem)(f"{problem}: {_REMEDY}") from None
+            logger.warning("%s: going on without it", problem)
 
     def _kept(self, part: Range, at: int) -> int:
         """The first offset from `at` on that a broker still holds."""
@@ -105,7 +132,7 @@ class _Reading:
         """Refuse a position that the log does not have; unless what is lost is to be left out."""
         if not self._settings.fail_on_data_loss:
             return
-        where = f"topic {self._settings.topic!r} at broker {broker!r}"
+        where = f"topic {self._settings.topic!r} at {self._logs.noun} {broker!r}"
         if extent is None:
             raise LogError(f"{where} is gone, and with it what was there after offset {at}: {_REMEDY}")
         if at < extent.begin:
@@ -256,7 +283,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         away_s, timeout_s = time.monotonic() - absence.since_s, self._settings.timeout_s
         absence.again_s = time.monotonic() + absence.backoff.next_s()
         if away_s > timeout_s and (self._settings.fail_on_data_loss or not who):
-            whom = f"broker {who!r} of topic {self._settings.topic!r}" if who else self._settings.controller
+            whom = f"{self._logs.noun} {who!r} of topic {self._settings.topic!r}" if who else self._settings.controller
             text = str(problem) if isinstance(problem, Away) else "nobody knows its address"
             remedy = f"start it, wait longer with option timeout, or {_REMEDY}" if who else "start it"
             raise PipelineError(f"{whom} is away since {away_s:.0f} s ({text}): {remedy}")
@@ -286,8 +313,8 @@ def _limited(start: Offsets, ends: Offsets, most: int | None) -> Offsets:
     return {broker: start[broker] + shares[broker] if rows[broker] else end for broker, end in ends.items()}
 
 
-def _shaped(batch: pa.RecordBatch, broker: str) -> pa.RecordBatch:
-    """Rows of a broker as rows of Spark."""
+def _shaped(batch: pa.RecordBatch, brokers: pa.Array) -> pa.RecordBatch:
+    """Rows of a log or stream as rows of Spark."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -297,7 +324,7 @@ def _shaped(batch: pa.RecordBatch, broker: str) -> pa.RecordBatch:
         "publisher": batch.column("publisher"),
         "body": batch.column("body"),
         "arrival": micros,
-        "broker": pa.repeat(pa.scalar(broker, pa.string()), batch.num_rows),
+        "broker": brokers,
         "offset": batch.column("offset"),
         "arrival_ns": batch.column("arrival_ns"),
     }

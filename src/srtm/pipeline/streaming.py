@@ -53,15 +53,23 @@ class SrtmDataSource(DataSource):
         """For `DataFrame.write`."""
         if overwrite:
             raise InputError("messages of a topic cannot be overwritten: write with mode('append')")
-        return BatchWriter(self._settings(), schema)
+        return BatchWriter(self._sink_settings(), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001 - likewise
         """For `DataFrame.writeStream`."""
         del overwrite  # in complete mode every batch is published whole, which is what was asked for
-        return StreamWriter(self._settings(), schema)
+        return StreamWriter(self._sink_settings(), schema)
 
     def _settings(self) -> Settings:
         return read_settings(self.options)
+
+    def _sink_settings(self) -> Settings:
+        settings = self._settings()
+        if settings.engine:
+            raise InputError(
+                "engine: messages reach an engine through brokers, so leave out the option, and name a controller"
+            )
+        return settings
 
 
 def register(spark: SparkSession) -> None:

@@ -35,6 +35,13 @@ class EngineAddress:
         places = (f"{host}:{port}" if port else host for host, port in self.servers)
         return f"{self.kind}://{','.join(places)}"
 
+    @property
+    def login(self) -> dict[str, str]:
+        """What NATS' CONNECT says of who we are: nothing, a token, or a user."""
+        if not self.user:
+            return {}
+        return {"user": self.user, "pass": self.password} if self.password else {"auth_token": self.user}
+
 
 def parse(text: str) -> EngineAddress | None:
     """The engine that a flag names; None for `local`."""
@@ -43,19 +50,19 @@ def parse(text: str) -> EngineAddress | None:
     kind, scheme, rest = text.partition("://")
     place, _, query = rest.partition("?")
     if kind not in _PORTS or not scheme or not place:
-        raise InputError(f"{_hidden(text)!r} is no engine: {_SYNTAX}", engine=_hidden(text))
+        raise InputError(f"{hidden(text)!r} is no engine: {_SYNTAX}", engine=hidden(text))
     options = dict(parse_qsl(query, keep_blank_values=True))
     replicas = options.pop("replicas", "1")
     if options or (kind != "nats" and query) or not (replicas.isdecimal() and 1 <= int(replicas) <= _MOST_REPLICAS):
         problem = f"the only option is replicas, 1 to {_MOST_REPLICAS}, of nats"
-        raise InputError(f"{_hidden(text)!r} is no engine: {problem}", engine=_hidden(text))
+        raise InputError(f"{hidden(text)!r} is no engine: {problem}", engine=hidden(text))
     login, _, place = place.rpartition("@")
     if kind == "nsqd" and place.startswith("/"):
         return EngineAddress(kind, ((unquote(place), 0),))
     user, _, password = login.partition(":")
     servers = tuple(server(each.removeprefix(f"{kind}://"), kind) for each in place.split(","))
     if kind == "nsqd" and (len(servers) > 1 or login):
-        raise InputError(f"{_hidden(text)!r} is no engine: an nsqd is one host:port, without a login", engine=kind)
+        raise InputError(f"{hidden(text)!r} is no engine: an nsqd is one host:port, without a login", engine=kind)
     return EngineAddress(kind, servers, int(replicas), unquote(user) or None, unquote(password) or None)
 
 
@@ -85,7 +92,7 @@ def refusal(kind: str, topic: str, durability: str = "memory") -> str | None:
     return None
 
 
-def _hidden(text: str) -> str:
-    """The text of a flag for a message: a login in it is nobody's business."""
+def hidden(text: str) -> str:
+    """The text of a flag or option for a message: a login in it is nobody's business."""
     kind, scheme, rest = text.partition("://")
     return f"{kind}{scheme}{'…@' if '@' in rest else ''}{rest.rpartition('@')[2]}"

@@ -1,4 +1,4 @@
-"""The client's side of NATS' protocol, as far as publishing to JetStream takes it: commands to bytes, bytes to events.
+"""The client's side of NATS' protocol, as far as JetStream takes it: commands to bytes, bytes to events.
 
 In: what a client wants to say, and what a read brought, cut anywhere. Out: bytes to write; a list of events, in order.
 
@@ -7,13 +7,19 @@ In: what a client wants to say, and what a read brought, cut anywhere. Out: byte
     HMSG subject sid [reply] header-size size CRLF header body CRLF
     PING   PONG   +OK   -ERR 'text'
 
+Messages of a broker say in their headers where they come from: `Srtm-Broker`, `Srtm-Publisher` (both percent-encoded,
+because names may hold anything) and `Srtm-Arrival`, nanoseconds since 1970.
+
 Always holds: the same bytes give the same events, however they are cut; a line longer than MAX_LINE or a message longer
 than MAX_BODY is a ProtocolError before it is kept.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from string import punctuation
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -25,7 +31,11 @@ NO_RESPONDERS: Final = 503
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
 _CRLF: Final = b"\r\n"
-_MSG_ID: Final = b"\r\nNats-Msg-Id: "
+_MSG_ID: Final = b"Nats-Msg-Id"
+BROKER: Final = b"Srtm-Broker"
+PUBLISHER: Final = b"Srtm-Publisher"
+ARRIVAL: Final = b"Srtm-Arrival"
+_PLAIN: Final = punctuation.replace("%", "")
 
 
 class Info(NamedTuple):
@@ -41,11 +51,16 @@ class Msg(NamedTuple):
     status: int
     body: bytes
     header: bytes = b""
+    reply: bytes = b""
 
     @property
     def message_id(self) -> bytes:
         """The id that it was published with; empty where there was none."""
-        return self.header.partition(_MSG_ID)[2].partition(_CRLF)[0]
+        return self.value(_MSG_ID)
+
+    def value(self, name: bytes) -> bytes:
+        """What its header says under a name; empty where that is not there."""
+        return self.header.partition(b"\r\n%b: " % name)[2].partition(_CRLF)[0]
 
 
 class Ping(NamedTuple):
@@ -101,22 +116,20 @@ class NatsProtocol:
 def _message(line: bytes, data: bytes, at: int, out: list[Event]) -> int:
     """Append the message that a line announces; gives where it ends, 0 where it is not all there yet."""
     parts = line.split()
-    head = 0
+    head, fixed = 0, 4
     try:
         size = int(parts[-1])
         if parts[0] == b"HMSG":
-            head = int(parts[-2])
+            head, fixed = int(parts[-2]), 5
     except ValueError:
         size = -1
-    if not 0 <= head <= size <= MAX_BODY or not 4 <= len(parts) <= 6:
+    if not 0 <= head <= size <= MAX_BODY or not 0 <= len(parts) - fixed <= 1:
         raise ProtocolError("E_INVALID", f"a message cannot begin with {line[:80]!r}")
     if len(data) < at + size + 2:
         return 0
-    if head:
-        header = data[at : at + head]
-        out.append(Msg(parts[1], _status(header), data[at + head : at + size], header))
-    else:
-        out.append(Msg(parts[1], 0, data[at : at + size]))
+    reply = parts[3] if len(parts) > fixed else b""
+    header = data[at : at + head]
+    out.append(Msg(parts[1], _status(header) if head else 0, data[at + head : at + size], header, reply))
     return at + size + 2
 
 
@@ -164,7 +177,18 @@ def publish(subject: bytes, reply: bytes, body: bytes) -> bytes:
     return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(body), body)
 
 
-def publish_once(subject: bytes, reply: bytes, message_id: bytes, body: bytes) -> bytes:
-    """Publish a message that JetStream stores once, however often it is sent."""
-    head = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % message_id
+def publish_once(subject: bytes, reply: bytes, message_id: bytes, body: bytes, lines: bytes = b"") -> bytes:
+    """Publish a message, with these lines in its header, that JetStream stores once, however often it is sent."""
+    head = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n%b\r\n" % (message_id, lines)
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(head), len(head) + len(body), head, body)
+
+
+def origin(broker: str, publisher: str, arrival_ns: int) -> bytes:
+    """Lines of a message's header that say where it comes from, and since when it is here."""
+    return b"%bSrtm-Arrival: %d\r\n" % (_names(broker, publisher), arrival_ns)
+
+
+@lru_cache(maxsize=4096)
+def _names(*names: str) -> bytes:
+    coded = (quote(name, _PLAIN, errors="replace").encode() for name in names)
+    return b"Srtm-Broker: %b\r\nSrtm-Publisher: %b\r\n" % tuple(coded)
