@@ -47,3 +47,20 @@ def test_a_store_remembers_which(adapt: bool) -> None:
     world.controller.create("t", Contract(1_000, NANO_PER_TOKEN, adapt=adapt), world.now_ns)
     (again,) = store.topics()
     assert again.contract.adapt is adapt
+
+
+def test_publishers_that_were_there_and_do_not_come_back_are_forgotten() -> None:
+    """Who was registered and never came is expected still."""
+    world = VirtualCluster(1, ControllerOptions(), Store(), brokers=2)
+    assert world.controller
+    topic = world.controller.create("t", Contract(200_000, 60 * NANO_PER_TOKEN, fit="none"), world.now_ns)
+    world.run(1)
+    world.controller.register("t", [Declared("expected", 5.0)], world.now_ns)
+    world.publish("t", [Declared("stays", 5.0), Declared("goes", 5.0)])
+    world.run(10)
+    world.leave("goes")
+    world.run(250)
+    assert topic.publishers.keys() == {"expected", "stays", "goes"}
+    world.run(100)
+    assert topic.publishers.keys() == {"expected", "stays"}
+    assert topic.events[-1].text == "1 publishers that were away for 300 s"

@@ -44,6 +44,7 @@ _HURRY_S = 0.1  # between exchanges while something is under way
 _FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
 _RECALL_NS = 10 * NS_PER_S  # brokers look for a controller every 4 s or more often
 _SET_BACK_NS = 10 * NS_PER_S  # without a new second of a broker that answers
+_AWAY_NS = 300 * NS_PER_S  # of a publisher that was there, until it is forgotten
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
 
 
@@ -198,7 +199,17 @@ class Controller:
             raise InputError(f"topic {name!r} has no publisher {publisher!r}", publisher=publisher)
         topic.roster += 1
         topic.place.pop(publisher, None)
+        topic.met.discard(publisher)
+        topic.missing.pop(publisher, None)
         self.store.delete_publisher(topic, publisher)
+
+    def _forget_missing(self, topic: Topic, now_ns: int) -> None:
+        """Publishers that went, and did not come back, take no room from others; whoever comes registers anyway."""
+        gone = [publisher for publisher, since_ns in topic.missing.items() if now_ns - since_ns > _AWAY_NS]
+        for publisher in gone:
+            self.unregister(topic.name, publisher)
+        if gone:
+            topic.note(now_ns, "forgotten", f"{len(gone)} publishers that were away for {_AWAY_NS // NS_PER_S} s")
 
     def least_loaded(self) -> Member | None:
         """A broker for a topic that is under no contract."""
@@ -368,6 +379,7 @@ class Controller:
     def adapt(self, now_ns: int) -> None:
         """The TB Adaptor's period is over."""
         for topic in self.topics.values():
+            self._forget_missing(topic, now_ns)
             if topic.opened and topic.fit is None and not topic.moving:
                 if topic.contract.adapt and topic.adapt(self.members, now_ns):
                     self._hurry(topic)
@@ -477,6 +489,7 @@ class Controller:
         seen.publishers, seen.durable = report.publishers, report.durable
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
         self._adopt(topic, name, report)
+        topic.call_the_roll(name, now_ns)
         if now_ns - seen.heard_ns > _SET_BACK_NS:  # its clock may have been set: its seconds are counted anew
             seen.forget()
             seen.heard_ns = now_ns

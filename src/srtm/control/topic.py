@@ -82,6 +82,8 @@ class Topic:
     moving_since_ns: int = 0
     away: Counter[str] = field(default_factory=Counter)  # publishers that have left a broker, since that was noted
     reminded_ns: int = 0  # when publishers that are elsewhere were last ordered home
+    met: set[str] = field(default_factory=set)  # publishers that were seen at a broker
+    missing: dict[str, int] = field(default_factory=dict)  # those that are at theirs no more, and since when
     busy_s: Counter[str] = field(default_factory=Counter)  # seconds in a row that a broker was too slow
     calm_after_ns: int = 0  # until then nobody is sent away for being too many
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=_EVENTS))
@@ -143,6 +145,18 @@ class Topic:
             for broker, seen in self.seen.items()
             if seen.roll and (wrong := {name for name in seen.roll if self.place.get(name, broker) != broker})
         }
+
+    def call_the_roll(self, broker: str, now_ns: int) -> None:
+        """See who of a broker's publishers is there, of those that have been."""
+        here = self.seen[broker].roll
+        if here is None or self.moving:
+            return
+        self.met |= here
+        for publisher in here:
+            self.missing.pop(publisher, None)
+        for publisher, place in self.place.items():
+            if place == broker and publisher in self.met and publisher not in here:
+                self.missing.setdefault(publisher, now_ns)
 
     def forget_rates(self) -> None:
         """Publishers have moved: what brokers carried before says nothing of what they carry now."""

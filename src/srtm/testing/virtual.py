@@ -44,6 +44,7 @@ class VirtualPublisher:
     broker: VirtualBroker | None = None
     rng: random.Random = field(default_factory=random.Random)
     sent: int = 0
+    gone: bool = False
 
     class _Protocol:
         def __init__(self, declared: identify.Declared) -> None:
@@ -199,6 +200,11 @@ class VirtualCluster:
         for members in sources.values():
             self.at(members[0].next_gap_ns(), self._burst, members)
 
+    def leave(self, publisher: str) -> None:
+        """A publisher is gone for good."""
+        self.publishers[publisher].gone = True
+        self._connect(self.publishers[publisher], None)
+
     def released(self, topic: str, broker: str, message: Message) -> None:
         """A message has its token."""
         self.releases.setdefault(topic, []).append((message.release_ns, broker, message.body))
@@ -209,7 +215,7 @@ class VirtualCluster:
             self.controller.joined(name, "127.0.0.1", options.tcp_port, options.http_port, self.now_ns)
 
     def _find_places(self, publishers: list[VirtualPublisher], lost: list[str]) -> None:
-        homeless = [publisher for publisher in publishers if publisher.broker is None]
+        homeless = [publisher for publisher in publishers if publisher.broker is None and not publisher.gone]
         if not homeless:
             return
         if self.controller and homeless[0].topic in self.controller.topics:
