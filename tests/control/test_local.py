@@ -44,6 +44,22 @@ def test_a_broker_that_cannot_start_takes_all_down() -> None:
     asyncio.run(go())
 
 
+def test_a_store_that_is_lost_is_begun_anew_once(tmp_path: Path) -> None:
+    store = tmp_path / "controller" / "controller.sqlite"
+    store.parent.mkdir()
+    store.write_bytes(b"nonsense" * 1000)
+
+    async def go(*, recover: bool) -> None:
+        async with LocalCluster(LocalOptions(1, data_path=tmp_path, free_ports=True, recover=recover)) as cluster:
+            assert "--recover" not in cluster.controller.arguments
+
+    with pytest.raises(ControlError, match="controller did not start"):
+        asyncio.run(go(recover=False))
+    asyncio.run(go(recover=True))
+    assert store.with_name("controller.sqlite.1").read_bytes().startswith(b"nonsense")
+    asyncio.run(go(recover=False))
+
+
 def test_others_go_on_while_a_port_is_in_the_way_of_a_process_that_starts_again() -> None:
     said: list[str] = []
 

@@ -24,6 +24,9 @@ def up(
         Path | None,
         typer.Option(help="A folder for disk topics and the controller's store (nothing is kept, without)."),
     ] = None,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="The controller's store is lost: begin a new one beside it.")
+    ] = False,
     trace_folder: Annotated[Path | None, typer.Option(help="A folder that runs may be recorded into.")] = None,
     token: Annotated[str | None, typer.Option(envvar="SRTM_TOKEN", help="What changes have to show.")] = None,
     mcap_mps: Annotated[float | None, typer.Option(help="Messages a second that a broker can take.")] = None,
@@ -58,7 +61,7 @@ def up(
     told += ["--calibration", str(calibration)] if calibration is not None else []
     logs = ["--log-format", log_format, "--log-level", log_level]
     options = LocalOptions(
-        brokers, host, data_path, trace_folder, token, free_ports, [*told, *logs], logs, web_port, engine
+        brokers, host, data_path, trace_folder, token, free_ports, [*told, *logs], logs, web_port, engine, recover
     )
     program.run(_serve(LocalCluster(options), host))
 

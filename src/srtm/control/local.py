@@ -50,6 +50,7 @@ class LocalOptions:
     broker_flags: Sequence[str] = ()
     web_port: int | None = 4171  # of the page; none serves none
     engine: str = "local"  # or nsqd or nats, which are started, or the address of one that runs
+    recover: bool = False  # begin with a new store
 
 
 @dataclass
@@ -80,6 +81,7 @@ class LocalCluster:
         flags += options.controller_flags
         if options.data_path is not None:
             flags += ["--data-path", str(options.data_path / "controller")]
+        flags += ["--recover"] if options.recover else []
         self.controller = Child("controller", flags)
         self.brokers = [self._broker(number) for number in range(options.brokers)]
 
@@ -139,6 +141,8 @@ class LocalCluster:
         others = [] if options.free_ports else [self.controller]
         await asyncio.gather(*(self._start(child) for child in (*others, *self.brokers)))
         await self._all_alive()
+        if options.recover:
+            self.controller.arguments.remove("--recover")  # once
 
     async def _start_engines(self, lookupd_port: int) -> None:
         """Start the programs of an engine, and tell brokers where they are."""
