@@ -176,10 +176,12 @@ class LocalCluster:
             await self._listens(child)
             return
         assert child.process.stdout is not None
-        line = (await child.process.stdout.readline()).decode()
-        if not line:
-            code = await child.process.wait()
-            raise ControlError(f"{child.name} did not start (exit code {code}): see its message above")
+        line = ""
+        while "TCP " not in line:  # a store that was set aside is spoken of first
+            line = (await child.process.stdout.readline()).decode()
+            if not line:
+                code = await child.process.wait()
+                raise ControlError(f"{child.name} did not start (exit code {code}): see its message above")
         child.ports = {part.split()[0]: int(part.rpartition(":")[2]) for part in line.partition(": ")[2].split(", ")}
 
     async def _listens(self, child: Child) -> None:
