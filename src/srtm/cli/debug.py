@@ -17,7 +17,7 @@ import typer
 
 import srtm
 from srtm.cli.common import AsJson, print_json
-from srtm.cli.remote import HERE, Controller, Token, ask, text_at
+from srtm.cli.remote import HERE, Controller, Token, ask, text_at, topic_at
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(help="Collect what is needed to understand a problem.", no_args_is_help=True)
@@ -87,9 +87,10 @@ def collect(controller: str, token: str | None) -> tuple[dict[str, bytes], dict[
     topics = take("controller/topics.json", lambda: ask(controller, None, "GET", "/v1/topics"))
     brokers = take("controller/brokers.json", lambda: ask(controller, None, "GET", "/v1/brokers"))
     for topic in (topics or {}).get("topics", ()):
-        path = f"/v1/topics/{topic['topic'].replace('#', '%23')}"
-        for what, at in (("topic", path), ("history", f"{path}/history"), ("publishers", f"{path}/publishers")):
-            take(f"topics/{topic['topic']}/{what}.json", lambda at=at: ask(controller, None, "GET", at))  # type: ignore[misc]
+        name = topic["topic"]
+        paths = {"topic": topic_at(name), **{what: topic_at(name, what) for what in ("history", "publishers")}}
+        for what, at in paths.items():
+            take(f"topics/{name}/{what}.json", lambda at=at: ask(controller, None, "GET", at))  # type: ignore[misc]
     for number, broker in enumerate((brokers or {}).get("brokers", ())):
         folder = f"brokers/{number}-{_file_name(broker['name'])}"
         for name, path in (("info.json", "/info"), ("stats.json", "/stats?format=json"), ("metrics.txt", "/metrics")):

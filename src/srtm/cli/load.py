@@ -9,7 +9,7 @@ import typer
 
 from srtm.cli.common import AsJson, new_table, print_json, print_table
 from srtm.cli.pub import Brokers, run
-from srtm.cli.remote import HERE, Controller, Token
+from srtm.cli.remote import HERE, Controller, Token, topic_at
 from srtm.units import NS_PER_MS, format_ns, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ async def _create(options: LoadOptions, cluster: Cluster, quantile: str, contrac
     from srtm.model.profile import profile
 
     try:
-        await cluster.request("GET", f"/v1/topics/{options.topic}")
+        await cluster.request("GET", topic_at(options.topic))
     except ClientError as error:
         if error.facts.get("status") != 404:
             raise
         bucket = profile(options.workload.arrivals().times_ns, quantile=quantile).bucket
-        await cluster.request("PUT", f"/v1/topics/{options.topic}", {"r": bucket.r, "b": bucket.b, **contract})
+        await cluster.request("PUT", topic_at(options.topic), {"r": bucket.r, "b": bucket.b, **contract})
 
 
 def _show(second: Second) -> None:

@@ -36,6 +36,15 @@ def ask(
     return answer.json() if answer.content else None
 
 
+def topic_at(name: str, *more: str) -> str:
+    """The path of a topic, or of something that belongs to it; InputError if no topic can be called so."""
+    from srtm.client.cluster import topic_path
+    from srtm.protocol.client import pub
+
+    pub(name, b"x")  # the name is judged here
+    return topic_path(name, *more)
+
+
 def text_at(url: str, path: str) -> str:
     """The text of an answer of a controller or a broker."""
     return _answer(url, "GET", path, _PATIENCE_S).text

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from srtm.cli.common import AsJson, new_table, print_json, print_table
-from srtm.cli.remote import HERE, Controller, Token, ask
+from srtm.cli.remote import HERE, Controller, Token, ask, topic_at
 from srtm.errors import InputError
 from srtm.units import NS_PER_MS, parse_duration_ns
 
@@ -89,7 +89,7 @@ def create(
         "adapt": adapt,
         "publishers": publishers,
     }
-    made = ask(controller, token, "PUT", f"/v1/topics/{name}", wish)
+    made = ask(controller, token, "PUT", topic_at(name), wish)
     if as_json:
         print_json(made)
     else:
@@ -157,7 +157,7 @@ def _ms(points: dict[str, float] | None) -> str:
 @app.command()
 def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
     """Show a topic: contract, shares, latencies, and what happened to it."""
-    topic = ask(controller, None, "GET", f"/v1/topics/{name}")
+    topic = ask(controller, None, "GET", topic_at(name))
     if as_json:
         print_json(topic)
         return
@@ -187,7 +187,7 @@ def print_topic(topic: dict[str, Any]) -> None:
 @app.command()
 def rm(name: Name, controller: Controller = HERE, token: Token = None) -> None:
     """End a contract; the topic's messages then pass freely."""
-    ask(controller, token, "DELETE", f"/v1/topics/{name}")
+    ask(controller, token, "DELETE", topic_at(name))
     print(f"topic {name} is free")
 
 
@@ -200,7 +200,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Place a topic's publishers anew, and measure until the SLO holds on the fewest brokers."""
-    topic = ask(controller, token, "POST", f"/v1/topics/{name}/fit")
+    topic = ask(controller, token, "POST", topic_at(name, "fit"))
     said = ""
     while wait and topic["fitting"]:
         now = f"{topic['fitting']['state']}, {topic['fitting']['rounds']} rounds measured"
@@ -208,7 +208,7 @@ def fit(
             print(f"{name}: {now}", file=sys.stderr)
         said = now
         time.sleep(_POLL_S)
-        topic = ask(controller, None, "GET", f"/v1/topics/{name}")
+        topic = ask(controller, None, "GET", topic_at(name))
     if as_json:
         print_json(topic)
     elif topic["fitted"]:
@@ -223,7 +223,7 @@ def fit(
 @app.command()
 def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
     """Say why a topic is where it is, and what every other number of brokers would cost."""
-    found = ask(controller, None, "GET", f"/v1/topics/{name}/explain")
+    found = ask(controller, None, "GET", topic_at(name, "explain"))
     if as_json:
         print_json(found)
         return
@@ -253,5 +253,5 @@ def move(
 ) -> None:
     """Send publishers to a broker."""
     wish = {"publishers": publishers, "broker": to}
-    ask(controller, token, "POST", f"/v1/topics/{name}/move", wish)
+    ask(controller, token, "POST", topic_at(name, "move"), wish)
     print(f"{len(publishers)} publishers of {name} go to {to}")

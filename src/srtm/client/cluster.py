@@ -171,7 +171,7 @@ class Cluster:
         problem: ClientError | None = None
         places: dict[str, str] = {}
         try:
-            answer = await self.request("POST", f"/v1/topics/{_path(topic)}/publishers", document)
+            answer = await self.request("POST", topic_path(topic, "publishers"), document)
             self._remember(topic, answer["brokers"])
             for name, place in answer["publishers"].items():
                 places[name] = place["address"]
@@ -196,7 +196,7 @@ class Cluster:
 
     async def remove(self, topic: str, publisher: str) -> None:
         """The publisher is gone for good."""
-        await self.request("DELETE", f"/v1/topics/{_path(topic)}/publishers/{_path(publisher)}")
+        await self.request("DELETE", topic_path(topic, "publishers", publisher))
 
     async def request(self, method: str, path: str, document: Any = None) -> Any:
         """The controller's answer; ControllerAway if there is none, ClientError with its words if it refuses."""
@@ -233,7 +233,7 @@ class Cluster:
 
     async def _events(self, topic: str) -> AsyncGenerator[tuple[str, Any], None]:
         timeout = httpx.Timeout(_ANSWER_S, read=_SILENCE_S)
-        async with self._http.stream("GET", f"/v1/topics/{_path(topic)}/watch", timeout=timeout) as answer:
+        async with self._http.stream("GET", topic_path(topic, "watch"), timeout=timeout) as answer:
             if answer.status_code != 200:
                 await answer.aread()
                 kind = ControllerAway if answer.status_code >= 500 else ClientError
@@ -251,8 +251,14 @@ class Cluster:
                     name, data = "", ""
 
 
-def _path(name: str) -> str:
-    return quote(name, safe="")
+def topic_path(topic: str, *more: str) -> str:
+    """The path of a topic at a controller, or of something that belongs to it, whatever the names hold."""
+    return "/".join(["/v1/topics", *map(_segment, (topic, *more))])
+
+
+def _segment(name: str) -> str:
+    # Dots are quoted by hand: the topics "." and ".." would be steps within the path.
+    return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="", errors="surrogateescape")
 
 
 def _detail(answer: httpx.Response) -> str:

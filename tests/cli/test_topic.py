@@ -1,0 +1,44 @@
+"""`srtm topic` against a real controller and broker: whatever a topic is called, that one is meant."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from srtm.cli.app import run
+from srtm.client.cluster import topic_path
+from tests.cli.test_monitoring import cluster
+
+NAMES = ["y#ephemeral", ".", "..", "a.b-c_D"]
+CONTRACT = ["--r", "10", "--b", "5", "--fit", "none"]
+
+
+def test_a_name_means_that_topic_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    with cluster() as (url, _):
+        at = ["--controller", url]
+        for name in NAMES:
+            assert run(["topic", "create", name, *CONTRACT, *at]) == 0
+            capfd.readouterr()
+            assert run(["topic", "show", name, "--json", *at]) == 0
+            assert json.loads(capfd.readouterr().out)["topic"] == name
+        assert run(["topic", "ls", "--json", *at]) == 0
+        assert {each["topic"] for each in json.loads(capfd.readouterr().out)["topics"]} == {"t", *NAMES}
+        for name in NAMES:
+            assert run(["topic", "rm", name, *at]) == 0
+        capfd.readouterr()
+        for verb in ("show", "rm", "fit", "explain"):
+            for name in ("../brokers/one", "../brokers", "t?x=1", "bad/name", "", "t#x"):
+                assert run(["topic", verb, name, *at]) == 2
+                assert "is no name of a topic" in capfd.readouterr().err
+        assert run(["topic", "create", "bad/name", *CONTRACT, *at]) == 2
+        assert '"bad/name" is no name of a topic' in capfd.readouterr().err
+        assert [each["name"] for each in httpx.get(f"{url}/v1/brokers", trust_env=False).json()["brokers"]] == ["one"]
+
+
+@pytest.mark.parametrize("name", [".", "..", "x/../y?z#w", "é %2F"])
+def test_names_in_paths_are_quoted(name: str) -> None:
+    url = httpx.URL("http://c").join(topic_path("t#ephemeral", "publishers", name))
+    assert url.raw_path.decode().count("/") == 5
+    assert url.path == f"/v1/topics/t#ephemeral/publishers/{name}"
