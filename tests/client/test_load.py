@@ -66,6 +66,17 @@ def test_latency_counts_the_time_that_messages_wait_for_tokens(broker: Running) 
     assert report.total.p99 > 0.9 * waited_ns
 
 
+def test_two_loads_on_one_topic_count_their_own(broker: Running) -> None:
+    works = [workload(seconds=1.0, prefix=prefix) for prefix in "pq"]
+
+    async def both() -> list[LoadReport]:
+        loads = [Load(LoadOptions("t", work, brokers=(at(broker),)), None) for work in works]
+        return await asyncio.gather(*(load.go(lambda _: None) for load in loads))
+
+    for report, work in zip(uvloop.run(both()), works, strict=True):
+        complete(report, work)
+
+
 def test_without_a_channel_it_goes_by_answers(broker: Running) -> None:
     work = workload(seconds=1.0)
     report, _ = run(LoadOptions("t", work, channel=None, brokers=(at(broker),)))

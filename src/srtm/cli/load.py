@@ -30,12 +30,18 @@ def load(
     duration: Annotated[str, typer.Option(help="How long they send.")] = "60s",
     size: Annotated[int, typer.Option(help="Bytes of a message.")] = 64,
     seed: Annotated[int, typer.Option(help="The same seed makes the same schedule.")] = 1,
+    prefix: Annotated[
+        str, typer.Option(help="What publishers' names begin with: another for each load of several at once.")
+    ] = "p",
     controller: Controller = HERE,
     broker: Brokers = None,
     token: Token = None,
     channel: Annotated[
-        str, typer.Option(help="The channel on which the load hears its own messages; none: it goes by answers.")
-    ] = "load#ephemeral",
+        str | None,
+        typer.Option(
+            help="The channel on which the load hears its own messages (one of its own); none: it goes by answers."
+        ),
+    ] = None,
     create: Annotated[
         bool,
         typer.Option("--create/--no-create", help="Create the topic if there is none, its (r, b) from the schedule."),
@@ -58,13 +64,14 @@ def load(
 
         srtm load traffic --broker 127.0.0.1:4150 --broker 127.0.0.1:4152
     """
-    from srtm.client.load import LoadOptions
+    from srtm.client.load import LoadOptions, own_channel
     from srtm.workload.publishers import Population, Workload
 
     spread_ns = parse_duration_ns(jitter, bare="ms")
-    population = Population(publishers, rate, batch, process, group_size, spread_ns)  # type: ignore[arg-type]
+    population = Population(publishers, rate, batch, process, group_size, spread_ns, prefix)  # type: ignore[arg-type]
     workload = Workload((population,), parse_duration_ns(duration), seed)
-    options = LoadOptions(topic, workload, size, None if channel == "none" else channel, tuple(broker or ()))
+    heard_on = None if channel == "none" else channel or own_channel()
+    options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()))
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
     contract = {"slo_ms": slo_ms, "policy": policy, "fit": fit} if create else None
     report = run(_load(options, controller, token, quantile, contract))
@@ -136,6 +143,6 @@ def _say_bottleneck(report: LoadReport) -> None:
     print(
         f"srtm: the load itself was the bottleneck: it wrote {format_ns(late)} (p99) after the scheduled time,"
         f" {late / total:.0%} of the p99 latency; these figures say little about the cluster."
-        " Send less, or from several processes.",
+        " Send less, or from several processes, each with a --prefix and a --seed of its own.",
         file=sys.stderr,
     )

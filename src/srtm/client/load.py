@@ -22,7 +22,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from srtm.errors import ClientError, InputError, ProtocolError, SRTMError
 from srtm.model.latency import Distribution
 from srtm.protocol import client as say
 from srtm.protocol import frames
+from srtm.protocol.names import EPHEMERAL
 from srtm.units import NS_PER_MS, NS_PER_S, percentile
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ _FIN = np.dtype([("verb", "S4"), ("id", "V16"), ("end", "S1")])
 _now_ns = time.time_ns  # the clock that the kernel stamps with
 
 
+def own_channel() -> str:
+    """A channel that no other load has: those that share one take each other's messages away."""
+    return f"load-{secrets.token_hex(4)}{EPHEMERAL}"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """What to send, and where; without brokers, the controller says."""
@@ -69,7 +75,7 @@ class LoadOptions:
     topic: str
     workload: Workload
     size: int = 64
-    channel: str | None = "load#ephemeral"  # none: nobody subscribes
+    channel: str | None = field(default_factory=own_channel)  # none: nobody subscribes
     brokers: tuple[str, ...] = ()
     settle_s: float = 5.0  # how long the last messages may take after nothing came any more
 
