@@ -69,6 +69,13 @@ def test_load_creates_its_topic_and_reports(broker: Running) -> None:
         assert "u" not in controller.topics
 
 
+def test_load_says_what_was_refused(broker: Running) -> None:
+    arguments = ["--publishers", "2", "--rate", "2", "--batch", "1", "--duration", "1s", "--size", "1100000"]
+    done = srtm("load", "t", "--broker", at(broker), *arguments)
+    assert done.returncode == 1
+    assert b"messages were refused: E_BAD_MESSAGE" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

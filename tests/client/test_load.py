@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ import uvloop
 
 from srtm.client import Cluster
 from srtm.client.load import Load, LoadOptions, LoadReport, Second
-from srtm.errors import InputError
+from srtm.errors import ClientError, InputError
 from srtm.model.latency import Distribution
+from srtm.protocol.names import Settings
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from tests.broker.running import Client, Running, running
@@ -75,6 +78,36 @@ def test_two_loads_on_one_topic_count_their_own(broker: Running) -> None:
 
     for report, work in zip(uvloop.run(both()), works, strict=True):
         complete(report, work)
+
+
+def test_what_is_refused_is_counted_and_explained() -> None:
+    with running(settings=Settings(max_msg_size=100)) as broker:
+        work = workload(3, 1.0, batch=1)
+        report, _ = run(LoadOptions("t", work, 101, brokers=(at(broker),)))
+        assert (report.refused, report.received, report.lost, report.unanswered) == (report.sent, 0, 0, 0)
+        assert "E_BAD_MESSAGE" in str(report.problem)
+        assert report.facts()["problem"] == report.problem
+
+
+def test_a_broker_that_dies_leaves_messages_without_an_answer() -> None:
+    async def story(address: str, ending: ExitStack) -> LoadReport:
+        options = LoadOptions("t", workload(5, 2.0), brokers=(address,), settle_s=0.1)
+        return await Load(options, None).go(lambda _: ending.close())  # after a second
+
+    with ExitStack() as stack:
+        broker = stack.enter_context(running())
+        report = uvloop.run(story(at(broker), stack))
+        assert report.unanswered > 0
+        assert report.received > 0
+        assert report.problem is not None
+
+
+def test_it_gives_up_where_nobody_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
+    options = LoadOptions("t", workload(), brokers=(nowhere,), patience_s=0.5)
+    with pytest.raises(ClientError, match=r"within 0.5 s: cannot connect to"):
+        run(options)
 
 
 def test_without_a_channel_it_goes_by_answers(broker: Running) -> None:

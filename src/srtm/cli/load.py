@@ -56,7 +56,8 @@ def load(
 ) -> None:
     """Send by a schedule, whatever the cluster makes of it, and measure latency from the scheduled times.
 
-    The schedule is that of `srtm trace synth`. Exit code 1 if an acknowledged message was lost. Example:
+    The schedule is that of `srtm trace synth`. Exit code 1 if an acknowledged message was lost, or one was refused or
+    has no answer. Example:
 
         srtm load traffic --publishers 1000 --batch 10 --group-size 25 --duration 60
 
@@ -87,7 +88,10 @@ def load(
         print_table(_table(report))
     if report.bottleneck:
         _say_bottleneck(report)
-    if report.lost:
+    for count, what in ((report.refused, "refused"), (report.unanswered, "not answered")):
+        if count:
+            print(f"srtm: {count:,} messages were {what}: {report.problem or 'nobody said why'}", file=sys.stderr)
+    if report.lost or report.refused or report.unanswered:
         raise typer.Exit(1)
 
 

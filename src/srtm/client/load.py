@@ -78,6 +78,7 @@ class LoadOptions:
     channel: str | None = field(default_factory=own_channel)  # none: nobody subscribes
     brokers: tuple[str, ...] = ()
     settle_s: float = 5.0  # how long the last messages may take after nothing came any more
+    patience_s: float = 10.0  # how long a broker may take to be there at all
 
     def __post_init__(self) -> None:
         """What cannot be is refused before anybody is asked."""
@@ -128,6 +129,12 @@ class LoadReport:
     migrations: int
     throttles: int
     reconnections: int
+    problem: str | None = None  # why the first that was refused was, or what the last without an answer met
+
+    @property
+    def unanswered(self) -> int:
+        """Messages of which nobody knows what became of them."""
+        return self.sent - self.acknowledged - self.refused
 
     @property
     def bottleneck(self) -> bool:
@@ -142,7 +149,7 @@ class LoadReport:
         for name in ("total", "lateness"):
             times = found.pop(name)
             found[f"{name}_ms"] = times and {key: value / NS_PER_MS for key, value in times.items()}
-        return {**found, "bottleneck": self.bottleneck}
+        return {**found, "unanswered": self.unanswered, "bottleneck": self.bottleneck}
 
 
 class Load:
@@ -163,6 +170,7 @@ class Load:
         self._late_ns: Ints = np.zeros(len(self._due_ns), np.int64)
         self._acknowledged = bytearray(len(self._due_ns))
         self._answers = self._refusals = 0
+        self._refusal: SRTMError | None = None  # the first
         self._next = 0
         self._made: list[bytes] = []
         self._made_from = 0
@@ -216,18 +224,30 @@ class Load:
             Stream(options.topic, publisher.id, publisher.group, home, _OPTIONS, self._answered, self._refused)
             for publisher, home in zip(publishers, homes, strict=True)
         ]
-        opening = asyncio.Semaphore(_OPENING)
-
-        async def opened(stream: Stream) -> None:
-            async with opening:
-                await stream.open(10 * _OPTIONS.timeout_s)
-
-        await asyncio.gather(*(opened(stream) for stream in self._streams))
+        first = max(1, len(options.brokers))  # one at each broker: who is not there is told from who has much to do
+        await self._open(self._streams[:first], options.patience_s)
+        await self._open(self._streams[first:], 10 * options.patience_s)
         known = cluster.brokers(options.topic).values() if cluster is not None else ()
         here = {stream.connection.address for stream in self._streams if stream.connection is not None}
         self._brokers = {*known, *here}
         if options.channel is not None:
             await asyncio.gather(*(self._hear(address, options.channel) for address in self._brokers))
+
+    async def _open(self, streams: list[Stream], patience_s: float) -> None:
+        """All of these, some at a time; the first that cannot be is the end of it."""
+        opening = asyncio.Semaphore(_OPENING)
+
+        async def opened(stream: Stream) -> None:
+            async with opening:
+                await stream.open(patience_s)
+
+        tasks = [asyncio.ensure_future(opened(stream)) for stream in streams]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _hear(self, address: str, channel: str) -> None:
         if address not in self.ears:
@@ -340,8 +360,9 @@ class Load:
             self.heard(np.arange(number * self._batch, (number + 1) * self._batch), _now_ns())
 
     def _refused(self, number: int, problem: SRTMError) -> None:
-        del number, problem
+        del number
         self._refusals += 1
+        self._refusal = self._refusal or problem
 
     def heard(self, numbers: Ints, stamp_ns: int) -> None:
         """Messages of this run, and when they came."""
@@ -372,6 +393,8 @@ class Load:
         came = self.latency_ns >= 0
         acknowledged = np.repeat(np.frombuffer(self._acknowledged, np.uint8), self._batch) > 0
         received = int(np.count_nonzero(came))
+        waiting = (stream.problem for stream in self._streams if stream.unsent or stream.unanswered)
+        problem = self._refusal or next(waiting, None)
         return LoadReport(
             self._options.topic,
             len(self._streams),
@@ -392,6 +415,7 @@ class Load:
             sum(stream.migrations for stream in self._streams),
             sum(stream.throttles for stream in self._streams),
             sum(stream.reconnections for stream in self._streams),
+            str(problem) if problem is not None else None,
         )
 
 

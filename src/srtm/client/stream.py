@@ -42,7 +42,6 @@ class Stream:
         "_migrate",
         "_opened",
         "_options",
-        "_problem",
         "_refused",
         "_srtm",
         "_task",
@@ -50,6 +49,7 @@ class Stream:
         "_topic",
         "connection",
         "migrations",
+        "problem",
         "reconnections",
         "throttles",
         "unanswered",
@@ -81,7 +81,7 @@ class Stream:
         self._migrate: Migrate | None = None  # the order that is being followed
         self._early: tuple[Connection, Order] | None = None  # what a broker said before it was the one in use
         self._lost: set[str] = set()  # addresses that could not be reached since the last connection
-        self._problem: Exception | None = None
+        self.problem: Exception | None = None  # the last that it met
         self._changed: asyncio.Future[None] | None = None
         self._draining = 0  # how many wait for the last answer
         self._opened: asyncio.Future[None] | None = None
@@ -96,7 +96,7 @@ class Stream:
                 await self._opened
         except TimeoutError:
             await self.abort()
-            why = self._problem or "nobody answered"
+            why = self.problem or "nobody answered"
             raise ClientError(f"no broker for topic {self._topic!r} within {timeout_s:g} s: {why}") from None
         except BaseException:
             await self.abort()
@@ -218,7 +218,7 @@ class Stream:
 
     def _hopeless(self, problem: SRTMError, refused: bool) -> None:  # noqa: FBT001 - of this class alone
         """Remember why; who refused at the very first will always do so."""
-        self._problem = problem
+        self.problem = problem
         if refused and self._opened is not None and not self._opened.done():
             self._opened.set_exception(problem)
 
@@ -293,7 +293,7 @@ class Stream:
     def ended(self, connection: Connection, problem: Exception | None) -> None:
         """The broker is gone, or done."""
         if problem is not None:
-            self._problem = problem
+            self.problem = problem
         if connection is self.connection:
             self._flowing = False
             self._tell()
