@@ -335,7 +335,8 @@ class Connection:
     def _refused(self, problem: ProtocolError) -> None:
         if self._greeting is None:
             self._listener.refused(problem)
-        else:
+        if self._greeting is not None or problem.fatal:
+            # The server closes after it. Its reset may have come with these bytes, and libuv tells of that only once.
             self._end(problem)
 
     def _flush(self) -> None:
