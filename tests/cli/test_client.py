@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,37 @@ def test_load_creates_its_topic_and_reports(broker: Running) -> None:
         done = srtm("load", "u", "--controller", controller.url, *arguments, "--no-create")
         assert done.returncode == 0
         assert "u" not in controller.topics
+
+
+def stopped_once(broker: Running, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """The command, to which Ctrl-C came when the broker had messages of it."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "srtm", *arguments, "--broker", at(broker)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            broker.wait_until(lambda b: "t" in b.topics and b.topics["t"].messages > 100)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def test_ctrl_c_of_a_load_prints_its_report(broker: Running) -> None:
+    done = stopped_once(broker, "load", "t", "--publishers", "20", "--duration", "600s", "--json")
+    report = json.loads(done.stdout)
+    assert report["stopped"]
+    assert report["received"] == report["sent"] > 0
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == b"srtm: stopped"
+
+
+def test_ctrl_c_of_pub_is_one_line(broker: Running) -> None:
+    broker.post("/topic/limit?topic=t&r=1000&b=1")
+    done = stopped_once(broker, "pub", "t", "--body", "x", "--count", "1000000")
+    assert (done.returncode, done.stderr) == (1, b"srtm: stopped\n")
 
 
 def test_load_says_what_was_refused(broker: Running) -> None:

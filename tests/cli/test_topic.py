@@ -37,6 +37,12 @@ def test_a_name_means_that_topic_and_nothing_else(capfd: pytest.CaptureFixture[s
         assert [each["name"] for each in httpx.get(f"{url}/v1/brokers", trust_env=False).json()["brokers"]] == ["one"]
 
 
+@pytest.mark.parametrize(("r", "b"), [("nan", "1"), ("inf", "1"), ("1", "nan"), ("-1", "1"), ("1", "-inf")])
+def test_numbers_that_are_no_bucket(r: str, b: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["topic", "create", "t", "--r", r, "--b", b, "--controller", "127.0.0.1:1"]) == 2
+    assert capfd.readouterr().err.startswith("srtm: ")
+
+
 @pytest.mark.parametrize("name", [".", "..", "x/../y?z#w", "é %2F"])
 def test_names_in_paths_are_quoted(name: str) -> None:
     url = httpx.URL("http://c").join(topic_path("t#ephemeral", "publishers", name))

@@ -110,6 +110,15 @@ def test_it_gives_up_where_nobody_is() -> None:
         run(options)
 
 
+def test_one_that_is_stopped_reports_what_it_sent(broker: Running) -> None:
+    load = Load(LoadOptions("t", workload(seconds=600.0), brokers=(at(broker),)), None)
+    report = uvloop.run(load.go(lambda _: load.stop() and None))  # after a second
+    assert report.stopped
+    assert 0 < report.received == report.acknowledged == report.sent < load.messages
+    assert report.lost == 0
+    assert report.rate > 200  # by the time that it had
+
+
 def test_without_a_channel_it_goes_by_answers(broker: Running) -> None:
     work = workload(seconds=1.0)
     report, _ = run(LoadOptions("t", work, channel=None, brokers=(at(broker),)))

@@ -32,6 +32,7 @@ from srtm.cli import (
     trace,
     up,
 )
+from srtm.cli.common import STOPPED
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(
@@ -86,10 +87,10 @@ def run(arguments: list[str]) -> int:
     try:
         app(arguments, prog_name="srtm")
     except SystemExit as end:  # typer ends so, having said itself what was wrong with the usage
-        if end.code == 130:
+        if end.code == STOPPED:
             print("srtm: stopped", file=sys.stderr)
         code = end.code or 0
-        return code if isinstance(code, int) and code <= 3 else 1  # 130, interrupted, is a failure like any other
+        return code if isinstance(code, int) and code <= 3 else 1  # to be stopped is a failure like any other
     except InputError as error:
         print(f"srtm: {error}", file=sys.stderr)
         return 2

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from srtm.pipeline.session import SparkSession
 
 T = TypeVar("T")
+STOPPED = 130  # the exit code that stands for Ctrl-C
 
 
 class Format(StrEnum):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from srtm.cli.common import AsJson, new_table, print_json, print_table
+from srtm.cli.common import STOPPED, AsJson, new_table, print_json, print_table
 from srtm.cli.pub import Brokers, run
 from srtm.cli.remote import HERE, Controller, Token, topic_at
 from srtm.units import NS_PER_MS, format_ns, parse_duration_ns
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from srtm.client.cluster import Cluster
-    from srtm.client.load import LoadOptions, LoadReport, Second
+    from srtm.client.load import Load, LoadOptions, LoadReport, Second
 
 
 def load(
@@ -56,8 +56,8 @@ def load(
 ) -> None:
     """Send by a schedule, whatever the cluster makes of it, and measure latency from the scheduled times.
 
-    The schedule is that of `srtm trace synth`. Exit code 1 if an acknowledged message was lost, or one was refused or
-    has no answer. Example:
+    The schedule is that of `srtm trace synth`; Ctrl-C ends it early, with a report. Exit code 1 if an acknowledged
+    message was lost, or one was refused or has no answer. Example:
 
         srtm load traffic --publishers 1000 --batch 10 --group-size 25 --duration 60
 
@@ -76,6 +76,8 @@ def load(
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
     contract = {"slo_ms": slo_ms, "policy": policy, "fit": fit} if create else None
     report = run(_load(options, controller, token, quantile, contract))
+    if report is None:
+        raise typer.Exit(STOPPED)
     if as_json:
         print_json({**report.facts(), "seed": seed})
     else:
@@ -91,22 +93,42 @@ def load(
     for count, what in ((report.refused, "refused"), (report.unanswered, "not answered")):
         if count:
             print(f"srtm: {count:,} messages were {what}: {report.problem or 'nobody said why'}", file=sys.stderr)
+    if report.stopped:
+        raise typer.Exit(STOPPED)
     if report.lost or report.refused or report.unanswered:
         raise typer.Exit(1)
 
 
 async def _load(
     options: LoadOptions, controller: str, token: str | None, quantile: str, contract: dict[str, object] | None
-) -> LoadReport:
+) -> LoadReport | None:
+    """The report; None if it was stopped before there was anything to report."""
     from srtm.client.cluster import Cluster
     from srtm.client.load import Load
 
     if options.brokers:
-        return await Load(options, None).go(_show)
+        return await _stoppable(Load(options, None))
     async with Cluster(controller, token=token) as cluster:
         if contract is not None:
             await _create(options, cluster, quantile, contract)
-        return await Load(options, cluster).go(_show)
+        return await _stoppable(Load(options, cluster))
+
+
+async def _stoppable(load: Load) -> LoadReport | None:
+    """Go, and at Ctrl-C or SIGTERM send no more."""
+    import asyncio
+
+    from srtm import program
+
+    going = asyncio.ensure_future(load.go(_show))
+    stopped = asyncio.ensure_future(program.stop_signal().wait())
+    await asyncio.wait({going, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not going.done() and not load.stop():
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+        return None
+    return await going
 
 
 async def _create(options: LoadOptions, cluster: Cluster, quantile: str, contract: dict[str, object]) -> None:

@@ -66,13 +66,18 @@ async def _publish(topic: str, options: dict[str, Any], bodies: Iterator[bytes])
     loop = asyncio.get_running_loop()
     async with Publisher(topic, **options) as publisher:
         ahead: set[asyncio.Task[None]] = set()
-        while batch := await loop.run_in_executor(None, _next, bodies):  # stdin may take its time
-            ahead.add(loop.create_task(publisher.publish_many(batch)))
-            published += len(batch)
-            if len(ahead) >= _AHEAD:
-                done, ahead = await asyncio.wait(ahead, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.gather(*done)
-        await asyncio.gather(*ahead)
+        try:
+            while batch := await loop.run_in_executor(None, _next, bodies):  # stdin may take its time
+                ahead.add(loop.create_task(publisher.publish_many(batch)))
+                published += len(batch)
+                if len(ahead) >= _AHEAD:
+                    done, ahead = await asyncio.wait(ahead, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.gather(*done)
+            await asyncio.gather(*ahead)
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
     return published
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,6 +15,9 @@ from srtm.cli.common import AsJson, new_table, print_json, print_table
 from srtm.cli.remote import HERE, Controller, Token, ask, topic_at
 from srtm.errors import InputError
 from srtm.units import NS_PER_MS, parse_duration_ns
+
+if TYPE_CHECKING:
+    from srtm.model.bucket import TokenBucket
 
 app = typer.Typer(help="Put topics under contract, see how they do, and why.", no_args_is_help=True)
 
@@ -73,14 +76,18 @@ def create(
 
     srtm topic create traffic --r 11000 --b 600 --slo-p99 1ms
     """
-    if (r is None or b is None) == (trace is None):
-        raise InputError("give --r and --b, or a --trace to profile them from")
+    from srtm.model.bucket import TokenBucket
+
     publishers: list[dict[str, Any]] = []
-    if trace is not None:
-        r, b, publishers = _from_trace(name, trace)
+    if trace is not None and r is None and b is None:
+        bucket, publishers = _from_trace(name, trace)
+    elif trace is None and r is not None and b is not None:
+        bucket = TokenBucket.of(r, b)
+    else:
+        raise InputError("give --r and --b, or a --trace to profile them from")
     wish = {
-        "r": r,
-        "b": b,
+        "r": bucket.r,
+        "b": bucket.b,
         "slo_ms": parse_duration_ns(slo_p99) / NS_PER_MS,
         "policy": policy.value,
         "fit": fit.value,
@@ -96,7 +103,7 @@ def create(
         print(f"topic {name}: (r, b) = ({made['r']:g}/s, {made['b']:g}), p99 within {made['slo_ms']:g} ms, {policy}")
 
 
-def _from_trace(name: str, trace: Path) -> tuple[float, float, list[dict[str, Any]]]:
+def _from_trace(name: str, trace: Path) -> tuple[TokenBucket, list[dict[str, Any]]]:
     """(r, b) of a trace's only topic, or of the one of that name, and its publishers with their rates and groups."""
     from srtm.model.profile import CONTRACT_QUANTILE, profile
     from srtm.workload.trace import load
@@ -108,7 +115,7 @@ def _from_trace(name: str, trace: Path) -> tuple[float, float, list[dict[str, An
         raise InputError(f"{trace} has no topic {name!r}, but {held}: give the topic one of these names")
     bucket = profile(found[0].arrivals.times_ns, quantile=CONTRACT_QUANTILE).bucket
     publishers = [{"id": each.id, "rate": each.rate_mps, "group": each.group} for each in found[0].publishers]
-    return bucket.r, bucket.b, publishers
+    return bucket, publishers
 
 
 @app.command("ls")

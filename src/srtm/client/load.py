@@ -129,6 +129,7 @@ class LoadReport:
     migrations: int
     throttles: int
     reconnections: int
+    stopped: bool = False  # before its time
     problem: str | None = None  # why the first that was refused was, or what the last without an answer met
 
     @property
@@ -187,6 +188,7 @@ class Load:
         self._brokers: set[str] = set()  # at its beginning
         self._alarm: Alarm | None = None
         self._sent_all: asyncio.Event = asyncio.Event()
+        self._stopped = False
 
     async def go(self, progress: Callable[[Second], None]) -> LoadReport:
         """Connect, send everything when it is due, wait for the rest, and say how it went."""
@@ -208,6 +210,12 @@ class Load:
             for ear in self.ears.values():
                 ear.close()
             await asyncio.gather(*(stream.abort() for stream in self._streams))
+
+    def stop(self) -> bool:
+        """Send no more, and report what was sent; gives False if nothing was."""
+        self._stopped = True
+        self._sent_all.set()
+        return self._next > 0
 
     async def _connect(self) -> None:
         """Every publisher at its broker, and an ear at every broker."""
@@ -315,10 +323,13 @@ class Load:
     @property
     def _outstanding(self) -> bool:
         """Whether anything was sent that did not come back."""
-        return bool(np.count_nonzero(self.latency_ns < 0) > self._refusals * self._batch)
+        sent_ns = self.latency_ns[: self._next * self._batch]
+        return bool(np.count_nonzero(sent_ns < 0) > self._refusals * self._batch)
 
     def _write_due(self) -> None:
         """Write what is due, a few at a time; then wait for the next."""
+        if self._stopped:
+            return
         streams, late = self._streams, self._late_ns
         number = self._next
         now_ns = _now_ns()
@@ -407,14 +418,15 @@ class Load:
             self.deliveries - received,
             self._refusals * self._batch,
             self.foreign,
-            received / (self._options.workload.duration_ns / NS_PER_S),
+            received / min(self._options.workload.duration_ns / NS_PER_S, seconds),
             Distribution.of(self.latency_ns[came]) if received else None,
             self.lateness,
-            cpu_s * 1e6 / self.messages,
+            cpu_s * 1e6 / max(1, self._next * self._batch),
             cpu_s / seconds,
             sum(stream.migrations for stream in self._streams),
             sum(stream.throttles for stream in self._streams),
             sum(stream.reconnections for stream in self._streams),
+            self._stopped,
             str(problem) if problem is not None else None,
         )
 
