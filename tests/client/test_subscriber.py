@@ -15,6 +15,7 @@ from tests import programs
 from tests.broker.running import Client, Running, running
 from tests.client.controller import Controller, controlling
 from tests.client.test_publisher import at, process
+from tests.control.running import controller
 
 
 def publish(broker: Running, *bodies: bytes) -> None:
@@ -187,6 +188,23 @@ def test_stock_nsqds_are_found_by_a_stock_nsqlookupd(tmp_path: Path) -> None:
             started = programs.nsqd(tmp_path / name, f"--lookupd-tcp-address=127.0.0.1:{tcp}")
             addresses.append(f"127.0.0.1:{stack.enter_context(started)[0]}")
         asyncio.run(story(f"127.0.0.1:{http}", addresses))
+
+
+@pytest.mark.needs("nsqd")
+def test_stock_nsqds_at_a_controller_are_found_beside_its_brokers(tmp_path: Path) -> None:
+    async def story(url: str) -> list[bytes]:
+        async with Subscriber("t", "c", controller=url, poll_s=0.2) as subscriber:
+            return sorted(await take(subscriber, 2))
+
+    with (
+        controller() as served,
+        running(controller=f"127.0.0.1:{served.tcp}", broadcast_address="127.0.0.1") as broker,
+        programs.nsqd(tmp_path, f"--lookupd-tcp-address=127.0.0.1:{served.tcp}") as (tcp, _),
+    ):
+        publish(broker, b"ours")
+        with Client(("127.0.0.1", tcp)) as client:
+            client.publish("t", b"stock")
+        assert asyncio.run(story(f"http://127.0.0.1:{served.http}")) == [b"ours", b"stock"]
 
 
 def test_refusals_are_raised(authority: Any) -> None:

@@ -96,6 +96,7 @@ class Cluster:
         self, controller: str = DEFAULT_CONTROLLER, *, token: str | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         self.controller = (controller if "://" in controller else f"http://{controller}").rstrip("/")
+        self.tls = tls
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             # No proxy of the environment: a controller is near, and a watch is long.

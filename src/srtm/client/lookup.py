@@ -1,8 +1,9 @@
-"""The brokers of a topic by a stock nsqlookupd, which has to be asked again and again."""
+"""The brokers of a topic by an nsqlookupd, stock or a controller, which has to be asked again and again."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from random import random
 
@@ -14,12 +15,14 @@ _ANSWER_S = 5.0
 _JITTER = 0.3  # of the interval, so that clients that started together do not ask together
 
 
-async def lookup(addresses: list[str], topic: str, poll_s: float) -> AsyncIterator[set[str]]:
+async def lookup(
+    addresses: list[str], topic: str, poll_s: float, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[set[str]]:
     """All brokers that any of these nsqlookupds knows for the topic, now and at every poll."""
     if not addresses:
         raise InputError("lookupd: give at least one address, as in 127.0.0.1:4161")
     urls = [address if "://" in address else f"http://{address}" for address in addresses]
-    async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False, verify=tls or True) as http:
         last: dict[str, set[str]] = {}  # what each said last counts while it is away
         while True:
             answers = await asyncio.gather(*(_ask(http, url, topic) for url in urls))

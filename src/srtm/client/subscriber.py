@@ -1,7 +1,8 @@
 """A subscriber: one channel of a topic, at every broker that the topic has.
 
-In: a topic, a channel, and who knows its brokers: a controller (which pushes changes), nsqlookupds (which are polled),
-or a list. Out: messages, each to be finished or requeued; one that is neither is delivered again after its time-out.
+In: a topic, a channel, and who knows its brokers: a controller (which pushes changes of its own brokers, and is polled
+for stock nsqds that are registered there), nsqlookupds (which are polled), or a list. Out: messages, each to be
+finished or requeued; one that is neither is delivered again after its time-out.
 
 `max_in_flight` is shared out: a connection that delivered nothing lately keeps room for one message, the others have
 the rest. A broker that is no longer listed is kept until it has been idle for a minute, because publishers that moved
@@ -247,6 +248,7 @@ class Subscriber:
         self._close_s = close_s
         self._token = token
         self._cluster: Cluster | None = None
+        self._found: dict[int, set[str]] = {}  # addresses, by the number of their source
         self._links: dict[str, _Link] = {}
         self._turn = 0
         self._queue: asyncio.Queue[Message | None] = asyncio.Queue()  # None: nothing more comes
@@ -265,7 +267,8 @@ class Subscriber:
     async def open(self) -> None:
         """Begin to look for brokers; messages come as they are found."""
         self._open = True
-        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._look())]
+        following = [self._follow(number, source) for number, source in enumerate(self._sources())]
+        self._tasks = [asyncio.create_task(work) for work in (*following, self._look())]
 
     async def close(self) -> None:
         """Take no more messages, wait until those that were taken are finished, and end.
@@ -370,10 +373,12 @@ class Subscriber:
         self._problem = problem
         self._queue.put_nowait(None)
 
-    async def _follow(self) -> None:
-        """Be subscribed wherever the topic is."""
+    async def _follow(self, number: int, source: AsyncIterator[set[str]]) -> None:
+        """Be subscribed wherever any source says that the topic is."""
         try:
-            async for addresses in self._sources():
+            async for found in source:
+                self._found[number] = found
+                addresses = set().union(*self._found.values())
                 for address in addresses - self._links.keys():
                     self._links[address] = _Link(self, address)
                 for address, link in self._links.items():
@@ -381,17 +386,14 @@ class Subscriber:
         except SRTMError as problem:
             self._fail(problem)
 
-    async def _sources(self) -> AsyncIterator[set[str]]:
+    def _sources(self) -> list[AsyncIterator[set[str]]]:
         if self._fixed is not None:
-            yield set(self._fixed)
-        elif self._lookupd is not None:
-            async for found in lookup(self._lookupd, self.topic, self._poll_s):
-                yield found
-        else:
-            given = self._controller
-            self._cluster = given if isinstance(given, Cluster) else Cluster.shared(given, self._token)
-            async for brokers in self._cluster.watch(self.topic):
-                yield set(brokers.values())
+            return [_always(set(self._fixed))]
+        if self._lookupd is not None:
+            return [lookup(self._lookupd, self.topic, self._poll_s)]
+        given = self._controller
+        self._cluster = cluster = given if isinstance(given, Cluster) else Cluster.shared(given, self._token)
+        return [_watched(cluster, self.topic), lookup([cluster.controller], self.topic, self._poll_s, cluster.tls)]
 
     async def _look(self) -> None:
         while True:
@@ -424,3 +426,12 @@ class Subscriber:
                 link.set_ready(1)
         for number, link in enumerate(busy):
             link.set_ready(each + (number < more))
+
+
+async def _always(addresses: set[str]) -> AsyncIterator[set[str]]:
+    yield addresses
+
+
+async def _watched(cluster: Cluster, topic: str) -> AsyncIterator[set[str]]:
+    async for brokers in cluster.watch(topic):
+        yield set(brokers.values())
