@@ -113,6 +113,7 @@ def test_load_says_what_was_refused(broker: Running) -> None:
     [
         (["pub", "t", "--body", "x", "--file", "y"], "not both"),
         (["pub", "t", "--count", "2"], "stdin is read once"),
+        (["pub", "t", "--body", ""], "at least one byte"),
         (["pub", "a b", "--body", "x"], "no name of a topic"),
         (["sub", "t", "--broker", "a:1", "--lookupd-http-address", "b:1"], "not both"),
         (["load", "t", "--process", "magic"], "poisson or periodic"),

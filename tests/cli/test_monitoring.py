@@ -67,8 +67,12 @@ def test_one_line_and_a_code(capfd: pytest.CaptureFixture[str]) -> None:
         assert capfd.readouterr().out.startswith("SRTM CRITICAL: 1 of at least 2 brokers alive | ")
         assert run(["check", "--controller", url, "--json"]) == 0
         assert json.loads(capfd.readouterr().out)["status"] == "OK"
-        assert run(["check", "--controller", broker.url]) == 2  # answers, but refuses what a controller would not
-        assert LINE.fullmatch(capfd.readouterr().out)
+        capfd.readouterr()
+        for stranger in (broker.url, f"127.0.0.1:{broker.address[1]}"):  # a broker's HTTP, and its NSQ
+            assert run(["check", "--controller", stranger]) == 3
+            said = capfd.readouterr().out
+            assert LINE.fullmatch(said)
+            assert said.startswith("SRTM UNKNOWN: ")
 
 
 def test_no_controller_is_critical_and_nonsense_unknown(capfd: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +103,7 @@ ALIVE = {"name": "one", "status": "alive", "rate": 5}
         ([], [], Verdict.CRITICAL, "0 of at least 1 brokers alive"),
         ([ALIVE, {"name": "two", "status": "dead", "rate": 0}], [], Verdict.WARNING, "two is dead"),
         ([ALIVE, {"name": "two", "status": "joining", "rate": 0}], [], Verdict.OK, "1 brokers alive"),
-        ([ALIVE], [topic(slo_met=False)], Verdict.CRITICAL, "t misses its SLO (0.5 of 1 ms)"),
+        ([ALIVE], [topic(slo_met=False)], Verdict.CRITICAL, "t misses its SLO (0.5 ms of 1 ms)"),
         ([ALIVE], [topic(slo_met=None, total_ms=None)], Verdict.OK, "1 topics"),
         ([ALIVE], [topic(state="opening", opening_s=29.0)], Verdict.OK, "1 topics"),
         ([ALIVE], [topic(opening_s=31.0, waits_for=["two"])], Verdict.WARNING, "t waits for two"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import httpx
 import pytest
 
 from srtm.cli.app import run
+from srtm.cli.common import in_ms
 from srtm.client.cluster import topic_path
 from tests.cli.test_monitoring import cluster
 
@@ -35,6 +37,27 @@ def test_a_name_means_that_topic_and_nothing_else(capfd: pytest.CaptureFixture[s
         assert run(["topic", "create", "bad/name", *CONTRACT, *at]) == 2
         assert '"bad/name" is no name of a topic' in capfd.readouterr().err
         assert [each["name"] for each in httpx.get(f"{url}/v1/brokers", trust_env=False).json()["brokers"]] == ["one"]
+
+
+def test_a_bare_slo_is_in_ms_and_publishers_are_listed_and_forgotten(capfd: pytest.CaptureFixture[str]) -> None:
+    with cluster() as (url, _):
+        at = ["--controller", url]
+        assert run(["topic", "create", "u", *CONTRACT, "--slo-p99", "5", "--json", *at]) == 0
+        assert json.loads(capfd.readouterr().out)["slo_ms"] == 5
+        asked = {"publishers": [{"id": "../p", "rate": 2.5, "group": "g"}, {"id": "q"}]}
+        httpx.post(f"{url}/v1/topics/t/publishers", json=asked, trust_env=False).raise_for_status()
+        assert run(["topic", "publishers", "t", *at]) == 0
+        assert re.search(r"\.\./p +g +2\.5 +one", capfd.readouterr().out)
+        assert run(["topic", "publishers", "t", "--rm", "../p", "--json", *at]) == 0
+        assert {each["id"] for each in json.loads(capfd.readouterr().out)["publishers"]} == {"p", "q"}
+        assert run(["topic", "publishers", "t", "--rm", "nobody", *at]) == 1
+        assert "nobody" in capfd.readouterr().err
+        assert run(["topic", "publishers", "t", "--rm", "", *at]) == 2
+
+
+def test_milliseconds_have_no_exponent() -> None:
+    shown = {0.01234: "0.0123 ms", 12.34: "12.3 ms", 999.4: "999 ms", 999.6: "1,000 ms", 16_649.0: "16,649 ms"}
+    assert {value: in_ms(value) for value in shown} == shown
 
 
 @pytest.mark.parametrize(("r", "b"), [("nan", "1"), ("inf", "1"), ("1", "nan"), ("-1", "1"), ("1", "-inf")])

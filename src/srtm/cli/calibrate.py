@@ -43,7 +43,7 @@ class Point:
 
 
 def calibrate(
-    slo_p99: Annotated[str, typer.Option(help="The tail latency that mcap is for.")] = "1ms",
+    slo_p99: Annotated[str, typer.Option(help="The tail latency that mcap is for; ms unless it has a unit.")] = "1ms",
     duration: Annotated[str, typer.Option(help="How long each load is tried.")] = "5s",
     out: Annotated[Path | None, typer.Option(help="A file for srtm controller --calibration.")] = None,
     as_json: AsJson = False,
@@ -54,7 +54,7 @@ def calibrate(
 
         srtm calibrate --slo-p99 1ms --out calibration.json
     """
-    slo_ns, each_ns = parse_duration_ns(slo_p99), parse_duration_ns(duration)
+    slo_ns, each_ns = parse_duration_ns(slo_p99, bare="ms"), parse_duration_ns(duration)
     if each_ns < NS_PER_S:
         raise InputError(f"--duration {duration}: a load takes at least 1s to say anything")
     with Console(stderr=True).status("starting a broker") as status, _broker() as (address, pid):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from srtm.cli.common import AsJson, plain, print_json
+from srtm.cli.common import AsJson, in_ms, plain, print_json
 from srtm.cli.remote import HERE, Controller, ask
 from srtm.errors import ControlError
 from srtm.units import NS_PER_S, parse_duration_ns
@@ -40,7 +40,8 @@ def check(
     try:
         verdict, words, numbers = judged(*_look(controller, parse_duration_ns(patience) / NS_PER_S), brokers, longest_s)
     except ControlError as problem:
-        verdict, words, numbers = Verdict.CRITICAL, [plain(str(problem))], {}
+        verdict = Verdict.UNKNOWN if problem.facts.get("stranger") else Verdict.CRITICAL
+        words, numbers = [plain(str(problem))], {}
     except (KeyError, TypeError, ValueError, AttributeError):
         verdict, words, numbers = Verdict.UNKNOWN, [f"{controller} does not answer as a controller does"], {}
     if as_json:
@@ -87,4 +88,4 @@ def judged(
 
 def _missed(topic: dict[str, Any]) -> str:
     p99_ms = (topic["total_ms"] or {}).get("p99", 0)
-    return f"{topic['topic']} misses its SLO ({p99_ms:.3g} of {topic['slo_ms']:g} ms)"
+    return f"{topic['topic']} misses its SLO ({in_ms(p99_ms)} of {in_ms(topic['slo_ms'])})"

@@ -131,6 +131,11 @@ def print_table(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
+def in_ms(value: float) -> str:
+    """Milliseconds for a table: three digits that count, and never an exponent of ten."""
+    return f"{value:.3g} ms" if abs(value) < 999.5 else f"{value:,.0f} ms"
+
+
 def spark_options(given: list[str] | None) -> dict[str, str]:
     """The options of `--spark-conf`, by name."""
     options = {}

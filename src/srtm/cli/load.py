@@ -49,7 +49,9 @@ def load(
     quantile: Annotated[
         str, typer.Option(help="Share of the schedule that must not wait for tokens, for a topic that is created.")
     ] = "0.995",
-    slo_p99: Annotated[str, typer.Option(help="Latency goal of a topic that is created.")] = "1ms",
+    slo_p99: Annotated[
+        str, typer.Option(help="Latency goal of a topic that is created; ms unless it has a unit.")
+    ] = "1ms",
     policy: Annotated[str, typer.Option(help="Policy of a topic that is created.")] = "srtm",
     fit: Annotated[str, typer.Option(help="How a topic that is created is fitted: model, measure or none.")] = "model",
     as_json: AsJson = False,

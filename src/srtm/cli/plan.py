@@ -55,7 +55,9 @@ def plan(
             rich_help_panel=_BROKERS,
         ),
     ] = "paper-testbed",
-    slo_p99: Annotated[str, typer.Option("--slo-p99", help="99 % of the messages within this time.")] = "1ms",
+    slo_p99: Annotated[
+        str, typer.Option("--slo-p99", help="99 % of the messages within this time; ms unless it has a unit.")
+    ] = "1ms",
     policies: Annotated[str, typer.Option(help="Which policies, with commas between.")] = "lb,conc,max_min,srtm",
     ks: Annotated[str | None, typer.Option("--k", help="How many brokers to try, as in 1,2,4 (all).")] = None,
     fit: Annotated[bool, typer.Option(help="Also let each policy search for its own fit.")] = True,

@@ -46,6 +46,8 @@ def pub(
     """
     if body is not None and file is not None:
         raise InputError("give --body or --file, not both")
+    if body == "":
+        raise InputError("--body '': a message must have at least one byte")
     if file is None and body is None and count > 1:
         raise InputError("stdin is read once: give --count with --body or --file")
     where = {"controller": controller, "token": token} if broker is None else {"broker": broker}

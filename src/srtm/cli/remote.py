@@ -30,7 +30,10 @@ def ask(
     *,
     patience_s: float = _PATIENCE_S,
 ) -> Any:
-    """The JSON of an answer; what the controller refuses, and that there is none, are errors."""
+    """The JSON of an answer; what the controller refuses, and that there is none, are errors.
+
+    Their fact `stranger` says whether somebody else may be there, who does not know what was asked for.
+    """
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = _answer(controller, method, path, patience_s, json=body, headers=headers)
     return answer.json() if answer.content else None
@@ -57,6 +60,13 @@ def _answer(controller: str, method: str, path: str, patience_s: float, **more: 
     try:
         with httpx.Client(timeout=httpx.Timeout(patience_s, connect=2.0), trust_env=False) as client:
             answer = client.request(method, url.rstrip("/") + path, **more)
+    except (httpx.RemoteProtocolError, httpx.ReadError) as problem:
+        raise ControlError(
+            f"what listens at {controller} is no controller ({problem or 'it hung up'}): give the address of its HTTP"
+            " with --controller",
+            controller=controller,
+            stranger=True,
+        ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         raise ControlError(
             f"no controller answers at {controller} ({problem}): start one with srtm up, or say where it is with"
@@ -64,7 +74,8 @@ def _answer(controller: str, method: str, path: str, patience_s: float, **more: 
             controller=controller,
         ) from None
     if answer.status_code >= 400:
-        raise ControlError(_reason(answer.json() if "json" in answer.headers.get("content-type", "") else None, url))
+        found = answer.json() if "json" in answer.headers.get("content-type", "") else None
+        raise ControlError(_reason(found, url), stranger=answer.status_code < 500)
     return answer
 
 

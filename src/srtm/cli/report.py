@@ -35,7 +35,9 @@ def report(
     brokers: Annotated[
         str | None, typer.Option(help="Also plan: how many brokers there are, or a JSON file that describes each.")
     ] = None,
-    slo_p99: Annotated[str, typer.Option("--slo-p99", help="99 % of the messages within this time.")] = "1ms",
+    slo_p99: Annotated[
+        str, typer.Option("--slo-p99", help="99 % of the messages within this time; ms unless it has a unit.")
+    ] = "1ms",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     master: Master = None,
     remote: Remote = None,

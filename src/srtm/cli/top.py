@@ -11,7 +11,7 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from srtm.cli.common import AsJson, new_table, print_json
+from srtm.cli.common import AsJson, in_ms, new_table, print_json
 from srtm.cli.remote import HERE, Controller, ask
 from srtm.cli.topic import table_of
 
@@ -76,7 +76,7 @@ def tables(seen: dict[str, Any]) -> Group:
             f"{broker['rate']:,}",
             f"{broker['mcap']:,.0f}",
             f"{broker['rcap']:,.0f}",
-            f"{broker['lag_ms']:.3g} ms",
+            in_ms(broker["lag_ms"]),
             broker["address"],
         )
     return Group(table_of(seen["topics"]), brokers)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from srtm.cli.common import AsJson, new_table, print_json, print_table
+from srtm.cli.common import AsJson, in_ms, new_table, print_json, print_table
 from srtm.cli.remote import HERE, Controller, Token, ask, topic_at
 from srtm.errors import InputError
 from srtm.units import NS_PER_MS, parse_duration_ns
@@ -62,7 +62,9 @@ def create(
     r: Annotated[float | None, typer.Option("--r", help="Tokens a second.")] = None,
     b: Annotated[float | None, typer.Option("--b", help="Tokens of a full bucket.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Instead: a trace to profile (r, b) from.")] = None,
-    slo_p99: Annotated[str, typer.Option(help="Tail latency that is to hold, end to end.")] = "1ms",
+    slo_p99: Annotated[
+        str, typer.Option(help="Tail latency that is to hold, end to end; ms unless it has a unit.")
+    ] = "1ms",
     policy: Annotated[Policy, typer.Option(help="How publishers are placed.")] = Policy.SRTM,
     fit: Annotated[FitBy, typer.Option(help="Predict first and confirm, or search by measuring.")] = FitBy.MODEL,
     durability: Annotated[Durability, typer.Option(help="Where messages are kept.")] = Durability.MEMORY,
@@ -88,7 +90,7 @@ def create(
     wish = {
         "r": bucket.r,
         "b": bucket.b,
-        "slo_ms": parse_duration_ns(slo_p99) / NS_PER_MS,
+        "slo_ms": parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS,
         "policy": policy.value,
         "fit": fit.value,
         "durability": durability.value,
@@ -152,13 +154,13 @@ def _row(topic: dict[str, Any]) -> list[str]:
         f"{topic['waiting']:,}",
         _ms(topic["access_ms"]),
         _ms(topic["total_ms"]),
-        "—" if topic["penalty_ms"] is None else f"{topic['penalty_ms']:.3g} ms",
+        "—" if topic["penalty_ms"] is None else in_ms(topic["penalty_ms"]),
         f"{topic['slo_ms']:g} ms {met}",
     ]
 
 
 def _ms(points: dict[str, float] | None) -> str:
-    return f"{points['p99']:.3g} ms" if points else "—"
+    return in_ms(points["p99"]) if points else "—"
 
 
 @app.command()
@@ -247,7 +249,7 @@ def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) 
     for number, each in enumerate((found["measured"] or {"rounds": []})["rounds"], 1):
         worst = max(each["latency_ns"].values(), default=0) / NS_PER_MS
         certain = "" if each["certain"] else " (not certain)"
-        print(f"round {number}: k = {each['k']}, worst broker {worst:.3g} ms, {each['seconds']:.0f} s{certain}")
+        print(f"round {number}: k = {each['k']}, worst broker {in_ms(worst)}, {each['seconds']:.0f} s{certain}")
 
 
 @app.command()
@@ -262,3 +264,30 @@ def move(
     wish = {"publishers": publishers, "broker": to}
     ask(controller, token, "POST", topic_at(name, "move"), wish)
     print(f"{len(publishers)} publishers of {name} go to {to}")
+
+
+@app.command()
+def publishers(
+    name: Name,
+    rm: Annotated[str | None, typer.Option("--rm", metavar="ID", help="Forget this one, who will not return.")] = None,
+    controller: Controller = HERE,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List a topic's publishers and their brokers, or forget one. Example:
+
+    srtm topic publishers traffic --rm sensor-17
+    """
+    if rm is not None:
+        if not rm:
+            raise InputError("--rm '': give the id of a publisher")
+        ask(controller, token, "DELETE", topic_at(name, "publishers", rm))
+    found = ask(controller, None, "GET", topic_at(name, "publishers"))
+    if as_json:
+        print_json(found)
+        return
+    table = new_table("publisher", "group", "msg/s", "broker")
+    for each in found["publishers"]:
+        rate = "—" if each["rate"] is None else f"{each['rate']:,g}"
+        table.add_row(each["id"], each["group"] or "—", rate, each["broker"] or "—")
+    print_table(table)
