@@ -116,6 +116,7 @@ def test_load_says_what_was_refused(broker: Running) -> None:
         (["pub", "t", "--body", ""], "at least one byte"),
         (["pub", "a b", "--body", "x"], "no name of a topic"),
         (["sub", "t", "--broker", "a:1", "--lookupd-http-address", "b:1"], "not both"),
+        (["load", "t", "--policy", "magic"], "'max_min'"),
         (["load", "t", "--process", "magic"], "poisson or periodic"),
         (["load", "t", "--broker", "a:1", "--size", "1"], "size = 1"),
     ],

@@ -89,3 +89,12 @@ def test_publishers_of_a_contract_are_moved_by_the_controller_and_nothing_is_los
     asyncio.run(story())
     assert len(received) == count
     assert all(sorted(found) == list(range(each)) for found in received.values())
+
+
+def test_what_a_controller_refuses_is_a_sentence(controller: str) -> None:
+    async def story() -> None:
+        async with Cluster(controller) as cluster:
+            with pytest.raises(ClientError, match=r"^http://\S+: policy: [^\[{]+$"):
+                await cluster.request("PUT", "/v1/topics/t", {"r": 1, "b": 1, "slo_ms": 1, "policy": "foo"})
+
+    asyncio.run(story())

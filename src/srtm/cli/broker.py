@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from srtm.cli.common import check_logs
+
 _TLS = "TLS and AUTH"
 _LIMITS = "Limits"
 
@@ -134,6 +136,7 @@ def broker(
     if not 1 <= settings.msg_timeout_ms <= settings.max_msg_timeout_ms:
         raise InputError(f"--msg-timeout is between 1ms and 15m, not {msg_timeout!r}", value=msg_timeout)
 
+    check_logs(log_format, log_level)
     program.log_to_stderr(log_format, log_level)
     options = BrokerOptions(
         host,

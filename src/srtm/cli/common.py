@@ -53,7 +53,7 @@ B = Annotated[str | None, typer.Option("--b", help="Tokens of its full bucket.")
 Contract = Annotated[
     Path | None, typer.Option(help="Instead: a JSON file with (r, b) of each topic, as srtm profile --json writes it.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @contextmanager
@@ -129,6 +129,15 @@ def new_table(*columns: str, title: str | None = None, caption: str | None = Non
 def print_table(table: Table) -> None:
     """A table on stdout: as wide as the terminal, or as it wants to be where there is none."""
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def check_logs(form: str, level: str) -> None:
+    """Refuse what no log can be, by the flag that says it."""
+    from srtm.program import LOG_FORMATS, LOG_LEVELS
+
+    for flag, value, known in (("--log-format", form, LOG_FORMATS), ("--log-level", level, LOG_LEVELS)):
+        if value not in known:
+            raise InputError(f"{flag} is {' or '.join(known)}, not {value!r}", value=value)
 
 
 def in_ms(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srtm.cli.common import flags_of
+from srtm.cli.common import check_logs, flags_of
 from srtm.control.options import ControllerOptions
 
 
@@ -20,5 +20,6 @@ def controller(options: ControllerOptions) -> None:
     from srtm.control.run import run
     from srtm.web import page
 
+    check_logs(options.log_format, options.log_level)
     program.log_to_stderr(options.log_format, options.log_level)
     program.run(run(options, page))

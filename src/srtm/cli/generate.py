@@ -101,7 +101,9 @@ def prometheus(
     controller: Controller = HERE,
     out: Out = None,
 ) -> None:
-    """Write alert rules; or, with --scrape, a prometheus.yml that finds brokers through the controller. Example:
+    """Write alert rules; or, with --scrape, a prometheus.yml that finds brokers through the controller.
+
+    For example:
 
     srtm generate prometheus --out srtm-alerts.yml
 
@@ -115,7 +117,9 @@ def prometheus(
 
 @app.command()
 def grafana(out: Out = None) -> None:
-    """Write a dashboard to be imported; it asks for its Prometheus. Example:
+    """Write a dashboard to be imported; it asks for its Prometheus.
+
+    For example:
 
     srtm generate grafana --out srtm-dashboard.json
     """

@@ -121,7 +121,9 @@ def report(
     claims: Annotated[Path | None, typer.Option(help="Also write the table of claims into this Markdown file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what was run as one self-contained HTML page, and as figures for documents. Example:
+    """Write what was run as one self-contained HTML page, and as figures for documents.
+
+    For example:
 
     srtm lab report --figures docs/figures
     """

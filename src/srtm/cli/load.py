@@ -10,6 +10,7 @@ import typer
 from srtm.cli.common import STOPPED, AsJson, new_table, print_json, print_table
 from srtm.cli.pub import Brokers, run
 from srtm.cli.remote import HERE, Controller, Token, topic_at
+from srtm.cli.topic import FitBy, Policy
 from srtm.units import NS_PER_MS, format_ns, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def load(
     slo_p99: Annotated[
         str, typer.Option(help="Latency goal of a topic that is created; ms unless it has a unit.")
     ] = "1ms",
-    policy: Annotated[str, typer.Option(help="Policy of a topic that is created.")] = "srtm",
-    fit: Annotated[str, typer.Option(help="How a topic that is created is fitted: model, measure or none.")] = "model",
+    policy: Annotated[Policy, typer.Option(help="Policy of a topic that is created.")] = Policy.SRTM,
+    fit: Annotated[FitBy, typer.Option(help="How a topic that is created is fitted.")] = FitBy.MODEL,
     as_json: AsJson = False,
 ) -> None:
     """Send by a schedule, whatever the cluster makes of it, and measure latency from the scheduled times.
@@ -76,7 +77,7 @@ def load(
     heard_on = None if channel == "none" else channel or own_channel()
     options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()))
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
-    contract = {"slo_ms": slo_ms, "policy": policy, "fit": fit} if create else None
+    contract = {"slo_ms": slo_ms, "policy": policy.value, "fit": fit.value} if create else None
     report = run(_load(options, controller, token, quantile, contract))
     if report is None:
         raise typer.Exit(STOPPED)

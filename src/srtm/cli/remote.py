@@ -56,6 +56,8 @@ def text_at(url: str, path: str) -> str:
 def _answer(controller: str, method: str, path: str, patience_s: float, **more: Any) -> httpx.Response:
     import httpx
 
+    from srtm.client.cluster import refusal
+
     url = controller if "://" in controller else f"http://{controller}"
     try:
         with httpx.Client(timeout=httpx.Timeout(patience_s, connect=2.0), trust_env=False) as client:
@@ -75,15 +77,7 @@ def _answer(controller: str, method: str, path: str, patience_s: float, **more: 
         ) from None
     if answer.status_code >= 400:
         found = answer.json() if "json" in answer.headers.get("content-type", "") else None
-        raise ControlError(_reason(found, url), stranger=answer.status_code < 500)
+        raise ControlError(
+            refusal(found) or f"{url} does not answer as a controller does", stranger=answer.status_code < 500
+        )
     return answer
-
-
-def _reason(found: Any, url: str) -> str:
-    """The sentence in an answer that refuses."""
-    detail = found.get("detail", found.get("message")) if isinstance(found, dict) else None
-    if isinstance(detail, str):
-        return detail
-    if isinstance(detail, list):
-        return "; ".join(f"{'.'.join(str(at) for at in each['loc'][1:])}: {each['msg']}" for each in detail)
-    return f"{url} does not answer as a controller does"

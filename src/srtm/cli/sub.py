@@ -30,7 +30,9 @@ def sub(
     token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="Each message as a JSON object, one a line.")] = False,
 ) -> None:
-    """Print the bodies of messages, one a line, until it is stopped (Ctrl-C) or --count have come. Example:
+    """Print the bodies of messages, one a line, until it is stopped (Ctrl-C) or --count have come.
+
+    For example:
 
     srtm sub traffic --channel billing --count 10
     """

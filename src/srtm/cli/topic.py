@@ -74,7 +74,9 @@ def create(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a topic under contract: a token bucket (r, b) and an SLO. Example:
+    """Put a topic under contract: a token bucket (r, b) and an SLO.
+
+    For example:
 
     srtm topic create traffic --r 11000 --b 600 --slo-p99 1ms
     """
@@ -274,7 +276,9 @@ def publishers(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """List a topic's publishers and their brokers, or forget one. Example:
+    """List a topic's publishers and their brokers, or forget one.
+
+    For example:
 
     srtm topic publishers traffic --rm sensor-17
     """

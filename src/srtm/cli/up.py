@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from srtm.cli.common import check_logs
 from srtm.control.options import port_or_none
+from srtm.errors import ControlError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -56,6 +58,7 @@ def up(
     from srtm import program
     from srtm.control.local import LocalCluster, LocalOptions
 
+    check_logs(log_format, log_level)
     told = ["--lease-s", str(lease_s)]
     told += ["--mcap-mps", str(mcap_mps)] if mcap_mps is not None else []
     told += ["--calibration", str(calibration)] if calibration is not None else []
@@ -63,7 +66,13 @@ def up(
     options = LocalOptions(
         brokers, host, data_path, trace_folder, token, free_ports, [*told, *logs], logs, web_port, engine, recover
     )
-    program.run(_serve(LocalCluster(options), host))
+    try:
+        program.run(_serve(LocalCluster(options), host))
+    except ControlError as problem:
+        if free_ports:
+            raise
+        remedy = "if a port is taken, take any with --free-ports, or another for the page with --web-port"
+        raise ControlError(f"{problem}; {remedy}", **problem.facts) from None
 
 
 async def _serve(cluster: LocalCluster, host: str) -> None:

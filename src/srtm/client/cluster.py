@@ -264,6 +264,15 @@ def _segment(name: str) -> str:
 
 def _detail(answer: httpx.Response) -> str:
     try:
-        return str(answer.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.status_code} {answer.reason_phrase}"
+        said = refusal(answer.json())
+    except ValueError:
+        said = None
+    return said or f"{answer.status_code} {answer.reason_phrase}"
+
+
+def refusal(answer: Any) -> str | None:
+    """The sentence in a controller's answer that refuses; None if there is none that it would write."""
+    detail = answer.get("detail", answer.get("message")) if isinstance(answer, dict) else None
+    if isinstance(detail, list):  # of fields that cannot be
+        return "; ".join(f"{'.'.join(str(at) for at in each['loc'][1:])}: {each['msg']}" for each in detail)
+    return detail if isinstance(detail, str) else None
