@@ -260,7 +260,7 @@ def test_logs_for_programs_and_for_people(capfd: pytest.CaptureFixture[str]) -> 
     log.info("BROKER(%s): alive", "o\nne")
     assert re.fullmatch(r"\S+ \S+ INFO BROKER\(o\\nne\): alive\n", capfd.readouterr().err)
     assert run(["controller", "--log-format", "xml"]) == 2
-    assert "logs are text or json, not 'xml'" in capfd.readouterr().err
+    assert "--log-format is text or json, not 'xml'" in capfd.readouterr().err
 
 
 def test_a_controller_writes_its_log_as_it_is_told(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def calibrate(
         status.update("the host alone")
         longest_ns, lost = jitter()
     mcap_mps = held_mps(points, slo_ns, model_mps)
-    document = {
+    document: dict[str, object] = {
         "read_ns": model.read_ns,
         "message_ns": model.message_ns,
         "base_ns": model.base_ns,

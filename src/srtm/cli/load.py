@@ -77,7 +77,9 @@ def load(
     heard_on = None if channel == "none" else channel or own_channel()
     options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()))
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
-    contract = {"slo_ms": slo_ms, "policy": policy.value, "fit": fit.value} if create else None
+    contract: dict[str, object] | None = (
+        {"slo_ms": slo_ms, "policy": policy.value, "fit": fit.value} if create else None
+    )
     report = run(_load(options, controller, token, quantile, contract))
     if report is None:
         raise typer.Exit(STOPPED)
