@@ -11,6 +11,8 @@ SENSORS = 4  # at each junction, one a road; they report together when its light
 LANES = 10  # that a sensor counts; each is a message of its report
 CHANGES_S = 0.5  # of a light, a second
 CONTRACT = {"r": 1300, "b": 460}  # 1,000 messages a second on average, and what junctions burst
+SLO_MS = 50.0  # of the p99, from a sensor's report at its broker to its subscribers
+SIGNALS_CONTRACT = {"r": 1000, "b": 1000}
 
 
 def sensors() -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""The traffic lights: `python lights.py CONTROLLER SECONDS` follows the signals, and says how old their news was.
+"""The traffic lights: `python lights.py CONTROLLER` follows the signals until SIGTERM, and says how old their news was.
 
-Beside them, the control room watches the sensors themselves.
+Beside them, the control room watches the sensors themselves. Lines of JSON: the first report that it saw, and at the
+end, of every signal that lights heard, when the sensors had reported and how many seconds later it was heard.
 """
 
 from __future__ import annotations
@@ -9,42 +10,44 @@ import asyncio
 import json
 import sys
 import time
-from contextlib import suppress
 
 import city
 
 from srtm.client import Subscriber
+from srtm.program import stop_signal
 
 
-async def lights(controller: str, ages: list[float], junctions: set[int]) -> None:
-    """How old the newest report was when a light heard of it."""
+async def lights(controller: str, heard: list[tuple[float, float]]) -> None:
+    """When the newest report of a signal was made, and how old it was when its light heard of it."""
     async with Subscriber(city.SIGNALS, "lights", controller=controller) as signals:
         async for message in signals:
-            signal = json.loads(message.body)
-            ages.append(time.time() - signal["newest_us"] / 1e6)
-            junctions.add(signal["junction"])
+            reported_s = json.loads(message.body)["newest_us"] / 1e6
+            heard.append((reported_s, time.time() - reported_s))
             await message.finish()
 
 
 async def control_room(controller: str) -> None:
     """See every report, at once."""
+    first = True
     async with Subscriber(city.TRAFFIC, "control-room#ephemeral", controller=controller) as reports:
         async for message in reports:
+            if first:
+                print(json.dumps({"first": json.loads(message.body)}), flush=True)
+            first = False
             await message.finish()
 
 
-async def main(controller: str, seconds: float) -> None:
-    """Listen for a while; one JSON document at the end."""
-    ages: list[float] = []
-    junctions: set[int] = set()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds), asyncio.TaskGroup() as listening:
-            listening.create_task(lights(controller, ages, junctions))
-            listening.create_task(control_room(controller))
-    ages.sort()
-    middle = ages[len(ages) // 2] if ages else None
-    print(json.dumps({"signals": len(ages), "junctions": len(junctions), "p50_s": middle}))
+async def main(controller: str) -> None:
+    """Listen until told to stop."""
+    stopped = stop_signal()
+    heard: list[tuple[float, float]] = []
+    async with asyncio.TaskGroup() as listening:
+        tasks = [listening.create_task(lights(controller, heard)), listening.create_task(control_room(controller))]
+        await stopped.wait()
+        for task in tasks:
+            task.cancel()
+    print(json.dumps({"heard": heard}))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    asyncio.run(main(sys.argv[1]))

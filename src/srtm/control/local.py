@@ -15,6 +15,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,7 +162,7 @@ class LocalCluster:
             stdout=asyncio.subprocess.PIPE,
             env=self._environment(),
             start_new_session=True,  # Ctrl-C at a terminal is ours to pass on
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(die_with, os.getpid()),
         )
         if child.program is not None:
             await self._listens(child)
@@ -258,7 +259,9 @@ def _fix_ports(child: Child) -> None:
             child.arguments[child.arguments.index(flag) + 1] = str(child.ports[kind])
 
 
-def _die_with_parent() -> None:
-    """Linux ends this process when the one that started it is gone, however it went."""
+def die_with(parent: int) -> None:
+    """In a process that was just made: Linux ends it when the one that made it is gone, however that went."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.getppid() != parent:  # it was faster
+        os._exit(1)

@@ -1,0 +1,281 @@
+"""What `make demo` shows: `python play.py FOLDER SECONDS`; `demo.py` starts it and watches over it.
+
+It starts a cluster, the city's Spark job, sensors and lights; places topic `traffic` with `lb`, then with `srtm`, for
+so many seconds each; and asks Spark what the recorded runs say. What it writes is in the folder, but for the reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import city
+import httpx
+import leave
+import signals
+import table
+
+from srtm.control.local import die_with
+from srtm.errors import SRTMError
+from srtm.model.bucket import TokenBucket
+from srtm.model.timeline import Timeline
+from srtm.pipeline import archive
+from srtm.pipeline.report import findings, write_report
+from srtm.pipeline.session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+HERE = Path(__file__).parent
+BROKERS = 4
+CLUSTER, SENSORS, LIGHTS = "the cluster (srtm up)", "the sensors' process", "the lights' process"
+PATIENCE_S = 15.0  # with a controller or a broker that is being started again
+
+
+class Over(Exception):
+    """Somebody without whom the play cannot go on is gone."""
+
+
+class Play:
+    """Its processes, and what they said."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self._folder = folder
+        self._traces = folder / "traces"
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
+        self._query: StreamingQuery | None = None
+        self._heard: list[tuple[float, float]] = []
+        self._looked: dict[str, tuple[float, float]] = {}
+        self._runs: list[table.Run] = []
+        self._controller = ""
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        print(f"{time.monotonic() - self._began:5.1f} s  {text}", flush=True)
+
+    def start_cluster(self) -> None:
+        """`srtm up`, and where it is."""
+        ready = threading.Event()
+
+        def hear(line: str) -> None:
+            name, _, rest = line.partition(":")
+            if name == "controller":
+                self._controller = rest.split()[0]
+            elif name == "page":
+                self.say(f"see it live at {rest.strip()}")
+            elif line.startswith("ready"):
+                ready.set()
+            elif "ended" in line:  # and is started again
+                self.say(line)
+
+        self.say(f"starting a controller and {BROKERS} brokers on this machine")
+        command = ["srtm", "up", "--brokers", str(BROKERS), "--free-ports", "--data-path", str(self._folder / "data")]
+        self._spawn(CLUSTER, ["-m", *command, "--trace-folder", str(self._traces)], hear)
+        while not ready.wait(0.1):
+            self.check()
+        self._ask("PUT", f"/v1/topics/{city.SIGNALS}", {**city.SIGNALS_CONTRACT, "slo_ms": 1000.0, "fit": "none"})
+        # So that there is a log for Spark to read before there are sensors.
+        self._ask("PUT", f"/v1/topics/{city.TRAFFIC}", {**city.CONTRACT, "durability": "disk", "fit": "none"})
+        self._ask("DELETE", f"/v1/topics/{city.TRAFFIC}")
+
+    def start_city(self, spark: SparkSession) -> None:
+        """Spark's job and the lights."""
+
+        def hear(line: str) -> None:
+            said = json.loads(line)
+            if "first" in said:
+                self.say(f"first message seen by a subscriber: {json.dumps(said['first'])}")
+            self._heard += said.get("heard", [])
+
+        self._query = signals.start(spark, self._controller, self._folder / "checkpoint")
+        self._spawn(LIGHTS, [str(HERE / "lights.py"), self._controller], hear)
+
+    def run_policy(self, policy: str) -> None:
+        """The sensors report for a while, placed by this policy."""
+        count, junctions = len(city.sensors()), city.JUNCTIONS
+        self.say(f"policy {policy}: {count} sensors at {junctions} junctions report for {self._seconds:g} s")
+        wish = {**city.CONTRACT, "slo_ms": city.SLO_MS, "policy": policy, "durability": "disk"}
+        self._ask("PUT", f"/v1/topics/{city.TRAFFIC}", {**wish, "publishers": city.sensors()})
+        sensors = self._spawn(SENSORS, [str(HERE / "sensors.py"), self._controller, str(self._seconds)])
+        settled = min(8.0, self._seconds / 3)
+        self.wait(settled)
+        self._record("start", f"{policy}-")
+        begin_s = time.time()
+        self.wait(self._seconds - settled - 1)
+        run = table.Run(policy, self._ask("GET", f"/v1/topics/{city.TRAFFIC}"))
+        while sensors.poll() is None:
+            self.wait(0.1)
+        self.check()
+        self._running.pop(SENSORS)
+        self._record("stop")
+        self._looked[policy] = begin_s, time.time()
+        self._runs.append(run)
+        self._ask("DELETE", f"/v1/topics/{city.TRAFFIC}")
+        self.say(f"policy {policy}: over; on {run.seen['k']} of {BROKERS} brokers, p99 access {run.p99('access_ms')}")
+
+    def stop_city(self) -> None:
+        """Let Spark's job and the lights finish."""
+        assert self._query is not None
+        self.say("waiting for the last signals")
+        self._query.processAllAvailable()
+        self.wait(0.5)
+        query, self._query = self._query, None
+        query.stop()
+        process, hearing = self._running.pop(LIGHTS)
+        process.terminate()
+        hearing.join()
+        for run in self._runs:
+            begin_s, end_s = self._looked[run.policy]
+            run.ages_s = [age_s for reported_s, age_s in self._heard if begin_s <= reported_s < end_s]
+
+    def conclude(self, spark: SparkSession) -> None:
+        """What the pipeline says of the recorded runs, and the table."""
+        named = {city.TRAFFIC: city.CONTRACT, city.SIGNALS: city.SIGNALS_CONTRACT}
+        contracts = {topic: Timeline(TokenBucket.of(each["r"], each["b"])) for topic, each in named.items()}
+        reports = []
+        for run in self._runs:
+            self.say(f"Spark looks at what was recorded under {run.policy}")
+            folder = self._folder / run.policy
+            folder.mkdir()
+            for file in self._traces.glob(f"{run.policy}-*.parquet"):
+                file.rename(folder / file.name)
+            if any(folder.iterdir()):
+                run.found = findings(folder, spark, contracts=contracts)
+                reports.append(Path(f"demo-report-{run.policy}.html").resolve())
+                write_report(reports[-1], run.found)
+            self.check()
+        print(flush=True)
+        table.show(self._runs)
+        for report in reports:
+            print(f"report: {report}")
+
+    def check(self) -> None:
+        """Raise if somebody is gone."""
+        for name, (process, _) in self._running.items():
+            code = process.poll()
+            if code or (code == 0 and name == CLUSTER):
+                raise Over(f"{name} {leave.ended(code)}")
+        if self._query is not None and not self._query.isActive:
+            raise self._query.exception() or Over("Spark's job ended")
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, as long as all are there."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(0.2, left))
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        answer = self._answer(method, self._controller + path, body)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def _answer(self, method: str, url: str, body: object = None) -> httpx.Response:
+        """The answer of a controller or a broker; one that is being started again is waited for."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                answer = httpx.request(method, url, json=body, timeout=30.0)
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > until:
+                    return answer
+            except httpx.TransportError as error:
+                if time.monotonic() > until:
+                    raise Over(f"{url} does not answer ({error})") from None
+            self.wait(0.5)
+
+    def _record(self, verb: str, prefix: str = "") -> None:
+        for broker in self._ask("GET", "/v1/brokers")["brokers"]:
+            query = f"?file={prefix}{broker['name']}.parquet" if prefix else ""
+            answer = self._answer("POST", f"{broker['http']}/srtm/trace/{verb}{query}")
+            if answer.status_code == httpx.codes.CONFLICT:
+                self.say(f"{broker['name']} was started again meanwhile: what it had recorded is lost")
+            else:
+                answer.raise_for_status()
+
+    def _spawn(
+        self, name: str, arguments: list[str], hear: Callable[[str], None] | None = None
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),
+        )
+        assert process.stdout is not None
+        lines = process.stdout
+
+        def listen() -> None:
+            for line in lines:
+                if hear:
+                    hear(line.strip())
+
+        hearing = threading.Thread(target=listen, daemon=True)
+        hearing.start()
+        self._running[name] = process, hearing
+        return process
+
+
+def play(folder: Path, seconds: float) -> None:
+    """The whole of it."""
+    demo = Play(folder, seconds)
+    demo.start_cluster()
+    demo.say("starting Spark")
+    options = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder}"}
+    with spark_session(options=options) as spark:
+        signal.signal(signal.SIGINT, _stop)  # Spark has one of its own
+        os.environ[archive.SWITCH] = "off"  # who makes one would outlive the demo
+        demo.start_city(spark)
+        for policy in ("lb", "srtm"):
+            demo.run_policy(policy)
+        demo.stop_city()
+        demo.conclude(spark)
+
+
+def _stop(*_: object) -> None:
+    """Once is enough: what ends the play is not to be interrupted."""
+    for number in leave.STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main(folder: Path, seconds: float) -> int:
+    """Play; leave nothing running, and if nobody watches any more, no files and no doubt."""
+    watcher = os.getppid()
+    leave.adopt()
+    for number in leave.STOPS:
+        signal.signal(number, _stop)
+    failed = True
+    try:
+        play(folder, seconds)
+        failed = False
+    except KeyboardInterrupt:
+        leave.note_why(folder, "stopped")
+    except (Over, SRTMError) as error:
+        leave.note_why(folder, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        leave.note_why(folder, f"{type(error).__name__}, see above")
+    leave.end_children()
+    if os.getppid() != watcher:
+        shutil.rmtree(folder, ignore_errors=True)
+        leave.last_line("the process that watched over it was killed")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2])))
