@@ -26,8 +26,9 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SRTM needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11 $(MAKECMDGOALS)")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[spark,broker,control,lab]'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing what SRTM needs into $(VENV), once; Spark and a Java are most of it, and take minutes"
+	@$(INSTALL) '.[spark,broker,control,lab]'
 	@touch $@
 
 # What tests and the documentation need on top of it.
