@@ -43,7 +43,8 @@ def ended(code: int) -> str:
 
 def note_why(folder: Path, reason: str) -> None:
     """Tell the process that watches why the play is over."""
-    (folder / "why").write_text(reason)
+    with suppress(OSError):  # a full disk may be why
+        (folder / "why").write_text(reason)
 
 
 def why(folder: Path) -> str:
