@@ -45,8 +45,11 @@ def relay(
     return [json.loads(progress.json)["sources"][0]["numInputRows"] for progress in query.recentProgress]
 
 
-def digests(spark: SparkSession, source: dict[str, str], times: int) -> list[list[list[Any]]]:
-    """The same rows read so often: of each partition its broker, first offset, rows, their digest, its executor."""
+def digests(spark: SparkSession, source: dict[str, str], times: int, executors: int = 1) -> list[list[list[Any]]]:
+    """The same rows read so often: of each partition its broker, first offset, rows, their digest, its executor.
+
+    More often, within bounds, if no partition was read on so many executors by then: which one takes it is chance.
+    """
 
     def digest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -59,7 +62,12 @@ def digests(spark: SparkSession, source: dict[str, str], times: int) -> list[lis
 
     fields = "broker string, begin bigint, rows bigint, code string, executor bigint"
     frame = spark.read.format("srtm").options(**source).load()
-    return [sorted(list(row) for row in frame.mapInArrow(digest, fields).collect()) for _ in range(times)]
+    reads: list[list[list[Any]]] = []
+    while len(reads) < times or (
+        len(reads) < 10 * times and max(len({row[4] for row in rows}) for rows in zip(*reads, strict=True)) < executors
+    ):
+        reads.append(sorted(list(row) for row in frame.mapInArrow(digest, fields).collect()))
+    return reads
 
 
 def keep(spark: SparkSession, source: dict[str, str], folder: str, *, to_the_end: bool) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from srtm.pipeline.streaming import register, unwrapped
 from tests.broker.running import Running
 from tests.conftest import ROOT
 from tests.pipeline import topics
-from tests.pipeline.standalone import standalone, wait_for
+from tests.pipeline.standalone import children_of, standalone, wait_for
 from tests.pipeline.streams import relay
 from tests.pipeline.topics import contract, log_of, numbered, on_disk, publish
 from tests.programs import ask
@@ -73,6 +74,24 @@ def in_process(where: str, **spec: dict[str, Any]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.pipeline.streams", where, json.dumps(spec)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def jvm_of(driver: int) -> int:
+    """Java among the children of a driver's Python."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(driver)}
+    (found,) = [pid for pid, command in commands.items() if b"SparkSubmit" in command]
+    return found
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a process group that run."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, its_group, *_ = file.read_text().rpartition(")")[2].split()
+            if int(its_group) == group and state != "Z":
+                found.append(int(file.parent.name))
+    return found
 
 
 def said_by(process: subprocess.Popen[str]) -> Any:
@@ -159,20 +178,30 @@ def test_what_cannot_be_read_or_overwritten(spark: SparkSession, cluster: Cluste
         lossy.select("body").write.format("srtm").options(**cluster.options("trimmed")).mode("overwrite").save()
 
 
-def test_a_killed_driver_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["python and jvm", "python", "jvm"])
+def test_a_killed_driver_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path, killed: str) -> None:
     """It is killed when a batch was written and is not yet done, so that this batch is run once more."""
-    cluster.make("kept")
-    published = cluster.fill("kept", 300)
-    source = cluster.options("kept", maxRowsPerTrigger="100")
+    topic = f"kept-{killed.replace(' ', '-')}"
+    cluster.make(topic)
+    published = cluster.fill(topic, 300)
+    source = cluster.options(topic, maxRowsPerTrigger="100")
     process = in_process("local[2]", keep={"source": source, "folder": str(tmp_path), "to_the_end": False})
     try:
         wait_for(lambda: (tmp_path / "written-2").exists() or process.poll() is not None)
         running = process.poll() is None
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        if killed == "python":
+            process.kill()
+        elif killed == "jvm":
+            os.kill(jvm_of(process.pid), signal.SIGKILL)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+        wait_for(lambda: not group_members(process.pid), 60)  # the one does not go on without the other
+    finally:
+        for pid in group_members(process.pid):
+            os.kill(pid, signal.SIGKILL)
     assert running
-    published += cluster.fill("kept", 100, "later")
+    published += cluster.fill(topic, 100, "later")
     said_by(in_process("local[2]", keep={"source": source, "folder": str(tmp_path), "to_the_end": True}))
     begun = Counter((tmp_path / "begun").read_text().split())
     assert begun["2"] == 2
@@ -190,7 +219,7 @@ def test_a_killed_executor_loses_nothing_and_what_is_double_has_the_same_key(
     addresses = {"brokers": f"{cluster.one.url},{cluster.two.url}"}  # partition 0 publishes to one, 1 to two
     source, sink = {**addresses, "topic": "slow"}, {**addresses, "topic": "relayed", "keys": "envelope"}
     spec: dict[str, Any] = {
-        "digests": {"source": {**source, "maxRowsPerPartition": "150"}, "times": 3},
+        "digests": {"source": {**source, "maxRowsPerPartition": "150"}, "times": 3, "executors": 2},
         "relay": {"source": source, "sink": sink, "checkpoint": str(tmp_path / "checkpoint"), "slice_s": 0.7},
     }
     with standalone(tmp_path) as workers:
@@ -205,10 +234,12 @@ def test_a_killed_executor_loses_nothing_and_what_is_double_has_the_same_key(
             said = said_by(process)
         assert running
         assert workers.executors_ever() == 3
-    codes = [[row[:4] for row in read] for read in said["digests"]]
-    assert codes[0] == codes[1] == codes[2]
-    assert [row[:3] for row in codes[0]] == [[name, at, 150] for name in ("one", "two") for at in (0, 150, 300, 450)]
-    assert any(len({row[4] for row in read}) == 2 for read in said["digests"])  # two executors read
+    first, *others = [[row[:4] for row in read] for read in said["digests"]]
+    assert len(others) >= 2
+    assert all(read == first for read in others)
+    assert [row[:3] for row in first] == [[name, at, 150] for name in ("one", "two") for at in (0, 150, 300, 450)]
+    readers = [{row[4] for row in rows} for rows in zip(*said["digests"], strict=True)]
+    assert max(map(len, readers)) == 2  # the same range, on two executors
     assert said["relay"] == [1200]
     frame = spark.read.format("srtm").options(**cluster.options("relayed")).load()
     found = [(tuple(row.key), bytes(row.body)) for row in unwrapped(frame).collect()]
