@@ -31,6 +31,7 @@ from srtm.errors import SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline
 from srtm.pipeline import archive
+from srtm.pipeline.failures import Place, explanation
 from srtm.pipeline.report import findings, write_report
 from srtm.pipeline.session import spark_session
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 BROKERS = 4
 CLUSTER, SENSORS, LIGHTS = "the cluster (srtm up)", "the sensors' process", "the lights' process"
+RESTARTS = 2  # of Spark's job; on a busy host its Python may not start in the ten seconds that Spark gives it
 PATIENCE_S = 15.0  # with a controller or a broker that is being started again
 
 
@@ -57,7 +59,9 @@ class Play:
         self._seconds = seconds
         self._began = time.monotonic()
         self._running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
+        self._spark: SparkSession | None = None
         self._query: StreamingQuery | None = None
+        self._restarts = RESTARTS
         self._heard: list[tuple[float, float]] = []
         self._looked: dict[str, tuple[float, float]] = {}
         self._runs: list[table.Run] = []
@@ -101,8 +105,13 @@ class Play:
                 self.say(f"first message seen by a subscriber: {json.dumps(said['first'])}")
             self._heard += said.get("heard", [])
 
-        self._query = signals.start(spark, self._controller, self._folder / "checkpoint")
+        self._spark = spark
+        self._start_job()
         self._spawn(LIGHTS, [str(HERE / "lights.py"), self._controller], hear)
+
+    def _start_job(self) -> None:
+        assert self._spark is not None
+        self._query = signals.start(self._spark, self._controller, self._folder / "checkpoint")
 
     def run_policy(self, policy: str) -> None:
         """The sensors report for a while, placed by this policy."""
@@ -170,7 +179,12 @@ class Play:
             if code or (code == 0 and name == CLUSTER):
                 raise Over(f"{name} {leave.ended(code)}")
         if self._query is not None and not self._query.isActive:
-            raise self._query.exception() or Over("Spark's job ended")
+            problem = self._query.exception()
+            if problem is None or not self._restarts:
+                raise problem or Over("Spark's job ended")
+            self._restarts -= 1
+            self.say(f"{explanation(str(problem), Place('this machine'))}: its job goes on from its checkpoint")
+            self._start_job()
 
     def wait(self, seconds: float) -> None:
         """Sleep, as long as all are there."""
