@@ -92,9 +92,9 @@ class Play:
         while not ready.wait(0.1):
             self.check()
         self._ask("PUT", f"/v1/topics/{city.SIGNALS}", {**city.SIGNALS_CONTRACT, "slo_ms": 1000.0, "fit": "none"})
-        # So that there is a log for Spark to read before there are sensors.
-        self._ask("PUT", f"/v1/topics/{city.TRAFFIC}", {**city.CONTRACT, "durability": "disk", "fit": "none"})
-        self._ask("DELETE", f"/v1/topics/{city.TRAFFIC}")
+        kept = f"topic={city.TRAFFIC}&durability=disk&retain_acknowledged=true"  # for Spark, who is no channel
+        for broker in self._brokers():
+            self._answer("POST", f"{broker['http']}/topic/create?{kept}").raise_for_status()
 
     def start_city(self, spark: SparkSession) -> None:
         """Spark's job and the lights."""
@@ -122,8 +122,8 @@ class Play:
         sensors = self._spawn(SENSORS, [str(HERE / "sensors.py"), self._controller, str(self._seconds)])
         settled = min(8.0, self._seconds / 3)
         self.wait(settled)
-        self._record("start", f"{policy}-")
         begin_s = time.time()
+        self._record("start", f"{policy}-")
         self.wait(self._seconds - settled - 1)
         run = table.Run(policy, self._ask("GET", f"/v1/topics/{city.TRAFFIC}"))
         while sensors.poll() is None:
@@ -211,8 +211,12 @@ class Play:
                     raise Over(f"{url} does not answer ({error})") from None
             self.wait(0.5)
 
+    def _brokers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._ask("GET", "/v1/brokers")["brokers"]
+        return found
+
     def _record(self, verb: str, prefix: str = "") -> None:
-        for broker in self._ask("GET", "/v1/brokers")["brokers"]:
+        for broker in self._brokers():
             query = f"?file={prefix}{broker['name']}.parquet" if prefix else ""
             answer = self._answer("POST", f"{broker['http']}/srtm/trace/{verb}{query}")
             if answer.status_code == httpx.codes.CONFLICT:

@@ -1,6 +1,6 @@
-"""The demo, stopped with Ctrl-C and its processes killed: nothing runs on, no port is held, and the last line says why.
+"""The demo: to its end, stopped with Ctrl-C, its processes killed. Nothing runs on, and the last line says why.
 
-A few cases; `SRTM_DEMO_KILLS=all pytest -s tests/examples/test_demo_killed.py` tries every process at every moment, and
+Of the kills a few; `SRTM_DEMO_KILLS=all pytest -s tests/examples/test_demo.py` tries every process at every moment, and
 prints how each went.
 """
 
@@ -51,6 +51,8 @@ ALL = [("Ctrl-C", moment) for moment in MOMENTS] + [
     if moment != "at once" and process not in NOT_THERE.get(moment, ())
 ]
 FEW = [("Ctrl-C", "set-up"), ("Ctrl-C", "lb"), ("demo.py", "lb"), ("play.py", "srtm"), ("Spark's JVM", "lb")]
+MEASURED = ("brokers used", "p99 access", "p99 total", "SLO", "sensor to traffic light")
+ROWS = (*MEASURED, *(f"Spark, {job}" for job in ("profile", "groups", "penalty", "conformance")))
 STARTED_AGAIN = {"controller", *(f"broker-{n}" for n in (1, 2, 3, 4))}
 
 
@@ -125,6 +127,23 @@ def all_listening() -> set[tuple[str, str]]:
     return {(row[1], row[9]) for row in rows if row[3] == "0A"}
 
 
+def test_it_ends_with_a_table(tmp_path: Path) -> None:
+    demo = Demo(tmp_path)
+    try:
+        demo.read_to_the_end()
+    finally:
+        demo.kill_all()
+    said = "\n".join(demo.lines)
+    assert demo.process.returncode == 0, said
+    assert demo.lines[-1] == "Done; nothing is left running."
+    assert re.search(r"^ policy +lb +srtm *$", said, re.MULTILINE), said
+    cells = {name: re.findall(rf"^ {name}.*? {{2,}}(\S.*?) {{2,}}(\S.*?) *$", said, re.MULTILINE) for name in ROWS}
+    assert all(len(found) == 1 and "—" not in found[0] for found in cells.values()), said
+    assert cells["brokers used"][0][0] == "4"
+    assert cells["Spark, conformance"] == [("yes", "yes")]
+    assert {file.name for file in tmp_path.glob("*.html")} == {"demo-report-lb.html", "demo-report-srtm.html"}
+
+
 @pytest.mark.parametrize(("who", "moment"), ALL if os.environ.get("SRTM_DEMO_KILLS") == "all" else FEW)
 def test_nothing_is_left(who: str, moment: str, tmp_path: Path) -> None:
     demo = Demo(tmp_path)
@@ -139,12 +158,13 @@ def test_nothing_is_left(who: str, moment: str, tmp_path: Path) -> None:
         left = list(demo.processes())
     finally:
         demo.kill_all()
+    said = "\n".join(demo.lines)
+    (tmp_path / "output").write_text(said)
     print(f"\n| {moment} | {who} | {took_s:.1f} s | {demo.lines[-1]} |")
     assert not left
     assert held or moment == "at once"
     assert not held & all_listening()
     assert list(demo.files.iterdir()) == []
-    said = "\n".join(demo.lines)
     assert "Traceback" not in said, said
     if demo.lines[-1] == "Done; nothing is left running.":
         assert who in STARTED_AGAIN or who == "Spark's Python"  # Spark starts it again, too
