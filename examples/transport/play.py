@@ -264,8 +264,12 @@ def play(folder: Path, seconds: float) -> None:
         demo.conclude(spark)
 
 
+_stopped = threading.Event()
+
+
 def _stop(*_: object) -> None:
     """Once is enough: what ends the play is not to be interrupted."""
+    _stopped.set()
     for number in leave.STOPS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -286,7 +290,8 @@ def main(folder: Path, seconds: float) -> int:
     except (Over, SRTMError) as error:
         leave.note_why(folder, str(error))
     except Exception as error:
-        traceback.print_exc()
+        if not _stopped.is_set():  # else it is what Spark makes of an interruption
+            traceback.print_exc()
         leave.note_why(folder, f"{type(error).__name__}, see above")
     leave.end_children()
     if os.getppid() != watcher:
