@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,14 +143,21 @@ class Play:
         self.say("waiting for the last signals")
         self._query.processAllAvailable()
         self.wait(0.5)
-        query, self._query = self._query, None
-        query.stop()
+        self.stop_job()
         process, hearing = self._running.pop(LIGHTS)
         process.terminate()
         hearing.join()
         for run in self._runs:
             begin_s, end_s = self._looked[run.policy]
             run.ages_s = [age_s for reported_s, age_s in self._heard if begin_s <= reported_s < end_s]
+
+    def stop_job(self) -> None:
+        """Stop Spark's job, if it runs: from another thread, since an interruption may have cut ours off from Java."""
+        query, self._query = self._query, None
+        if query is not None:
+            stopping = threading.Thread(target=_stop_quietly, args=[query], daemon=True)
+            stopping.start()
+            stopping.join(PATIENCE_S)
 
     def conclude(self, spark: SparkSession) -> None:
         """What the pipeline says of the recorded runs, and the table."""
@@ -257,11 +265,19 @@ def play(folder: Path, seconds: float) -> None:
     with spark_session(options=options) as spark:
         signal.signal(signal.SIGINT, _stop)  # Spark has one of its own
         os.environ[archive.SWITCH] = "off"  # who makes one would outlive the demo
-        demo.start_city(spark)
-        for policy in ("lb", "srtm"):
-            demo.run_policy(policy)
-        demo.stop_city()
-        demo.conclude(spark)
+        try:
+            demo.start_city(spark)
+            for policy in ("lb", "srtm"):
+                demo.run_policy(policy)
+            demo.stop_city()
+            demo.conclude(spark)
+        finally:
+            demo.stop_job()
+
+
+def _stop_quietly(query: StreamingQuery) -> None:
+    with suppress(Exception):  # Java may be gone
+        query.stop()
 
 
 _stopped = threading.Event()
