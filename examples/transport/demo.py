@@ -21,6 +21,7 @@ import leave
 
 from srtm.control.local import die_with
 
+LEAST_S = 4.0
 _INTRODUCTION = f"""\
 A city: {len(city.sensors())} sensors publish to topic {city.TRAFFIC}; a Spark job counts vehicles and publishes
 to topic {city.SIGNALS}; traffic lights listen. All of {city.TRAFFIC} has one contract, a token bucket:
@@ -69,6 +70,9 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="A city on SRTM: see the penalty happen, and disappear.")
-    options.add_argument("--seconds", type=float, default=32.0, help="how long the sensors report under each policy")
-    main(options.parse_args().seconds)
+    parser = argparse.ArgumentParser(description="A city on SRTM: see the penalty happen, and disappear.")
+    parser.add_argument("--seconds", type=float, default=32.0, help="how long the sensors report under each policy")
+    seconds = parser.parse_args().seconds
+    if not seconds >= LEAST_S:
+        parser.error(f"--seconds {seconds:g}: sensors need {LEAST_S:g} s at least to be seen")
+    main(seconds)

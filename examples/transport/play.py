@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,9 +93,9 @@ class Play:
         while not ready.wait(0.1):
             self.check()
         self._ask("PUT", f"/v1/topics/{city.SIGNALS}", {**city.SIGNALS_CONTRACT, "slo_ms": 1000.0, "fit": "none"})
-        # So that there is a log for Spark to read before there are sensors.
-        self._ask("PUT", f"/v1/topics/{city.TRAFFIC}", {**city.CONTRACT, "durability": "disk", "fit": "none"})
-        self._ask("DELETE", f"/v1/topics/{city.TRAFFIC}")
+        kept = f"topic={city.TRAFFIC}&durability=disk&retain_acknowledged=true"  # for Spark, who is no channel
+        for broker in self._brokers():
+            self._answer("POST", f"{broker['http']}/topic/create?{kept}").raise_for_status()
 
     def start_city(self, spark: SparkSession) -> None:
         """Spark's job and the lights."""
@@ -122,8 +123,8 @@ class Play:
         sensors = self._spawn(SENSORS, [str(HERE / "sensors.py"), self._controller, str(self._seconds)])
         settled = min(8.0, self._seconds / 3)
         self.wait(settled)
-        self._record("start", f"{policy}-")
         begin_s = time.time()
+        self._record("start", f"{policy}-")
         self.wait(self._seconds - settled - 1)
         run = table.Run(policy, self._ask("GET", f"/v1/topics/{city.TRAFFIC}"))
         while sensors.poll() is None:
@@ -142,14 +143,21 @@ class Play:
         self.say("waiting for the last signals")
         self._query.processAllAvailable()
         self.wait(0.5)
-        query, self._query = self._query, None
-        query.stop()
+        self.stop_job()
         process, hearing = self._running.pop(LIGHTS)
         process.terminate()
         hearing.join()
         for run in self._runs:
             begin_s, end_s = self._looked[run.policy]
             run.ages_s = [age_s for reported_s, age_s in self._heard if begin_s <= reported_s < end_s]
+
+    def stop_job(self) -> None:
+        """Stop Spark's job, if it runs: from another thread, since an interruption may have cut ours off from Java."""
+        query, self._query = self._query, None
+        if query is not None:
+            stopping = threading.Thread(target=_stop_quietly, args=[query], daemon=True)
+            stopping.start()
+            stopping.join(PATIENCE_S)
 
     def conclude(self, spark: SparkSession) -> None:
         """What the pipeline says of the recorded runs, and the table."""
@@ -211,8 +219,12 @@ class Play:
                     raise Over(f"{url} does not answer ({error})") from None
             self.wait(0.5)
 
+    def _brokers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._ask("GET", "/v1/brokers")["brokers"]
+        return found
+
     def _record(self, verb: str, prefix: str = "") -> None:
-        for broker in self._ask("GET", "/v1/brokers")["brokers"]:
+        for broker in self._brokers():
             query = f"?file={prefix}{broker['name']}.parquet" if prefix else ""
             answer = self._answer("POST", f"{broker['http']}/srtm/trace/{verb}{query}")
             if answer.status_code == httpx.codes.CONFLICT:
@@ -250,9 +262,12 @@ def play(folder: Path, seconds: float) -> None:
     demo.start_cluster()
     demo.say("starting Spark")
     options = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder}"}
-    with spark_session(options=options) as spark:
+    with ExitStack() as stack:
+        with at_leisure():
+            spark = stack.enter_context(spark_session(options=options))
         signal.signal(signal.SIGINT, _stop)  # Spark has one of its own
         os.environ[archive.SWITCH] = "off"  # who makes one would outlive the demo
+        stack.callback(demo.stop_job)
         demo.start_city(spark)
         for policy in ("lb", "srtm"):
             demo.run_policy(policy)
@@ -260,8 +275,28 @@ def play(folder: Path, seconds: float) -> None:
         demo.conclude(spark)
 
 
+@contextmanager
+def at_leisure() -> Iterator[None]:
+    """What is started within does not push brokers aside: it counts seconds, and they milliseconds."""
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, priority)
+
+
+def _stop_quietly(query: StreamingQuery) -> None:
+    with suppress(Exception):  # Java may be gone
+        query.stop()
+
+
+_stopped = threading.Event()
+
+
 def _stop(*_: object) -> None:
     """Once is enough: what ends the play is not to be interrupted."""
+    _stopped.set()
     for number in leave.STOPS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -282,7 +317,8 @@ def main(folder: Path, seconds: float) -> int:
     except (Over, SRTMError) as error:
         leave.note_why(folder, str(error))
     except Exception as error:
-        traceback.print_exc()
+        if not _stopped.is_set():  # else it is what Spark makes of an interruption
+            traceback.print_exc()
         leave.note_why(folder, f"{type(error).__name__}, see above")
     leave.end_children()
     if os.getppid() != watcher:

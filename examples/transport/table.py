@@ -31,7 +31,7 @@ class Run:
 
     def p99(self, which: str) -> str:
         """Of the controller's last ten seconds."""
-        return f"{self.seen[which]['p99']:.3g} ms" if self.seen[which] else _UNKNOWN
+        return format_ns(self.seen[which]["p99"] * 1e6) if self.seen[which] else _UNKNOWN
 
 
 def _slo(run: Run) -> str:
