@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -98,12 +99,15 @@ def test_a_bucket_under_contract_is_not_changed_by_hand() -> None:
         assert (status, b"UNDER_CONTRACT" in body) == (409, True)
 
 
-def test_whoever_publishes_first_does_not_wait_for_a_share() -> None:
-    """Stock clients declare nothing; the contract stands ready where they may come."""
+def test_a_share_stays_where_it_was_useful_last() -> None:
+    """Stock clients declare nothing: after a pause, their next message is not to wait for a share again."""
     with one_broker() as (api, broker, _):
         api.put("/v1/topics/t", json={"r": 20, "b": 5}).raise_for_status()
         wait_for(lambda: api.get("/v1/topics/t").json()["state"] != "opening")
-        broker.wait_until(lambda b: "t" in b.topics and b.topics["t"].limiter is not None)
+        with Client(broker.address) as client:
+            client.publish("t", b"x")
+            broker.wait_until(lambda b: b.topics["t"].limiter is not None)
+        time.sleep(3)
         assert broker.do(lambda: broker.broker.topics["t"].limiter.bucket) == TokenBucket.of(20, 5)  # type: ignore[union-attr]
 
 

@@ -243,3 +243,19 @@ def test_the_share_of_the_dead_is_free_and_what_is_recalled_fits() -> None:
     assert transfer.possible == {"b": half}
     transfer.recalled("c", half)
     assert transfer.possible == {"b": half, "c": half}
+
+
+def test_what_a_broker_said_before_a_late_grant_reached_it_frees_nothing() -> None:
+    """The grant was under way when the lease ended; it may be put in force yet, cut to the safe share."""
+    whole, half = TokenBucket.of(100, 20), TokenBucket.of(50, 10)
+    transfer = Transfer(whole, {}, {"slow": whole}, pool_ntok=whole.b_ntok)
+    (grant,) = transfer.orders()
+    transfer.lapsed("slow", 50)
+    transfer.found("slow", None, safe=False, sequence=grant.sequence - 1)
+    assert transfer.possible == {"slow": half}
+    transfer.retarget({"slow": half, "other": half})
+    assert within(whole, transfer.possible.values())
+    transfer.found("slow", half, safe=True, sequence=grant.sequence)
+    assert transfer.possible == {"slow": half}
+    transfer.found("slow", None, safe=False, sequence=grant.sequence)
+    assert transfer.possible == {}

@@ -484,7 +484,8 @@ class Controller:
         for grant in transfer.unanswered:
             if grant.broker == name and (report.epoch, report.sequence) == (self.epoch, grant.sequence):
                 transfer.acknowledged(grant, report.surrendered_ntok)
-        transfer.found(name, report.share.bucket if report.share else None, safe=report.safe)
+        share = report.share.bucket if report.share else None
+        transfer.found(name, share, safe=report.safe, sequence=report.sequence if report.epoch == self.epoch else None)
         seen.waiting = min(report.waiting, MOST_MESSAGES)
         seen.publishers, seen.durable = report.publishers, report.durable
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None

@@ -185,8 +185,7 @@ class Topic:
         for broker, seen in self.seen.items():
             if broker in usable and broker not in weights and (seen.waiting or seen.rate_mps or seen.publishers):
                 weights[broker] += max(seen.rate_mps, 0.01 * self.rate_mps, 0.001)
-        # Nobody has declared anything yet: whoever publishes first, wherever, is not to wait for a share.
-        self._want(dict(weights) or dict.fromkeys(usable, 1.0), usable)
+        self._want(dict(weights), usable)
 
     def _want(self, weights: Mapping[str, float], usable: set[str]) -> None:
         kept = {name: share for name, share in self.transfer.possible.items() if name not in usable}

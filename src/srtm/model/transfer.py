@@ -68,6 +68,7 @@ class Transfer:
         self._sent: dict[str, Grant] = {}
         self._firm: set[str] = set()  # brokers that have a share for as long as their lease, and would cut it then
         self._lapsed: set[str] = set()  # brokers that have cut it, and put no grant in force since
+        self._late: dict[str, int] = {}  # grants that were under way then, and may be put in force yet, cut
         self._pool_ntok = pool_ntok
         self.next_sequence = first_sequence
         self.retarget(wanted)
@@ -135,6 +136,7 @@ class Transfer:
         lost = max(0, self._has(grant.broker).b_ntok - now.b_ntok)
         self._held[grant.broker] = now
         self._lapsed.discard(grant.broker)
+        self._late.pop(grant.broker, None)
         self._pool_ntok += min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
 
     def lapsed(self, broker: str, safe_percent: int) -> None:
@@ -145,6 +147,8 @@ class Transfer:
             self._firm.discard(broker)
         self._lapsed.add(broker)
         late = _amount(safe_share(sent.share, safe_percent)) if sent else _NOTHING
+        if sent:
+            self._late[broker] = sent.sequence
         self._held[broker] = _most(has, late)
         self._wanted[broker] = self._cut(
             broker
@@ -157,15 +161,19 @@ class Transfer:
         self._wanted.pop(broker, None)  # or it would be granted its share again, which nobody would acknowledge
         self._firm.discard(broker)
         self._lapsed.discard(broker)
+        self._late.pop(broker, None)
 
-    def found(self, broker: str, share: TokenBucket | None, *, safe: bool) -> None:
-        """The broker says what it has in force, and whether that is its safe share already.
+    def found(self, broker: str, share: TokenBucket | None, *, safe: bool, sequence: int | None = None) -> None:
+        """The broker says what it has in force, by which of our grants, and whether it is its safe share already.
 
         Less than was thought frees the rest; more is not believed, nor that a share is whole whose lease has ended:
-        that was said before it did, and came late.
+        that was said before it did, and came late. Nor does it free anything that a grant which was under way when the
+        lease ended may bring yet.
         """
         has, said = self._has(broker), _amount(share)
-        if broker not in self._sent:
+        if sequence is not None and sequence >= self._late.get(broker, 0):
+            self._late.pop(broker, None)
+        if broker not in self._sent and broker not in self._late:
             self._held[broker] = _Amount(min(has.r_mtps, said.r_mtps), min(has.b_ntok, said.b_ntok))
         if safe:
             self._firm.discard(broker)
