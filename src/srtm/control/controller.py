@@ -353,6 +353,9 @@ class Controller:
             topic = self.topics.get(topic_name)
             if topic is not None:
                 self._take(topic, member, report, now_ns)
+        for topic in self.topics.values():
+            if topic.name not in answer.topics and member.version >= topic.version:
+                topic.transfer.found(name, None, safe=False)  # it has started anew, and knows nothing of the topic yet
         self._plan(now_ns)
 
     def failed(self, name: str, now_ns: int, *, refused: bool = False) -> None:
