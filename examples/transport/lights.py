@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import time
+from contextlib import suppress
 
 import city
 
@@ -46,7 +47,8 @@ async def main(controller: str) -> None:
         await stopped.wait()
         for task in tasks:
             task.cancel()
-    print(json.dumps({"heard": heard}))
+    with suppress(BrokenPipeError):  # nobody may be left to hear it
+        print(json.dumps({"heard": heard}), flush=True)
 
 
 if __name__ == "__main__":

@@ -315,7 +315,8 @@ def main(folder: Path, seconds: float) -> int:
     except KeyboardInterrupt:
         leave.note_why(folder, "stopped")
     except (Over, SRTMError) as error:
-        leave.note_why(folder, str(error))
+        what, _, remedy = str(error).partition(": ")
+        leave.note_why(folder, what if "--spark-conf" in remedy else str(error))  # there is no such flag here
     except Exception as error:
         if not _stopped.is_set():  # else it is what Spark makes of an interruption
             traceback.print_exc()

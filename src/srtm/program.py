@@ -111,12 +111,23 @@ class Site:
     async def stop(self) -> None:
         """Answer what was asked, and serve no more."""
         self._server.should_exit = True
-        await self._task
+        with _quiet(logging.getLogger("uvicorn.error")):  # that streams are cut off is no error
+            await self._task
         self.close()
 
     def close(self) -> None:
         """Give up the port."""
         self._listener.close()
+
+
+@contextlib.contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Server(uvicorn.Server):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
+import httpx
 import pytest
 
 from srtm import program
@@ -48,6 +49,19 @@ def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
         assert process.returncode == 0
         for port in (tcp, http, int(found[3])):
             program.bound("127.0.0.1", port).close()
+
+
+def test_who_is_watching_does_not_hold_it_up_and_is_no_error() -> None:
+    with controller(*FREE) as process:
+        assert process.stdout
+        found = re.fullmatch(READY, process.stdout.readline())
+        assert found
+        with httpx.stream("GET", f"http://127.0.0.1:{found[2]}/v1/topics/t/watch", trust_env=False) as watching:
+            chunks = watching.iter_raw()  # which closes the stream when it is let go
+            next(chunks)
+            process.terminate()
+            assert process.communicate(timeout=PATIENCE_S) == ("", "")
+    assert process.returncode == 0
 
 
 def test_a_port_that_is_taken(capfd: pytest.CaptureFixture[str]) -> None:
