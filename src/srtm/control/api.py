@@ -259,7 +259,7 @@ def router(service: Service) -> APIRouter:
         done(request, "drain" if on else "use again", broker=name)
         return next(each for each in members_out(controller) if each["name"] == name)
 
-    @changes.delete("/brokers/{name}", status_code=204)
+    @changes.delete("/brokers/{name}", status_code=204, responses={409: {"description": "it answers"}})
     async def forget(name: str, request: Request) -> None:
         """A broker is dead and will not come back: what it held is free at once."""
         if name not in controller.members:

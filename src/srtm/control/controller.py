@@ -15,24 +15,26 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from srtm.control.attendance import AWAY_S
 from srtm.control.distributor import Fit
-from srtm.control.housing import housed
+from srtm.control.housing import housed, on_fewest, room
 from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
 from srtm.control.moves import Moves
 from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
-from srtm.model.placement import Broker, place, policy_named
+from srtm.model.placement import policy_named
 from srtm.model.transfer import Transfer
 from srtm.protocol.engine import refusal
 from srtm.protocol.exchange import Answer, Exchange, Grant, Share
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
     from srtm.control.options import ControllerOptions
     from srtm.control.store import Store
+    from srtm.model.placement import Broker
     from srtm.protocol.exchange import Contract, TopicReport
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,6 @@ _HURRY_S = 0.1  # between exchanges while something is under way
 _FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
 _RECALL_NS = 10 * NS_PER_S  # brokers look for a controller every 4 s or more often
 _SET_BACK_NS = 10 * NS_PER_S  # without a new second of a broker that answers
-_AWAY_NS = 300 * NS_PER_S  # of a publisher that was there, until it is forgotten
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
 
 
@@ -180,7 +181,7 @@ class Controller:
             if member is None or not member.usable or broker in unreachable:
                 topic.place.pop(publisher.id, None)
                 homeless.append(publisher)
-                topic.away.update([broker] if broker else [])
+                topic.left.update([broker] if broker else [])
         self._house(topic, homeless, unreachable)
         self.store.save_publishers(topic, [publisher.id for publisher in listed])
         if homeless:
@@ -199,17 +200,16 @@ class Controller:
             raise InputError(f"topic {name!r} has no publisher {publisher!r}", publisher=publisher)
         topic.roster += 1
         topic.place.pop(publisher, None)
-        topic.met.discard(publisher)
-        topic.missing.pop(publisher, None)
+        topic.attendance.forget(publisher)
         self.store.delete_publisher(topic, publisher)
 
     def _forget_missing(self, topic: Topic, now_ns: int) -> None:
         """Publishers that went, and did not come back, take no room from others; whoever comes registers anyway."""
-        gone = [publisher for publisher, since_ns in topic.missing.items() if now_ns - since_ns > _AWAY_NS]
+        gone = topic.attendance.overdue(now_ns)
         for publisher in gone:
             self.unregister(topic.name, publisher)
         if gone:
-            topic.note(now_ns, "forgotten", f"{len(gone)} publishers that were away for {_AWAY_NS // NS_PER_S} s")
+            topic.note(now_ns, "forgotten", f"{len(gone)} publishers that were away for {AWAY_S} s")
 
     def least_loaded(self) -> Member | None:
         """A broker for a topic that is under no contract."""
@@ -254,37 +254,15 @@ class Controller:
             self.service,
             now_ns,
             predicts=predicts,
-            confirms=predicts and self._on_fewest(topic, brokers),
+            confirms=predicts and on_fewest(topic, brokers, self.options.seed),
             seed=self.options.seed,
         )
         topic.note(now_ns, "fit", f"{len(chosen)} publishers over {len(brokers)} brokers")
         self._changed(topic)
 
-    def _on_fewest(self, topic: Topic, brokers: Sequence[Broker]) -> bool:
-        """Whether a topic is placed on as few brokers as its rate takes, all of which may be used."""
-        names = {broker.name for broker in brokers}
-        if not topic.publishers.keys() <= topic.place.keys() or not set(topic.place.values()) <= names:
-            return False
-        try:
-            publishers = [each.publisher for each in topic.publishers.values()]
-            fewest = place(publishers, brokers, topic.contract.policy, self.options.seed).k
-        except InputError:
-            return False
-        return len(set(topic.place.values())) == fewest
-
-    def brokers_for(self, topic: Topic, movable: set[str]) -> list[Broker]:
+    def brokers_for(self, topic: Topic, movable: Set[str]) -> list[Broker]:
         """Usable brokers, with what they carry besides these publishers of the topic."""
-        carried = {name: float(member.free_mps) for name, member in self.members.items()}
-        for other in self.topics.values():
-            conformant = other.conformant
-            for publisher, broker in other.place.items():
-                if broker in carried and (other is not topic or publisher not in movable):
-                    carried[broker] += other.publishers[publisher].rate_mps * conformant
-        return [
-            Broker(member.name, member.mcap_mps, min(carried[member.name], member.mcap_mps))
-            for member in sorted(self.members.values(), key=lambda member: member.name)
-            if member.usable
-        ]
+        return room(topic, movable, self.topics.values(), self.members.values())
 
     # Exchanges.
 
@@ -354,7 +332,7 @@ class Controller:
             if topic is not None:
                 self._take(topic, member, report, now_ns)
         for topic in self.topics.values():
-            if topic.name not in answer.topics and member.version >= topic.version:
+            if name in topic.transfer.held and topic.name not in answer.topics and member.version >= topic.version:
                 topic.transfer.found(name, None, safe=False)  # it has started anew, and knows nothing of the topic yet
         self._plan(now_ns)
 
@@ -374,8 +352,8 @@ class Controller:
                 for topic in self.topics.values():
                     topic.transfer.lapsed(member.name, self._safe_percent)
         for topic in self.topics.values():
-            while topic.away:
-                broker, number = topic.away.popitem()
+            while topic.left:
+                broker, number = topic.left.popitem()
                 topic.note(now_ns, "moved", f"{number} publishers away from {broker}")
         self._plan(now_ns)
 
@@ -493,7 +471,9 @@ class Controller:
         seen.publishers, seen.durable = report.publishers, report.durable
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
         self._adopt(topic, name, report)
-        topic.call_the_roll(name, now_ns)
+        if seen.roll is not None and not topic.moving:
+            placed = [publisher for publisher, place in topic.place.items() if place == name]
+            topic.attendance.call(seen.roll, placed, now_ns)
         if now_ns - seen.heard_ns > _SET_BACK_NS:  # its clock may have been set: its seconds are counted anew
             seen.forget()
             seen.heard_ns = now_ns
@@ -544,7 +524,7 @@ class Controller:
         for publisher in leaving:
             del topic.place[publisher]
         self._house(topic, [topic.publishers[publisher] for publisher in leaving], {broker})
-        topic.away[broker] += len(leaving)
+        topic.left[broker] += len(leaving)
         self._due |= self._moves.send(topic, before, now_ns)
         self.store.save_publishers(topic, leaving)
         topic.share_out(self._alive())

@@ -11,14 +11,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
-from srtm.model.placement import place, policy_named
+from srtm.model.placement import Broker, place, policy_named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence, Set
 
-    from srtm.control.members import Declared
+    from srtm.control.members import Declared, Member
     from srtm.control.topic import Topic
-    from srtm.model.placement import Broker
 
 
 def housed(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker], seed: int) -> dict[str, str]:
@@ -32,6 +31,31 @@ def housed(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker]
             numbers = chosen.broker_of.tolist()
             return {each.id: brokers[number].name for each, number in zip(homeless, numbers, strict=True)}
     return _one_by_one(topic, homeless, brokers)
+
+
+def room(topic: Topic, movable: Set[str], topics: Iterable[Topic], members: Iterable[Member]) -> list[Broker]:
+    """Usable brokers, with what they carry besides these publishers of the topic."""
+    usable = sorted((member for member in members if member.usable), key=lambda member: member.name)
+    carried = {member.name: float(member.free_mps) for member in usable}
+    for other in topics:
+        conformant = other.conformant
+        for publisher, broker in other.place.items():
+            if broker in carried and (other is not topic or publisher not in movable):
+                carried[broker] += other.publishers[publisher].rate_mps * conformant
+    return [Broker(each.name, each.mcap_mps, min(carried[each.name], each.mcap_mps)) for each in usable]
+
+
+def on_fewest(topic: Topic, brokers: Sequence[Broker], seed: int) -> bool:
+    """Whether a topic is placed on as few brokers as its rate takes, all of which may be used."""
+    names = {broker.name for broker in brokers}
+    if not topic.publishers.keys() <= topic.place.keys() or not set(topic.place.values()) <= names:
+        return False
+    try:
+        publishers = [each.publisher for each in topic.publishers.values()]
+        fewest = place(publishers, brokers, topic.contract.policy, seed).k
+    except InputError:
+        return False
+    return len(set(topic.place.values())) == fewest
 
 
 def _one_by_one(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker]) -> dict[str, str]:

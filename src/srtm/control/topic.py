@@ -7,6 +7,7 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from srtm.control.attendance import Attendance
 from srtm.control.members import Declared, Seen
 from srtm.errors import InputError, SplitError
 from srtm.model.adaptation import LEAST_STEPS, History, adapt
@@ -80,10 +81,9 @@ class Topic:
     flowing_s: int = 0  # seconds in a row that its publishers have sent about what they declared
     moving: set[str] = field(default_factory=set)  # publishers that have been told to go elsewhere
     moving_since_ns: int = 0
-    away: Counter[str] = field(default_factory=Counter)  # publishers that have left a broker, since that was noted
+    left: Counter[str] = field(default_factory=Counter)  # publishers that have left a broker, since that was noted
     reminded_ns: int = 0  # when publishers that are elsewhere were last ordered home
-    met: set[str] = field(default_factory=set)  # publishers that were seen at a broker
-    missing: dict[str, int] = field(default_factory=dict)  # those that are at theirs no more, and since when
+    attendance: Attendance = field(default_factory=Attendance)
     busy_s: Counter[str] = field(default_factory=Counter)  # seconds in a row that a broker was too slow
     calm_after_ns: int = 0  # until then nobody is sent away for being too many
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=_EVENTS))
@@ -145,18 +145,6 @@ class Topic:
             for broker, seen in self.seen.items()
             if seen.roll and (wrong := {name for name in seen.roll if self.place.get(name, broker) != broker})
         }
-
-    def call_the_roll(self, broker: str, now_ns: int) -> None:
-        """See who of a broker's publishers is there, of those that have been."""
-        here = self.seen[broker].roll
-        if here is None or self.moving:
-            return
-        self.met |= here
-        for publisher in here:
-            self.missing.pop(publisher, None)
-        for publisher, place in self.place.items():
-            if place == broker and publisher in self.met and publisher not in here:
-                self.missing.setdefault(publisher, now_ns)
 
     def forget_rates(self) -> None:
         """Publishers have moved: what brokers carried before says nothing of what they carry now."""
