@@ -55,6 +55,22 @@ def test_a_bare_slo_is_in_ms_and_publishers_are_listed_and_forgotten(capfd: pyte
         assert run(["topic", "publishers", "t", "--rm", "", *at]) == 2
 
 
+def test_a_contract_is_changed_in_place(capfd: pytest.CaptureFixture[str]) -> None:
+    with cluster() as (url, _):
+        at = ["--controller", url]
+        assert run(["topic", "create", "u", *CONTRACT, *at]) == 0
+        assert run(["topic", "create", "u", "--r", "20", "--b", "5", "--fit", "none", *at]) == 1
+        assert "srtm topic set" in capfd.readouterr().err
+        assert run(["topic", "set", "u", "--r", "20", "--slo-p99", "3", *at]) == 0
+        assert capfd.readouterr().out == "topic u: (r, b) = (20/s, 5), p99 within 3 ms, srtm\n"
+        assert run(["topic", "set", "u", "--no-adapt", "--fit", "measure", "--policy", "lb", "--json", *at]) == 0
+        now = json.loads(capfd.readouterr().out)
+        assert (now["r"], now["b"], now["fit"], now["policy"]) == (20, 5, "measure", "lb")
+        assert run(["topic", "set", "u", *at]) == 2
+        assert "give --r" in capfd.readouterr().err
+        assert run(["topic", "set", "nobody", "--r", "1", *at]) == 1
+
+
 def test_milliseconds_have_no_exponent() -> None:
     shown = {0.01234: "0.0123 ms", 12.34: "12.3 ms", 999.4: "999 ms", 999.6: "1,000 ms", 16_649.0: "16,649 ms"}
     assert {value: in_ms(value) for value in shown} == shown

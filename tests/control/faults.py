@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from srtm.control.members import Declared
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
-from srtm.model.bucket import Limiter
+from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.split import within
 from srtm.model.timeline import Timeline, largest_excess
 from srtm.protocol.exchange import Contract
@@ -47,6 +48,7 @@ class Run:
         self.seconds = seconds
         self.world = VirtualCluster(seed, options(self.rng), Store(), brokers=self.rng.choice([2, 3, 4]))
         self.contracts: dict[str, Contract] = {}
+        self.ceilings: dict[str, list[tuple[int, TokenBucket]]] = {}  # what may be out, and since when
         self.faults: list[str] = []
         self.overdrawn: list[str] = []
 
@@ -85,6 +87,7 @@ class Run:
             round(r * 1000), b * NANO_PER_TOKEN, policy=rng.choice(["srtm", "lb", "max_min"]), fit="measure"
         )
         self.contracts[name] = contract
+        self.ceilings[name] = [(0, contract.bucket)]
         assert world.controller
         world.controller.create(name, contract, world.now_ns)
         self._pass(1.0)  # before it begins, messages pass freely
@@ -103,7 +106,7 @@ class Run:
 
     def _one_fault(self) -> None:
         world, rng = self.world, self.rng
-        kinds = ["kill", "pause", "cut", "controller", "nothing", "shift", "move", "drain"]
+        kinds = ["kill", "pause", "cut", "controller", "nothing", "shift", "move", "drain", "contract"]
         kind = rng.choice(kinds)
         names = sorted(world.brokers)
         name = rng.choice(names)
@@ -128,8 +131,31 @@ class Run:
             if world.controller.members[name].usable:
                 some = rng.sample(sorted(world.controller.topics[topic].publishers), 2)
                 world.controller.move(topic, some, name, world.now_ns)
+        elif world.controller and kind == "contract":
+            self._change(rng.choice(sorted(self.contracts)))
         elif world.controller and kind == "drain" and name in world.controller.members:
             world.controller.drain(name, world.now_ns, on=not world.controller.members[name].draining)
+
+    def _change(self, name: str) -> None:
+        """Another contract: what may be out is the larger of both until the controller says that all cuts are made."""
+        assert self.world.controller
+        before, now = self.contracts[name], self.rng.choice([0.5, 0.8, 1.5])
+        contract = msgspec.structs.replace(before, r_mtps=round(before.r_mtps * now), b_ntok=round(before.b_ntok * now))
+        if contract.b_ntok < 4 * NANO_PER_TOKEN:
+            return
+        self.world.controller.change(name, contract, self.world.now_ns)
+        self.contracts[name], (_, most) = contract, self.ceilings[name][-1]
+        larger = TokenBucket(max(most.r_mtps, contract.r_mtps), max(most.b_ntok, contract.b_ntok))
+        self.ceilings[name].append((self.world.now_ns, larger))
+
+    def _settle(self, name: str) -> TokenBucket:
+        """What may be out now."""
+        topic = self.world.controller.topics.get(name) if self.world.controller else None
+        (_, most), bucket = self.ceilings[name][-1], self.contracts[name].bucket
+        if topic and most != bucket and within(bucket, topic.transfer.possible.values()):
+            self.ceilings[name].append((self.world.now_ns, bucket))
+            return bucket
+        return most
 
     def _start(self, name: str) -> None:
         if name not in self.world.brokers:
@@ -157,15 +183,16 @@ class Run:
         steps = max(1, round(seconds / 0.05))
         for _ in range(steps):
             self.world.run(seconds / steps)
-            for name, contract in self.contracts.items():
+            for name in self.contracts:
+                most = self._settle(name)
                 held = [
                     topic.limiter.bucket
                     for broker in self.world.brokers.values()
                     if broker.name not in self.world.paused and (topic := broker.topics.get(name)) and topic.limiter
                 ]
-                if not within(contract.bucket, held):
+                if not within(most, held):
                     at = (self.world.now_ns - 10**12) / NS_PER_S
-                    self.overdrawn.append(f"{at:.2f} s {name}: {[str(share) for share in held]} of {contract.bucket}")
+                    self.overdrawn.append(f"{at:.2f} s {name}: {[str(share) for share in held]} of {most}")
 
     def _served(self, name: str, began_ns: int) -> float:
         whole = Limiter(self.contracts[name].bucket, began_ns, 0)
@@ -178,4 +205,5 @@ class Run:
         times = np.array(sorted(time for time, _, _ in self.world.releases.get(name, ())), np.int64)
         if not len(times):
             return -1.0
-        return float(largest_excess(times, Timeline(self.contracts[name].bucket)).tokens)
+        (_, first), *changes = self.ceilings[name]
+        return float(largest_excess(times, Timeline(first, tuple(changes))).tokens)

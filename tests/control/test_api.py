@@ -186,8 +186,34 @@ def test_another_contract_for_the_same_topic_is_a_conflict(api: httpx.Client, to
     assert api.put(f"/v1/topics/{topic}", json={"r": 100, "b": 10}).status_code == 200
     answer = api.put(f"/v1/topics/{topic}", json={"r": 100, "b": 11})
     assert answer.status_code == 409
-    assert "remove it first" in answer.json()["detail"]
+    assert "srtm topic set" in answer.json()["detail"]
     assert api.get(f"/v1/topics/{topic}").json()["b"] == 10
+
+
+def test_a_contract_is_changed_while_the_topic_goes_on(api: httpx.Client) -> None:
+    """What is not named stays; brokers hold the new shares, all of them; it is in the audit log."""
+    topic = "changing"
+    api.put(f"/v1/topics/{topic}", json={"r": 100, "b": 10, "fit": "none", "slo_ms": 5}).raise_for_status()
+    api.post(f"/v1/topics/{topic}/publishers", json={"publishers": [{"id": "p"}]}).raise_for_status()
+    changed = api.patch(f"/v1/topics/{topic}", json={"r": 50, "b": 8}).raise_for_status().json()
+    assert (changed["r"], changed["b"], changed["slo_ms"], changed["fit"]) == (50, 8, 5, "none")
+    wait_for(lambda: shares(api, topic) == [(50, 8)])
+    api.patch(f"/v1/topics/{topic}", json={"r": 200, "b": 20}).raise_for_status()
+    wait_for(lambda: shares(api, topic) == [(200, 20)])
+    assert api.patch(f"/v1/topics/{topic}", json={"slo_ms": 7, "policy": "lb"}).json()["slo_ms"] == 7
+    kept = api.get(f"/v1/topics/{topic}").json()
+    assert (kept["r"], kept["b"], kept["policy"]) == (200, 20, "lb")
+    newest = next(each for each in api.get("/v1/audit").json()["entries"] if each["action"] == "change")
+    assert newest["arguments"] == {"topic": topic, "slo_ms": 7.0, "policy": "lb"}
+    for wrong in ({"b": 0}, {"r": -1}, {"durability": "disk"}, {"quantile": "0.0"}, {"policy": "best"}, {"r": 1e-9}):
+        assert api.patch(f"/v1/topics/{topic}", json=wrong).status_code == 422
+    api.delete(f"/v1/topics/{topic}").raise_for_status()
+    assert api.patch("/v1/topics/unknown", json={"r": 1}).status_code == 404
+
+
+def shares(api: httpx.Client, topic: str) -> list[tuple[float, float]]:
+    held = [(each["r"], each["b"]) for each in api.get(f"/v1/topics/{topic}").json()["brokers"]]
+    return [share for share in held if share != (0, 0)]
 
 
 @pytest.mark.parametrize(

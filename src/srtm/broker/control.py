@@ -145,6 +145,8 @@ class Control:
             known = self._holdings.get(name)
             if known:
                 known.contract = contract
+                if name in self._broker.topics:
+                    self._broker.topics[name].slo_ns = contract.slo_ns
             else:
                 self._holdings[name] = _Holding(contract)
                 if name in self._broker.topics:

@@ -104,7 +104,56 @@ def create(
     if as_json:
         print_json(made)
     else:
-        print(f"topic {name}: (r, b) = ({made['r']:g}/s, {made['b']:g}), p99 within {made['slo_ms']:g} ms, {policy}")
+        print(_contract(made))
+
+
+@app.command("set")
+def set_(
+    name: Name,
+    r: Annotated[float | None, typer.Option("--r", help="Tokens a second.", show_default="as it is")] = None,
+    b: Annotated[float | None, typer.Option("--b", help="Tokens of a full bucket.", show_default="as it is")] = None,
+    slo_p99: Annotated[
+        str | None, typer.Option(help="Tail latency; ms unless it has a unit.", show_default="as it is")
+    ] = None,
+    policy: Annotated[Policy | None, typer.Option(help="How publishers are placed.", show_default="as it is")] = None,
+    fit: Annotated[
+        FitBy | None, typer.Option(help="Predict first, or search by measuring.", show_default="as it is")
+    ] = None,
+    adapt: Annotated[
+        bool | None, typer.Option(help="Shares follow the traffic, or stay.", show_default="as it is")
+    ] = None,
+    controller: Controller = HERE,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a topic's contract while it goes on; it is then fitted anew.
+
+    A larger bucket is in force at once. A smaller one is when every broker has cut its share: before that, nobody gets
+    more. For example:
+
+    srtm topic set traffic --r 15000 --b 800
+    """
+    wish = {
+        "r": r,
+        "b": b,
+        "slo_ms": parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS if slo_p99 is not None else None,
+        "policy": policy.value if policy else None,
+        "fit": fit.value if fit else None,
+        "adapt": adapt,
+    }
+    asked = {key: value for key, value in wish.items() if value is not None}
+    if not asked:
+        raise InputError("nothing to be changed: give --r, --b, --slo-p99, --policy, --fit or --adapt")
+    made = ask(controller, token, "PATCH", topic_at(name), asked)
+    if as_json:
+        print_json(made)
+    else:
+        print(_contract(made))
+
+
+def _contract(topic: dict[str, Any]) -> str:
+    bucket = f"(r, b) = ({topic['r']:g}/s, {topic['b']:g})"
+    return f"topic {topic['topic']}: {bucket}, p99 within {topic['slo_ms']:g} ms, {topic['policy']}"
 
 
 def _from_trace(name: str, trace: Path) -> tuple[TokenBucket, list[dict[str, Any]]]:

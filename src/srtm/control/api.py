@@ -23,6 +23,7 @@ from srtm.control.clock import now_ns
 from srtm.control.expected import expected
 from srtm.control.explain import explained
 from srtm.control.schema import (
+    ContractChange,
     MoveIn,
     PlaceOut,
     PlacesOut,
@@ -114,12 +115,24 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(422, str(problem)) from None
         before = controller.topics.get(topic)
         if before is not None and before.contract != contract:
-            raise HTTPException(409, f"topic {topic!r} is under another contract: remove it first")
+            raise HTTPException(409, f"topic {topic!r} is under another contract: change that (srtm topic set)")
         found = controller.create(topic, contract, now_ns())
         if declared:
             controller.register(topic, declared, now_ns())
         if before is None:
             done(request, "create", topic=topic, **wish.model_dump(exclude={"publishers"}), publishers=len(declared))
+        return topic_out(found, controller, now_ns())
+
+    @changes.patch("/topics/{topic}")
+    async def change(topic: InPath, wish: ContractChange, request: Request) -> dict[str, Any]:
+        """Put a topic under another contract while it goes on; what is not named stays."""
+        found = known(topic)
+        try:
+            contract = wish.applied_to(found.contract)
+        except SRTMError as problem:
+            raise HTTPException(422, str(problem)) from None
+        controller.change(topic, contract, now_ns())
+        done(request, "change", topic=topic, **wish.model_dump(exclude_none=True))
         return topic_out(found, controller, now_ns())
 
     @changes.delete("/topics/{topic}", status_code=204)

@@ -27,7 +27,7 @@ from srtm.model.placement import policy_named
 from srtm.model.transfer import Transfer
 from srtm.protocol.engine import refusal
 from srtm.protocol.exchange import Answer, Exchange, Grant, Share
-from srtm.units import NS_PER_S
+from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -145,7 +145,7 @@ class Controller:
         known = self.topics.get(name)
         if known is not None:
             if known.contract != contract:
-                raise InputError(f"topic {name!r} is under another contract already: remove it first", topic=name)
+                raise InputError(f"topic {name!r} is under another contract already: change that", topic=name)
             return known
         whole = contract.bucket
         self._version += 1
@@ -154,6 +154,33 @@ class Controller:
         topic.note(now_ns, "created", f"under {whole}, policy {contract.policy}")
         self.store.save_topic(topic)
         self._hurry_all()
+        return topic
+
+    def change(self, name: str, contract: Contract, now_ns: int) -> Topic:
+        """Put a topic under another contract while it goes on, and fit it anew once its publishers are there.
+
+        A larger bucket is shared out at once. Of a smaller one nothing is given until brokers have acknowledged the
+        cuts that it takes; one that cannot be heard keeps what it has until its lease ends, and then its safe share.
+        """
+        topic, before = self._topic(name), self._topic(name).contract
+        policy_named(contract.policy)
+        for what in ("durability", "overflow"):
+            if getattr(contract, what) != getattr(before, what):
+                raise InputError(f"the {what} of topic {name!r} cannot be changed: remove it first", topic=name)
+        if contract == before:
+            return topic
+        topic.contract = contract
+        topic.transfer.resize(contract.bucket)
+        self._version += 1
+        topic.fitted, topic.flowing_s, topic.one_bucket = None, 0, None
+        if topic.fit is not None:
+            topic.note(now_ns, "fit", "begun anew, because the contract was changed")
+            self._again(topic, now_ns)
+        slo = f"p{100 * float(contract.quantile):g} within {contract.slo_ns / NS_PER_MS:g} ms"
+        topic.note(now_ns, "changed", f"to {contract.bucket}, {slo}, policy {contract.policy}")
+        self.store.save_topic(topic)
+        self._hurry_all()
+        self._changed(topic)
         return topic
 
     def remove(self, name: str) -> None:

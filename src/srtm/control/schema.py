@@ -6,7 +6,8 @@ from collections import Counter
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from srtm.control.members import Declared, Seen, Status
 from srtm.control.topic import described
@@ -28,6 +29,26 @@ _QUANTILES = (Fraction(1, 2), Fraction(95, 100), Fraction(99, 100))  # thousands
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 TopicName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[.a-zA-Z0-9_-]+(#ephemeral)?$")]
 Rate = Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)]
+
+
+Tokens = Annotated[float, Field(ge=1, le=4e9, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
+Policy = Literal["lb", "conc", "max_min", "srtm"]
+FitBy = Literal["model", "measure", "none"]
+
+
+def _larger_than_0(quantile: str) -> str:
+    if exact(quantile, "quantile") <= 0:
+        raise ValueError("a quantile is larger than 0")
+    return quantile
+
+
+Quantile = Annotated[str, Field(pattern=r"^0?\.[0-9]{1,9}$"), AfterValidator(_larger_than_0)]
+
+
+def slo_ns(slo_ms: float) -> int:
+    """An SLO in the unit of contracts."""
+    return max(1, round(slo_ms * NS_PER_MS))
 
 
 class _Strict(BaseModel):
@@ -67,13 +88,13 @@ class TopicIn(_Strict):
     """A contract: the bucket (r, b), the SLO, and how the topic is placed."""
 
     r: Rate | None = Field(None, description="tokens a second; from the publishers' declarations unless given")
-    b: float | None = Field(None, ge=1, le=4e9, allow_inf_nan=False, description="tokens; likewise")
-    slo_ms: float = Field(1.0, gt=0, le=600_000, allow_inf_nan=False)
-    quantile: str = Field("0.99", pattern=r"^0?\.[0-9]{1,9}$")
-    policy: Literal["lb", "conc", "max_min", "srtm"] = "srtm"
+    b: Tokens | None = Field(None, description="tokens; likewise")
+    slo_ms: Milliseconds = 1.0
+    quantile: Quantile = "0.99"
+    policy: Policy = "srtm"
     durability: Literal["memory", "disk"] = "memory"
     overflow: Literal["wait", "drop"] = "wait"
-    fit: Literal["model", "measure", "none"] = "model"
+    fit: FitBy = "model"
     adapt: bool = Field(True, description="whether shares follow the traffic; without, they stay as placed")
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
@@ -83,8 +104,6 @@ class TopicIn(_Strict):
             raise ValueError("give r and b, or neither and publishers to profile them from")
         if self.r is None and not self.publishers:
             raise ValueError("without r and b, give publishers: the bucket is profiled from what they declare")
-        if exact(self.quantile, "quantile") <= 0:
-            raise ValueError("a quantile is larger than 0")
         return self
 
     def contract(self, bucket: TokenBucket) -> Contract:
@@ -92,7 +111,7 @@ class TopicIn(_Strict):
         return Contract(
             bucket.r_mtps,
             bucket.b_ntok,
-            max(1, round(self.slo_ms * NS_PER_MS)),
+            slo_ns(self.slo_ms),
             self.quantile,
             self.policy,
             self.durability,
@@ -100,6 +119,29 @@ class TopicIn(_Strict):
             self.fit,
             self.adapt,
         )
+
+
+class ContractChange(_Strict):
+    """What is to be another in a contract; the rest stays."""
+
+    r: Rate | None = Field(None, description="tokens a second")
+    b: Tokens | None = Field(None, description="tokens of a full bucket")
+    slo_ms: Milliseconds | None = None
+    quantile: Quantile | None = None
+    policy: Policy | None = None
+    fit: FitBy | None = None
+    adapt: bool | None = None
+
+    def applied_to(self, contract: Contract) -> Contract:
+        """The contract as it is to be."""
+        asked = self.model_dump(include={"quantile", "policy", "fit", "adapt"}, exclude_none=True)
+        if self.r is not None:
+            asked["r_mtps"] = round(exact(self.r, "r") * MILLI_PER_TOKEN)
+        if self.b is not None:
+            asked["b_ntok"] = round(exact(self.b, "b") * NANO_PER_TOKEN)
+        if self.slo_ms is not None:
+            asked["slo_ns"] = slo_ns(self.slo_ms)
+        return msgspec.structs.replace(contract, **asked)
 
 
 class MoveIn(_Strict):

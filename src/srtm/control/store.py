@@ -21,7 +21,8 @@ from srtm.control.members import Declared, Member
 from srtm.control.topic import Fitted, Round, Topic, described
 from srtm.errors import ControlError
 from srtm.model.bucket import TokenBucket
-from srtm.model.transfer import Transfer
+from srtm.model.split import within
+from srtm.model.transfer import Transfer, scaled
 from srtm.protocol.exchange import Contract
 
 if TYPE_CHECKING:
@@ -158,7 +159,9 @@ class Store:
         for name, contract, sequence, pool_ntok, shares, opened, fitted in self._db.execute("SELECT * FROM topics"):
             promised = msgspec.json.decode(contract, type=Contract)
             held = {broker: TokenBucket(*share) for broker, share in json.loads(shares).items()}
-            topic = Topic(name, promised, Transfer(promised.bucket, held, held, sequence, pool_ntok), 1, bool(opened))
+            whole = promised.bucket  # which may be less than what is held, where it was changed just before
+            wanted = held if within(whole, held.values()) else scaled(whole, held)
+            topic = Topic(name, promised, Transfer(whole, held, wanted, sequence, pool_ntok), 1, bool(opened))
             topic.publishers = {each.id: each for each, _, _ in publishers[name]}
             topic.place = {each.id: broker for each, broker, _ in publishers[name] if broker is not None}
             topic.settled = frozenset(each.id for each, _, settled in publishers[name] if settled)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from srtm.control.attendance import Attendance
 from srtm.control.members import Declared, Seen
-from srtm.errors import InputError, SplitError
+from srtm.errors import InputError
 from srtm.model.adaptation import LEAST_STEPS, History, adapt
 from srtm.model.placement import policy_named
-from srtm.model.split import split
+from srtm.model.split import split_among, within
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 if TYPE_CHECKING:
@@ -176,24 +176,21 @@ class Topic:
         self._want(dict(weights), usable)
 
     def _want(self, weights: Mapping[str, float], usable: set[str]) -> None:
-        kept = {name: share for name, share in self.transfer.possible.items() if name not in usable}
+        kept = self._kept(usable)
         left = _without(self.transfer.whole, kept.values())
-        names = sorted(weights, key=lambda name: (-weights[name], name))
-        while names and left is not None:
-            try:
-                parts = split(left, [repr(weights[name]) for name in names])
-            except SplitError:
-                names.pop()  # b has not that many tokens: those with the least traffic go without
-                continue
-            self.transfer.retarget(kept | dict(zip(names, parts, strict=True)))
-            return
-        self.transfer.retarget(kept)
+        shares = split_among(left, {name: repr(weight) for name, weight in weights.items()}) if left else {}
+        self.transfer.retarget(kept | shares)
+
+    def _kept(self, usable: set[str]) -> dict[str, TokenBucket]:
+        """What others may have in force, and keep; nothing, once they are heard, where it is more than there is."""
+        kept = {name: share for name, share in self.transfer.possible.items() if name not in usable}
+        return kept if within(self.transfer.whole, kept.values()) else {}
 
     def adapt(self, members: Mapping[str, Member], now_ns: int) -> bool:
         """Let shares follow the traffic; returns whether they are to change."""
         alive = {name for name, member in members.items() if member.status == "alive"}
         held = self.transfer.wanted
-        kept = {name: share for name, share in self.transfer.possible.items() if name not in alive}
+        kept = self._kept(alive)
         wanting = self.brokers() & alive
         shares: dict[str, TokenBucket | None] = {name: held.get(name) for name in sorted(wanting)}
         left = _without(self.transfer.whole, kept.values())

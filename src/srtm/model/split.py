@@ -14,7 +14,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.units import NANO_PER_TOKEN, Number, exact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 def split(
@@ -47,6 +47,17 @@ def split(
     bursts = apportion(bucket.b_ntok, [*b_weights, *rest], [*floors, *[0] * len(rest)])
     pairs = zip(rates, bursts, strict=True)
     return [TokenBucket(r_mtps, b_ntok) for _, (r_mtps, b_ntok) in zip(floors, pairs, strict=False)]
+
+
+def split_among(
+    bucket: TokenBucket, r_weights: Mapping[str, Number], b_weights: Mapping[str, Number] | None = None
+) -> dict[str, TokenBucket]:
+    """`split` by name; where the bucket is too small for all, those with the least weight go without."""
+    b_weights = r_weights if b_weights is None else b_weights
+    names = sorted(r_weights, key=lambda name: (-exact(r_weights[name], "weight"), name))
+    names = names[: min(bucket.b_ntok // NANO_PER_TOKEN, bucket.r_mtps)]
+    parts = split(bucket, [r_weights[name] for name in names], [b_weights[name] for name in names]) if names else []
+    return dict(zip(names, parts, strict=True))
 
 
 def within(whole: TokenBucket, shares: Iterable[TokenBucket]) -> bool:

@@ -2,10 +2,11 @@
 
 A loop without IO: `orders` says which grants to send now, `acknowledged` hears that a broker has put one in force.
 What a broker may be using is what it last acknowledged or what it was sent since, whichever is larger, for r and for b.
-Those amounts add up to no more than the whole bucket, always. Tokens that a smaller bucket had to give up travel with
-the next grants that enlarge one; a broker applies a grant, and its gift, once per sequence number. A broker that never
-answers holds back what it was to give, no more. One whose lease lapsed has cut itself to its safe share (`lapsed`), and
-one that is proven dead holds nothing (`gone`); the tokens that it had are lost.
+Those amounts add up to no more than the whole bucket, always. Where the whole itself is made smaller (`resize`), they
+do from when the cuts that it takes are acknowledged; until then nothing is enlarged. Tokens that a smaller bucket had
+to give up travel with the next grants that enlarge one; a broker applies a grant, and its gift, once per sequence
+number. A broker that never answers holds back what it was to give, no more. One whose lease lapsed has cut itself to
+its safe share (`lapsed`), and one that is proven dead holds nothing (`gone`); the tokens that it had are lost.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srtm.errors import InputError
 from srtm.model.bucket import TokenBucket
-from srtm.model.split import within
+from srtm.model.split import split_among, within
 from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ class Transfer:
         pool_ntok: int = 0,
     ) -> None:
         """`pool_ntok` are tokens that nobody holds yet: all of b where the contract begins."""
-        _check(whole, held, "held")
         self._whole = whole
         self._held = {name: _amount(share) for name, share in held.items()}
         self._sent: dict[str, Grant] = {}
@@ -75,8 +75,18 @@ class Transfer:
 
     def retarget(self, wanted: Mapping[str, TokenBucket]) -> None:
         """Go for other shares from here on; grants that are under way stay valid."""
-        _check(self._whole, wanted, "wanted")
+        if not within(self._whole, wanted.values()):
+            raise InputError(f"the wanted shares exceed the whole bucket {self._whole}")
         self._wanted = {name: _amount(share) for name, share in wanted.items()}
+
+    def resize(self, whole: TokenBucket) -> None:
+        """Share another bucket from here on, in the same proportions.
+
+        Nobody has the tokens that a larger b has more: they come with time.
+        """
+        self._whole = whole
+        self.retarget(scaled(whole, self.wanted))
+        self._pool_ntok = min(self._pool_ntok, self._free().b_ntok)
 
     @property
     def whole(self) -> TokenBucket:
@@ -137,7 +147,8 @@ class Transfer:
         self._held[grant.broker] = now
         self._lapsed.discard(grant.broker)
         self._late.pop(grant.broker, None)
-        self._pool_ntok += min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
+        surrendered_ntok = min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
+        self._pool_ntok = min(self._pool_ntok + surrendered_ntok, self._free().b_ntok)
 
     def lapsed(self, broker: str, safe_percent: int) -> None:
         """The broker's lease has ended: what it had in force by that lease, it has cut to this part of it."""
@@ -181,10 +192,8 @@ class Transfer:
             self._firm.add(broker)
 
     def recalled(self, broker: str, share: TokenBucket) -> None:
-        """The books are lost, and the broker says that it holds this: believed as far as the whole allows."""
-        others = {name: held for name, held in self.held.items() if name != broker}
-        if within(self._whole, [*others.values(), share]):
-            self._held[broker] = _amount(share)
+        """The books are lost, and the broker says that it holds this."""
+        self._held[broker] = _amount(share)
 
     def forget_pool(self) -> None:
         """Nobody knows how many tokens are out: none are left to be given."""
@@ -196,7 +205,7 @@ class Transfer:
         grant = Grant(name, amount.share, self.next_sequence, gift_ntok)
         self.next_sequence += 1
         self._sent[name] = grant
-        assert within(self._whole, self.possible.values())
+        assert self._possible(name) == self._has(name) or within(self._whole, self.possible.values())
         return grant
 
     def _cut(self, name: str) -> _Amount:
@@ -204,15 +213,19 @@ class Transfer:
         return _Amount(min(has.r_mtps, goal.r_mtps), min(has.b_ntok, goal.b_ntok))
 
     def _give(self, name: str) -> _Amount:
-        has, goal = self._has(name), self._goal(name)
-        out = [self._possible(other) for other in self._held.keys() | self._sent.keys()]
-        r_free = self._whole.r_mtps - sum(amount.r_mtps for amount in out)
-        b_free = self._whole.b_ntok - sum(amount.b_ntok for amount in out)
+        has, goal, free = self._has(name), self._goal(name), self._free()
         given = _Amount(
-            has.r_mtps + min(r_free, goal.r_mtps - has.r_mtps),
-            has.b_ntok + min(b_free, goal.b_ntok - has.b_ntok),
+            has.r_mtps + min(free.r_mtps, goal.r_mtps - has.r_mtps),
+            has.b_ntok + min(free.b_ntok, goal.b_ntok - has.b_ntok),
         )
         return given if given.share else has
+
+    def _free(self) -> _Amount:
+        """What nobody may be using: nothing while more is out than there is."""
+        out = [self._possible(name) for name in self._held.keys() | self._sent.keys()]
+        r_mtps = self._whole.r_mtps - sum(amount.r_mtps for amount in out)
+        b_ntok = self._whole.b_ntok - sum(amount.b_ntok for amount in out)
+        return _Amount(r_mtps, b_ntok) if r_mtps >= 0 and b_ntok >= 0 else _NOTHING
 
     def _has(self, name: str) -> _Amount:
         return self._held.get(name, _NOTHING)
@@ -229,6 +242,12 @@ def _most(one: _Amount, other: _Amount) -> _Amount:
     return _Amount(max(one.r_mtps, other.r_mtps), max(one.b_ntok, other.b_ntok))
 
 
+def scaled(whole: TokenBucket, shares: Mapping[str, TokenBucket]) -> dict[str, TokenBucket]:
+    """Shares of another bucket, in the same proportions."""
+    r_weights = {name: share.r_mtps for name, share in shares.items()}
+    return split_among(whole, r_weights, {name: share.b_ntok for name, share in shares.items()})
+
+
 def safe_share(share: TokenBucket | None, percent: int) -> TokenBucket | None:
     """What a broker goes on with when its lease has ended; none where so little is no bucket."""
     has = _amount(share)
@@ -237,8 +256,3 @@ def safe_share(share: TokenBucket | None, percent: int) -> TokenBucket | None:
 
 def _amount(share: TokenBucket | None) -> _Amount:
     return _Amount(share.r_mtps, share.b_ntok) if share else _NOTHING
-
-
-def _check(whole: TokenBucket, shares: Mapping[str, TokenBucket], name: str) -> None:
-    if not within(whole, shares.values()):
-        raise InputError(f"the {name} shares exceed the whole bucket {whole}")

@@ -218,14 +218,14 @@ class VirtualCluster:
         homeless = [publisher for publisher in publishers if publisher.broker is None and not publisher.gone]
         if not homeless:
             return
-        if self.controller and homeless[0].topic in self.controller.topics:
-            declared = [publisher.declared for publisher in homeless]
-            places = self.controller.register(homeless[0].topic, declared, self.now_ns, lost)
-            for publisher in homeless:
-                self._connect(publisher, places.get(publisher.declared.id))
-        else:  # fall-backs
-            for publisher in homeless:
-                self._connect(publisher, self.rng.choice(sorted(self.brokers)) if self.brokers else None)
+        for topic in sorted({publisher.topic for publisher in homeless}):
+            declared = [publisher.declared for publisher in homeless if publisher.topic == topic]
+            if self.controller and topic in self.controller.topics:
+                places = self.controller.register(topic, declared, self.now_ns, lost)
+            else:  # fall-backs
+                places = {each.id: self.rng.choice(sorted(self.brokers)) for each in declared} if self.brokers else {}
+            for each in declared:
+                self._connect(self.publishers[each.id], places.get(each.id))
         self.at(NS_PER_S // 2, self._find_places, homeless, lost)
 
     def _connect(self, publisher: VirtualPublisher, name: str | None) -> None:
