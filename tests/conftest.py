@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_CACHE_HOME"] = folder.name
     os.environ["SRTM_CLASS_ARCHIVE"] = "off"  # to make one takes longer than it would save here
     config.add_cleanup(folder.cleanup)
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """A program that a test runs in this process writes its log to a stderr that ends with the test."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
 
 
 @dataclass(frozen=True)

@@ -229,16 +229,6 @@ def test_every_metric_of_dashboard_and_rules_is_there(capfd: pytest.CaptureFixtu
     assert len(set(places)) == len(places)
 
 
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = before
-    root.setLevel(level)
-
-
-@pytest.mark.usefixtures("restored_logging")
 def test_logs_for_programs_and_for_people(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("srtm.test")
     program.log_to_stderr("json", "info")
