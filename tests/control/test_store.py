@@ -98,7 +98,7 @@ def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> 
         controller.unregister("b", "p")
 
 
-@pytest.mark.parametrize("damage", ["nonsense", "cut", "folder", "newer"])
+@pytest.mark.parametrize("damage", ["nonsense", "cut", "empty", "folder", "newer"])
 def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "controller.sqlite"
     if damage == "folder":
@@ -113,6 +113,8 @@ def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, da
         path.write_bytes(b"nonsense" * 4096)
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:6000])
+    elif damage == "empty":
+        path.write_bytes(b"")
     elif damage == "newer":
         with sqlite3.connect(path) as db:
             db.execute("UPDATE meta SET value = 99 WHERE key = 'version'")

@@ -69,6 +69,12 @@ class Store:
             raise
 
     def _open(self) -> None:
+        if self.path is not None and self.path.exists() and not self.path.stat().st_size:
+            raise ControlError(  # which SQLite would take for a new one, and every topic would be free
+                f"{self.path} has lost its content: start with --recover to rebuild it from what brokers report, or"
+                " remove the file to begin without contracts",
+                path=str(self.path),
+            )
         try:
             self._db = sqlite3.connect(self.path or ":memory:", isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
