@@ -233,6 +233,19 @@ def test_an_engine_that_stops_under_load_delays_nobody(engine: Any, start: Start
     assert list(dict.fromkeys(bodies(engine, "t", 3))) == [b"1", b"2", b"3"]
 
 
+def test_a_publisher_that_moves_on_does_not_wait_for_an_engine_that_is_away(
+    engine: Any, start: Start, tmp_path: Path
+) -> None:
+    broker = start(engine=engine.url, data_path=str(tmp_path / "data"))
+    disk_topic(broker)
+    broker.post("/topic/limit?topic=t&r=1&b=1")
+    with Client(broker.address, srtm={"publisher": "p", "group": None, "topic": "t"}) as client:
+        client.publish("t", b"1", b"2", b"3")
+        client.sock.shutdown(socket.SHUT_WR)
+        assert client.ended()
+    assert broker.do(lambda: owed(broker, "t")) == 3
+
+
 @pytest.mark.needs("nats-server")
 def test_what_nats_will_not_take_is_refused_before_it_is_stored_or_dropped_after(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture

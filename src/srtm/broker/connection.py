@@ -365,13 +365,10 @@ class Connection:
         """What an engine has against messages, before they are stored."""
         if delay_ns and not engine.defers:
             return _cannot_defer(engine)
-        problems = (engine.objection(self.publisher, body) for body in bodies)
-        problem = next(filter(None, problems), None)
-        return (
-            ProtocolError("E_PUB_FAILED", f"PUB failed the engine {engine.kind} refuses it: {problem}")
-            if problem
-            else None
-        )
+        for body in bodies:
+            if problem := engine.objection(self.publisher, body):
+                return ProtocolError("E_PUB_FAILED", f"PUB failed the engine {engine.kind} refuses it: {problem}")
+        return None
 
     def _refuse_fin(self, message_id: bytes) -> None:
         assert self.channel is not None

@@ -183,6 +183,7 @@ class Lane:
             self.ready = False
             self.engine.busy.pop(self, None)
             self.topic.stall(now_ns)
+            self.engine.touch(self)  # who would leave may not have to wait now
 
     def back(self, messages: list[Message]) -> None:
         """The engine does not have these after all; they go first."""
