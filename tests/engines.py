@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -17,10 +20,12 @@ from typing import Any
 
 import nats
 import nats.errors
+import numpy as np
+import pyarrow.parquet as pq
 
 from srtm.protocol import client as say
 from srtm.protocol.client import Response
-from tests.broker.running import PATIENCE_S, Client, fetch
+from tests.broker.running import PATIENCE_S, Client, Running, fetch
 from tests.conftest import PARTS
 
 
@@ -73,6 +78,8 @@ class Server:
     def signal(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
 
 class Nsqd(Server):
@@ -143,9 +150,9 @@ class NatsCluster:
 class Load:
     """Publishers that send one message after the other to a broker, and remember what was acknowledged when."""
 
-    def __init__(self, address: tuple[str, int], topic: str, publishers: int = 8) -> None:
+    def __init__(self, address: tuple[str, int], topic: str, publishers: int = 8, pause_s: float = 0.002) -> None:
         self.acknowledged: dict[bytes, float] = {}
-        self._topic = topic
+        self._topic, self._pause_s = topic, pause_s
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._send, args=(address, at)) for at in range(publishers)]
 
@@ -169,7 +176,7 @@ class Load:
                 self.acknowledged[body] = time.monotonic()
                 if self._stopping.is_set():
                     break
-                time.sleep(0.002)
+                time.sleep(self._pause_s)
 
     def flows(self, more: int = 200) -> None:
         """Until so many more messages are acknowledged."""
@@ -206,3 +213,40 @@ async def _stored(url: str, stream: str) -> list[tuple[str, bytes]]:
         return found
     finally:
         await client.close()
+
+
+async def leader_of(url: str, stream: str) -> str:
+    """The name of the server that leads a stream."""
+    client = await nats.connect(url.partition("?")[0].split(","))
+    try:
+        found = (await client.jetstream(timeout=10).stream_info(stream)).cluster
+        assert found is not None
+        return found.leader or ""
+    finally:
+        await client.close()
+
+
+def bodies(server: Any, topic: str, wanted: int) -> list[bytes]:
+    """What consumers of the engine get of a topic."""
+    if isinstance(server, NatsServer):
+        return [body for _, body in asyncio.run(stored(server.url, topic.replace(".", "=")))]
+    with Client(("127.0.0.1", server.port)) as consumer:
+        consumer.subscribe(topic, "c", ready=2500)
+        found: list[bytes] = []
+        while len(found) < wanted or not consumer.silent(0.3):
+            message = consumer.message()
+            consumer.send(say.fin(message.id))
+            found.append(message.body)
+        return found
+
+
+def engine_of(broker: Running, topic: str) -> Any:
+    """How a broker says its engine is with a topic."""
+    return broker.get(f"/stats?format=json&topic={topic}")["topics"][0]["srtm"]["engine"]
+
+
+def released(path: Path, topic: str) -> Any:
+    """When a recorded topic's messages got their tokens, in order."""
+    table = pq.read_table(path, columns=["topic", "release_ns", "sent_ns"])
+    rows = np.array([name == topic for name in table["topic"].to_pylist()], bool)
+    return np.sort(table["release_ns"].to_numpy()[rows])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.broker.authority import Authority
 from tests.broker.running import Running, running
+from tests.engines import NatsServer, Nsqd
 
 Start = Callable[..., Running]
 
@@ -37,3 +39,16 @@ def authority() -> Iterator[Authority]:
     found.server.shutdown()
     found.server.server_close()
     found.thread.join()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("nsqd", marks=pytest.mark.needs("nsqd")),
+        pytest.param("nats", marks=pytest.mark.needs("nats-server")),
+    ]
+)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """A server of each engine; not started yet, stopped in the end."""
+    server = Nsqd(tmp_path) if request.param == "nsqd" else NatsServer(tmp_path)
+    yield server
+    server.kill()

@@ -364,9 +364,9 @@ def test_kill_9_loses_nothing_that_was_answered(tmp_path: Path) -> None:
 
 
 @contextmanager
-def broker_process(folder: Path, limits: str = "") -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+def broker_process(folder: Path, limits: str = "", flags: str = "") -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     """A broker as a process of its own, which ends with the block if not before; and its ports."""
-    command = f"{limits} exec {sys.executable} -m srtm broker --tcp-port 0 --http-port 0 --data-path {folder}"
+    command = f"{limits} exec {sys.executable} -m srtm broker --tcp-port 0 --http-port 0 --data-path {folder} {flags}"
     with subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

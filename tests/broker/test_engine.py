@@ -9,13 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import nats
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -30,45 +29,20 @@ from srtm.protocol.orders import Throttle
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
 from tests.control.test_interop import READER, needs_pynsq
-from tests.engines import Load, NatsCluster, NatsServer, Nsqd, free_port, stored, until
+from tests.engines import (
+    Load,
+    NatsCluster,
+    NatsServer,
+    Nsqd,
+    bodies,
+    engine_of,
+    free_port,
+    leader_of,
+    released,
+    stored,
+    until,
+)
 from tests.programs import ask, nsqadmin, nsqlookupd
-
-BOTH = [
-    pytest.param("nsqd", marks=pytest.mark.needs("nsqd")),
-    pytest.param("nats", marks=pytest.mark.needs("nats-server")),
-]
-
-
-@pytest.fixture(params=BOTH)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """A server of each engine; not started yet, stopped in the end."""
-    server = Nsqd(tmp_path) if request.param == "nsqd" else NatsServer(tmp_path)
-    yield server
-    server.kill()
-
-
-def bodies(server: Any, topic: str, wanted: int) -> list[bytes]:
-    """What consumers of the engine get of a topic."""
-    if isinstance(server, NatsServer):
-        return [body for _, body in asyncio.run(stored(server.url, topic.replace(".", "=")))]
-    with Client(("127.0.0.1", server.port)) as consumer:
-        consumer.subscribe(topic, "c", ready=2500)
-        found: list[bytes] = []
-        while len(found) < wanted or not consumer.silent(0.3):
-            message = consumer.message()
-            consumer.send(say.fin(message.id))
-            found.append(message.body)
-        return found
-
-
-def engine_of(broker: Running, topic: str) -> Any:
-    return broker.get(f"/stats?format=json&topic={topic}")["topics"][0]["srtm"]["engine"]
-
-
-def released(path: Path, topic: str) -> Any:
-    table = pq.read_table(path, columns=["topic", "release_ns", "sent_ns"])
-    rows = np.array([name == topic for name in table["topic"].to_pylist()], bool)
-    return np.sort(table["release_ns"].to_numpy()[rows])
 
 
 def test_messages_are_with_the_engine_when_they_are_answered(engine: Any, start: Start) -> None:
@@ -87,6 +61,8 @@ def test_messages_are_with_the_engine_when_they_are_answered(engine: Any, start:
         "reason": None,
         "unacknowledged": 0,
         "unacknowledged_bytes": 0,
+        "in_log": 0,
+        "lost": 0,
         "probe": None,
     }
 
@@ -233,10 +209,9 @@ def test_pausing_holds_messages_back_and_emptying_forgets_them(engine: Any, star
     assert bodies(engine, "t", 2) == [b"1", b"2"]
 
 
-def test_what_an_engine_cannot_do_is_said(engine: Any, start: Start, tmp_path: Path) -> None:
+def test_what_an_engine_cannot_do_is_said(engine: Any, start: Start) -> None:
     engine.start()
-    broker = start(engine=engine.url, data_path=str(tmp_path / "data"))
-    kind = type(engine).__name__.lower().removesuffix("server")
+    broker = start(engine=engine.url)
     place = engine.url.encode()
     with Client(broker.address) as client:
         client.send(say.sub("t", "c"))
@@ -249,9 +224,6 @@ def test_what_an_engine_cannot_do_is_said(engine: Any, start: Start, tmp_path: P
         assert b"subscribe to it there" in client.error()
     status, body = broker.post("/channel/create?topic=t&channel=c")
     assert (status, b"NO_CHANNELS" in body) == (409, True)
-    status, body = broker.post("/topic/create?topic=d&durability=disk")
-    assert status == 400
-    assert f"the engine {kind} keeps its messages; create it with durability memory" in body.decode()
 
 
 @pytest.mark.needs("nats-server")
@@ -395,7 +367,7 @@ def test_a_node_of_three_is_killed_under_load(victim: str, start: Start, tmp_pat
         broker.post("/srtm/trace/start?file=t.parquet")
         with Load(broker.address, "t") as load:
             load.flows()
-            leader = asyncio.run(_leader(cluster.url, "t"))
+            leader = asyncio.run(leader_of(cluster.url, "t"))
             ours = f"n{[server.port for server in cluster.servers].index(broker.do(lambda: _port(broker)))}"
             others = [server.name for server in cluster.servers if server.name not in (leader, ours)]
             name = {"leader": leader, "ours": ours, "follower": others[0]}[victim]
@@ -414,16 +386,6 @@ def test_a_node_of_three_is_killed_under_load(victim: str, start: Start, tmp_pat
     assert load.acknowledged.keys() <= got.keys()
     assert max(got.values()) == 1
     assert largest_excess(released(tmp_path / "t.parquet", "t"), Timeline(TokenBucket.of(1000, 20))).conforms
-
-
-async def _leader(url: str, stream: str) -> str:
-    client = await nats.connect(url.partition("?")[0].split(","))
-    try:
-        found = (await client.jetstream(timeout=10).stream_info(stream)).cluster
-        assert found is not None
-        return found.leader or ""
-    finally:
-        await client.close()
 
 
 def _port(broker: Running) -> int:
@@ -456,16 +418,3 @@ def test_a_broker_is_not_its_own_engine() -> None:
                 pass
 
     asyncio.run(go())
-
-
-def test_topics_on_disk_need_their_broker(tmp_path: Path) -> None:
-    async def go(engine: str) -> None:
-        options = BrokerOptions(tcp_port=0, http_port=0, engine=engine, data_path=str(tmp_path))
-        async with serving(options) as broker:
-            assert broker.durable is not None
-            broker.durable.adopt(broker.touch("t"))
-            await asyncio.sleep(0.2)
-
-    asyncio.run(go("local"))
-    with pytest.raises(BrokerError, match=r"topics on disk \(t\), which the engine nsqd cannot have"):
-        asyncio.run(go("nsqd://127.0.0.1:1"))

@@ -72,26 +72,39 @@ def test_without_a_bucket_those_that_wait_go_at_once(arrivals: list[int], bucket
 @given(
     st.lists(TIMES, min_size=1, max_size=30).map(sorted),
     BUCKETS,
-    st.lists(st.tuples(TIMES, st.one_of(BUCKETS, st.sampled_from(["look", "stall", "resume"]))), max_size=12),
+    st.lists(
+        st.tuples(TIMES, st.one_of(BUCKETS, st.sampled_from(["look", "stall", "resume", "leave", "recall"]))),
+        max_size=12,
+    ),
 )
 def test_a_topic_whose_engine_comes_and_goes_conforms_and_releases_nothing_meanwhile(
     arrivals: list[int], start: TokenBucket, happening: list[tuple[int, TokenBucket | str]]
 ) -> None:
+    """Also where what comes from some time on is left to the log, and read from there later."""
     topic = Topic("t", 1_000, 10**6)
     topic.limit(start, 0)
     messages = made(arrivals)
     coming, released = iter([*messages, None]), []
     following, changes, away = next(coming), [], list[tuple[int, int]]()
     since_ns: int | None = None
-    for at_ns, what in [*sorted(happening, key=lambda each: each[0]), (20_000, "resume"), (FOREVER_NS, "look")]:
+    log: list[Message] | None = None
+    recalled: list[tuple[int, Message]] = []
+    last = [(20_000, "recall"), (20_000, "resume"), (FOREVER_NS, "look")]
+    for at_ns, what in [*sorted(happening, key=lambda each: each[0]), *last]:
         while following is not None and following.arrival_ns < at_ns:
-            topic.arrived.append(following)
+            (topic.arrived if log is None else log).append(following)
             following = next(coming)
         if isinstance(what, TokenBucket):
             topic.limit(what, at_ns)
             changes.append((at_ns, what))
         elif what == "look":
             released += topic.drain(at_ns)
+        elif what == "leave" and log is None:
+            log = []
+        elif what == "recall" and log is not None:
+            topic.recall(log, at_ns)
+            recalled += [(at_ns, message) for message in log]
+            log = None
         elif what == "stall" and since_ns is None:
             topic.stall(at_ns)
             since_ns = at_ns
@@ -104,5 +117,20 @@ def test_a_topic_whose_engine_comes_and_goes_conforms_and_releases_nothing_meanw
     assert topic.waiting_bytes == 0
     times = np.array([message.release_ns for message in messages])
     assert largest_excess(times, Timeline(start, tuple(changes))).conforms
+    assert all(message.release_ns >= at_ns for at_ns, message in recalled)
     for left_ns, back_ns in away:
         assert not any(left_ns < time_ns < back_ns for time_ns in times.tolist())
+
+
+def test_a_topic_that_drops_lets_what_waited_before_go_first_and_with_tokens() -> None:
+    topic = Topic("t", 1_000, 10**6)
+    topic.limit(TokenBucket.of(1, 1), 0)
+    topic.drops = True
+    old, new = made([0, 0, 0]), made([1, 2_500_000_000])
+    topic.recall(old, 0)
+    topic.arrived.append(new[0])
+    assert topic.drain(1) == old[:1]
+    topic.arrived.append(new[1])
+    assert topic.drain(2_500_000_000) == old[1:]  # who comes meanwhile finds no token
+    assert [message.release_ns for message in old] == [0, 10**9, 2 * 10**9]
+    assert topic.recent.dropped == 2

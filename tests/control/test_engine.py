@@ -15,7 +15,7 @@ from srtm.control.local import LocalCluster, LocalOptions
 from srtm.errors import ControlError, InputError
 from tests.control.processes import Processes, Sender, processes, started, stopped
 from tests.control.test_cluster import conforms, soon
-from tests.engines import NatsCluster, stored, until
+from tests.engines import NatsCluster, NatsServer, stored, until
 from tests.programs import ask
 
 
@@ -52,9 +52,6 @@ def test_a_topic_on_jetstream_is_moved_and_adapted_and_loses_a_node(tmp_path: Pa
         for name in ("broker-1", "broker-2"):
             cluster.broker(name, "--engine", engine.url)
         cluster.all_alive()
-        refused = cluster.client.put("/v1/topics/d", json={"r": 10, "b": 5, "durability": "disk"})
-        assert refused.status_code == 422
-        assert "the engine nats keeps its messages; create it with durability memory" in refused.json()["detail"]
         refused = cluster.client.put("/v1/topics/a..b", json={"r": 10, "b": 5})
         assert (refused.status_code, "is no subject of the engine nats" in refused.text) == (422, True)
         cluster.create("t", r=r, b=b, policy="lb")
@@ -70,6 +67,38 @@ def test_a_topic_on_jetstream_is_moved_and_adapted_and_loses_a_node(tmp_path: Pa
     assert len(acknowledged) > 10 * count
     assert acknowledged <= got.keys()
     assert max(got.values()) == 1
+
+
+@pytest.mark.needs("nats-server")
+def test_a_topic_on_disk_goes_on_without_its_engine_under_its_contract(tmp_path: Path) -> None:
+    r, b, count = 200, 20, 8
+
+    async def story(cluster: Processes, engine: NatsServer) -> list[Sender]:
+        senders = [Sender("t", cluster.url, f"p{number}", 10) for number in range(count)]
+        await started(senders)
+        await soon(lambda: all(each["durable"] for each in cluster.topic("t")["brokers"] if each["publishers"]))
+        await asyncio.to_thread(cluster.record, *cluster.brokers)
+        await asyncio.sleep(1)
+        engine.kill()
+        killed = time.monotonic()
+        await soon(lambda: all(max(each.acknowledged.values()) > killed + 2 for each in senders))
+        assert cluster.topic("t")["waiting"] > 0
+        await asyncio.to_thread(engine.start)
+        await soon(lambda: cluster.topic("t")["waiting"] == 0)
+        await stopped(senders)
+        return senders
+
+    with NatsServer(tmp_path) as engine, processes(tmp_path) as cluster:
+        for name in ("broker-1", "broker-2"):
+            cluster.broker(name, "--engine", engine.url)
+        cluster.all_alive()
+        cluster.create("t", r=r, b=b, policy="lb", durability="disk")
+        senders = asyncio.run(story(cluster, engine))
+        acknowledged = {body for sender in senders for body in sender.acknowledged}
+        until(lambda: acknowledged <= {body for _, body in asyncio.run(stored(engine.url, "t"))})
+        cluster.recorded("broker-1", "broker-2")
+        assert conforms(cluster, "t", r, b)
+        assert max(Counter(body for _, body in asyncio.run(stored(engine.url, "t"))).values()) == 1
 
 
 @pytest.mark.parametrize(

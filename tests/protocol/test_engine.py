@@ -35,19 +35,17 @@ def test_a_login_is_shown_to_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "topic", "durability", "why"),
+    ("kind", "topic", "why"),
     [
-        ("local", "a..b#ephemeral", "disk", None),
-        ("nsqd", "a..b", "memory", None),
-        ("nsqd", "t#ephemeral", "memory", None),
-        ("nats", "a.b-c_d", "memory", None),
-        ("nsqd", "t", "disk", "cannot be on disk here: the engine nsqd keeps"),
-        ("nats", "t", "disk", "cannot be on disk here: the engine nats keeps"),
-        ("nats", "t#ephemeral", "memory", "cannot be ephemeral"),
-        ("nats", ".a", "memory", "no part between its dots may be empty"),
-        ("nats", "a.", "memory", "no part between its dots may be empty"),
+        ("local", "a..b#ephemeral", None),
+        ("nsqd", "a..b", None),
+        ("nsqd", "t#ephemeral", None),
+        ("nats", "a.b-c_d", None),
+        ("nats", "t#ephemeral", "cannot be ephemeral"),
+        ("nats", ".a", "no part between its dots may be empty"),
+        ("nats", "a.", "no part between its dots may be empty"),
     ],
 )
-def test_what_an_engine_cannot_have(kind: str, topic: str, durability: str, why: str | None) -> None:
-    found = refusal(kind, topic, durability)
+def test_what_an_engine_cannot_have(kind: str, topic: str, why: str | None) -> None:
+    found = refusal(kind, topic)
     assert (found is None) if why is None else (found is not None and why in found)

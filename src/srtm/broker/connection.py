@@ -38,6 +38,7 @@ from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from srtm.broker.channel import Channel
+    from srtm.broker.engine import Engine
     from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
     from srtm.protocol.identify import Identity
@@ -255,7 +256,7 @@ class Connection:
                         self._refuse("PUB")
                         break
                     if topic.later:
-                        if topic.lane is not None:
+                        if topic.durable is None:
                             self._entrust(topic, [body], 0, arrival_ns)
                             continue
                         self._store(topic, events[number:], arrival_ns)
@@ -276,7 +277,7 @@ class Connection:
                         self._refuse_fin(event[0])
                 elif (kind is Mpub or kind is Dpub) and broker.touch(event.topic).later:
                     topic = broker.touch(event.topic)
-                    if topic.lane is None:
+                    if topic.durable is not None:
                         self._store(topic, events[number:], arrival_ns)
                         break
                     bodies, delay_ms = (event.bodies, 0) if kind is Mpub else ([event.body], event.delay_ms)
@@ -294,9 +295,9 @@ class Connection:
 
     def _entrust(self, topic: Topic, bodies: list[bytes], delay_ns: int, arrival_ns: int) -> None:
         """Publish to a topic that an engine delivers: it is answered when the engine has it."""
-        if delay_ns and not topic.lane.engine.defers:  # type: ignore[union-attr]
-            kind = topic.lane.engine.kind  # type: ignore[union-attr]
-            self.fail(ProtocolError("E_DPUB_FAILED", f"DPUB failed the engine {kind} cannot defer messages: use PUB"))
+        assert topic.lane is not None
+        if delay_ns and not topic.lane.engine.defers:
+            self.fail(_cannot_defer(topic.lane.engine))
             return
         next_id, publisher, receipt = self.broker.next_id, self.publisher, Receipt(self, len(bodies))
         if self.pending is None:
@@ -335,6 +336,11 @@ class Connection:
                 break
             delay_ns = event.delay_ms * NS_PER_MS if kind is Dpub else 0
             bodies = event.bodies if kind is Mpub else [event.body]
+            if topic.lane is not None and (problem := self._objection(topic.lane.engine, bodies, delay_ns)):
+                if not answers:
+                    self.fail(problem)
+                    return
+                break  # it is told when those before it are answered
             messages += [Message(broker.next_id(), arrival_ns, body, self.publisher, delay_ns) for body in bodies]
             answers += 1
         verb = type(events[0]).__name__.upper()
@@ -354,6 +360,15 @@ class Connection:
         self.hold()
         assert topic.durable is not None
         topic.durable.publish(topic, messages, stored)
+
+    def _objection(self, engine: Engine, bodies: list[bytes], delay_ns: int) -> ProtocolError | None:
+        """What an engine has against messages, before they are stored."""
+        if delay_ns and not engine.defers:
+            return _cannot_defer(engine)
+        for body in bodies:
+            if problem := engine.objection(self.publisher, body):
+                return ProtocolError("E_PUB_FAILED", f"PUB failed the engine {engine.kind} refuses it: {problem}")
+        return None
 
     def _refuse_fin(self, message_id: bytes) -> None:
         assert self.channel is not None
@@ -547,3 +562,7 @@ class Connection:
                     total(sent_ns - message.arrival_ns)
                     processing(sent_ns - message.release_ns)
         self.delivered.clear()
+
+
+def _cannot_defer(engine: Engine) -> ProtocolError:
+    return ProtocolError("E_DPUB_FAILED", f"DPUB failed the engine {engine.kind} cannot defer messages: use PUB")

@@ -137,7 +137,7 @@ class Control:
 
     def _learn(self, contracts: dict[str, Contract], now_ns: int) -> None:
         """Topics came under contract, or are free again."""
-        contracts = {name: contract for name, contract in contracts.items() if self._possible(name, contract)}
+        contracts = {name: contract for name, contract in contracts.items() if self._possible(name)}
         ended = self._holdings.keys() - contracts.keys()
         for name in ended:
             del self._holdings[name]
@@ -162,10 +162,10 @@ class Control:
             if topic.name in ended or topic.waiting:
                 self._broker.touch(topic.name)
 
-    def _possible(self, name: str, contract: Contract) -> bool:
+    def _possible(self, name: str) -> bool:
         """Whether such a topic can be had here; a controller that knows our engine would not have made it otherwise."""
         engine = self._broker.engine
-        problem = refusal(engine.kind, name, contract.durability) if engine else None
+        problem = refusal(engine.kind, name) if engine else None
         if problem:
             log.warning("TOPIC(%s): %s", name, problem)
         return problem is None
@@ -230,7 +230,7 @@ class Control:
             Share.of(topic.limiter.bucket) if topic.limiter else None,
             holding.safe,
             holding.surrendered_ntok,
-            len(topic.waiting),
+            len(topic.waiting) + topic.spooled,
             len(here),
             topic.durable is not None,
             [_second(second) for second in topic.recent.history if second.number > said.heard],

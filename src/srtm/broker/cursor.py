@@ -67,6 +67,10 @@ class Cursor:
         if begin < end:
             yield begin, end
 
+    def missing(self, end: int) -> int:
+        """How many of them there are."""
+        return sum(last - first for first, last in self.unfinished(end))
+
     def encode(self) -> bytes:
         """The finished offsets above `low`: for each run of them, the gap before it and its length."""
         at, numbers = self.low, []

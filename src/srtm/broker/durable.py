@@ -3,7 +3,8 @@
 A message of a `disk` topic is handed to the log when it comes, answered with OK once it is durable, and only then put
 before its topic, with the arrival time that the kernel gave it. A channel's FINs move its cursor. After a restart, what
 a channel had not finished is read from the log again, as fast as there is room for it. It gets new tokens then,
-because nobody knows who had theirs when a broker died.
+because nobody knows who had theirs when a broker died. Where an engine delivers, it is one of a topic's readers, the
+only one (`spool`).
 
 Messages of memory topics are saved when the broker stops in order, and are there again at its next start, as in nsqd;
 what was saved stays on disk until it has been delivered.
@@ -25,12 +26,13 @@ from srtm.broker.batch import Record
 from srtm.broker.log import Known, Log, Retention
 from srtm.broker.message import Message
 from srtm.broker.replay import Replay
+from srtm.broker.spool import Spool, is_engines
 from srtm.errors import BrokerError, LogError, OffsetTrimmed, ProtocolError
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
     from pathlib import Path
 
     from srtm.broker.channel import Channel
@@ -58,7 +60,7 @@ class Durable:
             options.retain_bytes, options.retain_age_ns, acknowledged=not options.retain_acknowledged
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._recovering = False
+        self._recovering = self._recovered = False
         self._noted: set[str] = set()  # topics of which something is yet to be written down
         self._writing = False
         self._readers: list[asyncio.Future[None]] = []  # who wait until it is
@@ -71,14 +73,11 @@ class Durable:
         broker = self._broker
         # What waited for tokens when a broker died must not pass without: all of it gets new ones.
         self._recovering = True
-        if broker.engine is not None and (names := sorted(self._log.topics)):
-            raise BrokerError(
-                f"--data-path has topics on disk ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}), which the"
-                f" engine {broker.engine.kind} cannot have: start without --engine, or with another --data-path"
-            )
+        known = self._log.known()
+        self._check_readers(known)
         for name in self._log.topics:
             self.adopt(broker.touch(name))
-        for name, rows in self._log.known().items():
+        for name, rows in known.items():
             self._recall(broker.touch(name), rows)
         self._recovering = False
         for number, name, channel, records in self._log.load_queues():
@@ -92,8 +91,31 @@ class Durable:
             else:
                 topic.unclaimed.extend(messages)
                 topic.unclaimed_bytes += sum(len(message.body) for message in messages)
+        self._recovered = True
         self._spawn(self._tend())
         broker.wake()
+
+    def _check_readers(self, known: dict[str, list[Known]]) -> None:
+        """BrokerError where messages are kept for somebody who is not there: an engine, or a channel beside one."""
+        cursors = [cursor for topic in self._log.topics for cursor in self._log.cursors(topic)]
+        if (engine := self._broker.engine) is None:
+            owed = {
+                cursor.topic: cursor.missing(self._log.end(cursor.topic)) for cursor in cursors if is_engines(cursor)
+            }
+            if owed:
+                raise BrokerError(
+                    f"--data-path has topics on disk that an engine delivers"
+                    f" ({_some(f'{name}: {count} messages not acknowledged' for name, count in owed.items())}):"
+                    f" start with --engine, or with another --data-path"
+                )
+            return
+        channels = {f"{cursor.topic}/{cursor.channel}" for cursor in cursors if not is_engines(cursor)}
+        channels |= {f"{name}/{row.channel}" for name, rows in known.items() for row in rows if row.channel}
+        if channels:
+            raise BrokerError(
+                f"--data-path has channels ({_some(sorted(channels))}), which the engine {engine.kind} cannot serve:"
+                f" start without --engine and delete them, or with another --data-path"
+            )
 
     def _recall(self, topic: Topic, rows: list[Known]) -> None:
         """Make a topic what it was. Its bucket begins empty: nobody knows what passed before the broker ended."""
@@ -151,6 +173,12 @@ class Durable:
         if topic.name not in self._log.topics:
             self._log.keep(topic.name, None)  # it is one on disk also before its first message
         self._ends[topic.name] = self._log.end(topic.name)
+        if topic.lane is not None:
+            topic.spool = Spool(topic, self._log)
+            if self.retention(topic).limited:
+                topic.spool.lost = topic.spool.cursor.lost
+            self._spawn(topic.spool.follow(self._broker))
+            return
         for cursor in self._log.cursors(topic.name):
             self._broker.channel(topic, cursor.channel)
 
@@ -219,10 +247,13 @@ class Durable:
             if isinstance(result, LogError):
                 done(result)
                 return
-            for offset, message in enumerate(messages, result):
-                message.offset = offset
-            self._ends[topic.name] = result + len(messages)
-            self._broker.touch(topic.name).arrived += messages
+            found = self._broker.touch(topic.name)
+            if found is topic:  # and no other one, made since: that has offsets of its own
+                for offset, message in enumerate(messages, result):
+                    message.offset = offset
+                self._ends[topic.name] = result + len(messages)
+            if found is not topic or topic.spool is None or not topic.spool.keeps(result, len(messages)):
+                found.arrived += messages
             topic.bytes += sum(len(message.body) for message in messages)
             done(None)
             self._broker.wake()
@@ -249,6 +280,8 @@ class Durable:
 
     async def empty(self, topic: Topic) -> None:
         """Let no channel get what none has yet: not from the log either, now or after a restart."""
+        if topic.spool is not None:
+            await topic.spool.empty()
         cursors = self._log.cursors(topic.name)
         for message in topic.early():
             for cursor in cursors:
@@ -278,6 +311,8 @@ class Durable:
         for channel in topic.channels.values():
             if channel.cursor is not None and channel.cursor.low < begin:
                 channel.forget(begin)
+        if topic.spool is not None:
+            topic.spool.lost += topic.spool.skip_to(begin)
         self._skip(topic, begin)
         self._broker.wake()  # there may be room for publishers
 
@@ -285,6 +320,8 @@ class Durable:
         for channel in topic.channels.values():
             if channel.cursor is not None:
                 channel.cursor.skip_to(begin)
+        if topic.spool is not None:
+            topic.spool.skip_to(begin)
 
     def forget_channel(self, topic: Topic, channel: Channel) -> None:
         """A channel is gone for good."""
@@ -294,6 +331,8 @@ class Durable:
 
     def forget_topic(self, topic: Topic) -> None:
         """So is a topic."""
+        if topic.spool is not None:
+            topic.spool.close()
         self._log.delete_topic(topic.name)
 
     def close(self) -> None:
@@ -304,7 +343,8 @@ class Durable:
             self._log.remember(self._changes(self._noted), lambda _: None)
         self._log.save_cursors()
         try:
-            self._log.save_queues(self._queues())
+            if self._recovered:  # or else what was saved is there still
+                self._log.save_queues(self._queues())
         except LogError as problem:
             lost = sum(len(records) for _, _, records in self._queues())
             raise LogError(f"{lost} messages of memory topics are lost: {problem}", lost=lost) from None
@@ -421,6 +461,12 @@ class Durable:
         task = self._broker.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first few of these."""
+    found = list(names)
+    return ", ".join([*found[:3], *(["…"] if len(found) > 3 else [])])
 
 
 def _known(topic: Topic | None) -> list[Known]:

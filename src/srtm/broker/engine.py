@@ -5,7 +5,8 @@ turn; acknowledgements, by which publishers get their OK and latencies end. `nsq
 spoken to; everything else is here.
 
 Always holds:
-- a publisher's OK leaves only after the engine has acknowledged its messages, in the order of its commands;
+- a publisher's OK leaves only after the engine has acknowledged its messages, in the order of its commands; that of a
+  topic on disk when the log has them (`spool`), and the acknowledgement finishes their offsets;
 - what is not acknowledged is kept, and sent again after a broken connection, in order; it may then be there twice,
   unless the engine knows it by its id;
 - at most WINDOW messages and WINDOW_BYTES are with the engine unacknowledged; topics take turns for that room, and what
@@ -114,6 +115,7 @@ class Lane:
         "problem",
         "queue",
         "ready",
+        "refused",
         "retry_ns",
         "singly",
         "topic",
@@ -130,6 +132,7 @@ class Lane:
         self.singly = 0  # messages to be sent one by one: the engine refused one of them
         self.probe: Probe | None = None  # who times its messages to a consumer, if somebody wants it
         self.problem: str | None = None  # why it is shut though the engine is there
+        self.refused: str | None = None  # why a stored message was dropped, as it was said last
         self.retry_ns = 0
         self.wait_s = _FIRST_WAIT_S
 
@@ -146,6 +149,8 @@ class Lane:
             "reason": None if self.ready else self.engine.absence or self.problem,
             "unacknowledged": self.held,
             "unacknowledged_bytes": self.bytes,
+            "in_log": self.topic.spooled,
+            "lost": self.topic.spool.lost if self.topic.spool else 0,
             "probe": self.probe.statistics() if self.probe else None,
         }
 
@@ -178,6 +183,7 @@ class Lane:
             self.ready = False
             self.engine.busy.pop(self, None)
             self.topic.stall(now_ns)
+            self.engine.touch(self)  # who would leave may not have to wait now
 
     def back(self, messages: list[Message]) -> None:
         """The engine does not have these after all; they go first."""
@@ -238,6 +244,10 @@ class Engine(ABC):
     @abstractmethod
     def new_probe(self, lane: Lane) -> Probe:
         """A probe of a topic."""
+
+    def objection(self, publisher: str, body: bytes) -> str | None:  # noqa: ARG002 - not every engine knows
+        """Why it will never take such a message, as far as that is known before it is sent."""
+        return None
 
     def _enter(self, lane: Lane) -> None:
         """A topic is new, or the engine is there again."""
@@ -497,13 +507,20 @@ class Engine(ABC):
                 total(now_ns - message.arrival_ns)
                 processing(now_ns - message.release_ns)
         settle(messages)
+        if lane.topic.spool is not None:
+            lane.topic.spool.finish(messages)
 
     def _refuse(self, lane: Lane, messages: list[Message], problem: str) -> None:
-        """The engine will never take them: their publishers are told."""
+        """The engine will never take them: their publishers are told, or the log where they have their OK already."""
         self.problem = f"refuses a message of {lane.topic.name}: {problem}"
         self._landed(lane, messages)
         self.refused += len(messages)
         lane.topic.recent.dropped += len(messages)
+        if lane.topic.spool is not None:
+            lane.topic.spool.finish(messages)
+            if lane.refused != problem:
+                lane.refused = problem
+                log.warning("TOPIC(%s): a message is dropped: the engine refuses it: %s", lane.topic.name, problem)
         settle(messages, f"the engine {self.kind} refuses it: {problem}")
 
     def _landed(self, lane: Lane, messages: list[Message]) -> None:
@@ -528,9 +545,9 @@ def engine_of(broker: Broker) -> Engine | None:
     return Nsqd(broker, address)
 
 
-def check_topic(engine: Engine, name: str, durability: str = "memory") -> None:
+def check_topic(engine: Engine, name: str) -> None:
     """BrokerError where the engine cannot have such a topic."""
-    if problem := addresses.refusal(engine.kind, name, durability):
+    if problem := addresses.refusal(engine.kind, name):
         raise BrokerError(problem, topic=name)
 
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 import srtm
 from srtm.broker import snapshot
-from srtm.broker.engine import Receipt, Tracked, check_topic
+from srtm.broker.engine import Receipt, Tracked
 from srtm.broker.message import Message
 from srtm.broker.options import retained_ns
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, ProtocolError, SRTMError
@@ -180,11 +180,6 @@ class Pages:
         told = _retention(request.query_params)
         if wanted not in ("memory", "disk"):
             raise Refused(400, "INVALID_DURABILITY: it is memory or disk")
-        try:
-            if self.broker.engine is not None and valid_name(request.query_params.get("topic", "")):
-                check_topic(self.broker.engine, request.query_params["topic"], wanted)
-        except BrokerError as problem:
-            raise Refused(400, f"INVALID_DURABILITY: {problem}") from None
         topic = self._named_topic(request, make=True)
         if wanted == "disk" and topic.durable is None:
             if self.broker.durable is None:
@@ -417,9 +412,10 @@ class Pages:
             raise Refused(503, "TOPIC_FULL")
         now_ns = time.time_ns()
         client = f"{request.client.host}:{request.client.port}" if request.client else "http"
-        if topic.lane is not None:
-            if delay_ns and not topic.lane.engine.defers:
-                raise Refused(400, f"INVALID_DEFER: the engine {topic.lane.engine.kind} cannot defer messages")
+        engine = topic.lane.engine if topic.lane is not None else None
+        if engine is not None and delay_ns and not engine.defers:
+            raise Refused(400, f"INVALID_DEFER: the engine {engine.kind} cannot defer messages")
+        if engine is not None and topic.durable is None:
             answer = _Answer(self.broker.loop.create_future())
             receipt, next_id = Receipt(answer, len(bodies)), self.broker.next_id
             topic.arrived += [Tracked(next_id(), now_ns, body, client, delay_ns, receipt) for body in bodies]
@@ -431,6 +427,9 @@ class Pages:
             return
         messages = [Message(self.broker.next_id(), now_ns, body, client, delay_ns) for body in bodies]
         if topic.durable is not None:
+            objections = (engine.objection(client, body) for body in bodies) if engine is not None else ()
+            if objection := next(filter(None, objections), None):
+                raise Refused(413, f"MSG_TOO_BIG: {objection}")
             stored: asyncio.Future[LogError | None] = self.broker.loop.create_future()
             topic.durable.publish(topic, messages, stored.set_result)
             if failure := await stored:

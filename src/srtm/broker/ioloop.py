@@ -298,10 +298,13 @@ class Broker:
         self.wake()
 
     def _let_go(self, topic: Topic) -> None:
+        behind = topic.leaves or topic.spooled > 0  # perhaps for hours: then nobody waits, and order is not kept
         for sent, connection in topic.farewells:
-            if topic.passed >= sent:
+            if topic.passed >= sent or behind:
                 connection.end()
-        topic.farewells = [(sent, connection) for sent, connection in topic.farewells if topic.passed < sent]
+        topic.farewells = [
+            (sent, connection) for sent, connection in topic.farewells if topic.passed < sent and not behind
+        ]
 
     def rest(self, consumer: Connection) -> None:
         """Read a busy consumer now and then instead of waking for each FIN, as network drivers do with interrupts.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Log:
         self._handed = 0
         self._writer = Writer(store, self._work, options, self._answer)
         self._topics = self._writer.topics
+        self._deleting: Counter[str] = Counter()  # topics whose deletion is yet to be carried out, how often
         self._changed: set[Cursor] = set()
         self._cursors: dict[tuple[str, str], Cursor] = {}
         for saved in store.channels():
@@ -118,22 +120,26 @@ class Log:
     @property
     def topics(self) -> list[str]:
         """The topics that have a log."""
-        return list(self._topics)
+        return [topic for topic in list(self._topics) if topic not in self._deleting]
 
     def begin(self, topic: str) -> int:
         """The oldest offset that is kept; equals `end` if none is."""
-        state = self._topics.get(topic)
+        state = self._state(topic)
         return state.begin if state else 0
 
     def end(self, topic: str) -> int:
         """The offset that the next message will get; everything before it is durable."""
-        state = self._topics.get(topic)
+        state = self._state(topic)
         return state.end if state else 0
 
     def size(self, topic: str) -> int:
         """Bytes that are kept of a topic, about."""
-        state = self._topics.get(topic)
+        state = self._state(topic)
         return state.size if state else 0
+
+    def _state(self, topic: str) -> TopicState | None:
+        """What is there of a topic; nothing from when it was deleted, though the writer may come to that later."""
+        return None if topic in self._deleting else self._topics.get(topic)
 
     def read(self, topic: str, begin: int, limit: int = 1_000, max_bytes: int = 1 << 20) -> list[Record]:
         """The messages at begin, begin + 1, …: at most `limit`, at most `max_bytes` of bodies but at least one.
@@ -146,7 +152,7 @@ class Log:
 
     def check_offset(self, topic: str, offset: int) -> TopicState:
         """Refuse an offset that the topic no longer holds, or does not hold yet; its end may be read from."""
-        state = self._topics.get(topic) or TopicState(0)
+        state = self._state(topic) or TopicState(0)
         if offset < state.begin:
             raise OffsetTrimmed(
                 f"topic {topic!r} no longer holds offset {offset}: it begins at {state.begin}",
@@ -195,7 +201,13 @@ class Log:
         """Forget a topic with its channels and messages; one of the same name starts at offset 0."""
         for cursor in self.cursors(topic):
             self.delete_channel(topic, cursor.channel)
-        self._put(Call(lambda: self._writer.delete(topic), done, self._answer))
+        self._deleting[topic] += 1
+
+        def deleted(result: Any) -> None:
+            self._deleting -= Counter([topic])
+            done(result)
+
+        self._put(Call(lambda: self._writer.delete(topic), deleted, self._answer))
 
     def trim(self, topic: str, before: int, done: Done = lambda _: None) -> None:
         """Let go of everything below an offset; the space is used again."""
@@ -207,7 +219,7 @@ class Log:
 
     def retention(self, topic: str) -> Retention | None:
         """What a topic was told to keep."""
-        state = self._topics.get(topic)
+        state = self._state(topic)
         return state.retention if state else None
 
     def retain(self, topic: str, retention: Retention, now_ns: int, done: Done = lambda _: None) -> None:

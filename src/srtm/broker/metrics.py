@@ -102,6 +102,10 @@ def _engine(broker: Broker) -> Iterator[Metric]:
     yield _family(
         GaugeMetricFamily, "topic_unacknowledged", "Messages that its engine has yet to acknowledge.", held, ("topic",)
     )
+    left = [((topic,), lane.topic.spooled) for topic, lane in engine.lanes.items()]
+    yield _family(
+        GaugeMetricFamily, "topic_in_log", "Messages of it that are in the log alone, for its engine.", left, ("topic",)
+    )
     open_ = [((topic,), lane.ready) for topic, lane in engine.lanes.items()]
     yield _family(GaugeMetricFamily, "topic_engine_open", "Whether its engine takes its messages.", open_, ("topic",))
 

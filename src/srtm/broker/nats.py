@@ -1,8 +1,8 @@
 """The engine `nats`: messages to JetStream, each with an id of its own, acknowledged one by one.
 
 A topic is the subject of the same name. Where no stream has that subject yet, one is made, of the topic's name with `=`
-for each dot, because a stream's name has none. What was not acknowledged when a connection broke is sent again with the
-same id, and JetStream stores it once, within DUPLICATES_S.
+for each dot, because a stream's name has none. What was not acknowledged when a connection broke, or, of a topic on
+disk, when the broker died, is sent again with the same id, and JetStream stores it once, within DUPLICATES_S.
 
 A stream that has lost its leader answers "no responders", or not at all; its lane is shut then, and its oldest message
 is sent again and again, with pauses, until it is acknowledged. Other topics go on.
@@ -66,7 +66,7 @@ class Nats(Engine):
 
     def new_probe(self, lane: Lane) -> NatsProbe:
         """A probe of a topic."""
-        return NatsProbe(lane, self.prefix, self.address.login)
+        return NatsProbe(lane, self._prefix(lane), self.address.login)
 
     def _greet(self) -> None:
         self._protocol = NatsProtocol()
@@ -222,18 +222,32 @@ class Nats(Engine):
 
     def _send(self, lane: Lane, messages: list[Message]) -> None:
         now_ns, subject = time.time_ns(), lane.topic.name.encode()
-        inbox, prefix, number, flights = self._inbox, self.prefix, self._number, self._flights
-        name = self._broker.options.name
+        inbox, number, flights = self._inbox, self._number, self._flights
+        prefix, name = self._prefix(lane), self._broker.options.name
         for message in messages:
             lines = say.origin(name, message.publisher, message.arrival_ns)
-            if len(message.body) + len(lines) + _HEAD > self._max_payload:  # the server would close the connection
-                self._refuse(lane, [message], f"it takes {self._max_payload} bytes, head and body, of a message")
+            if problem := self._excess(lines, message.body):  # the server would close the connection
+                self._refuse(lane, [message], problem)
                 continue
             number += 1
             flights[number] = lane, message, now_ns
             reply = b"%b%d" % (inbox, number)
             self._out += say.publish_once(subject, reply, b"%b-%b" % (prefix, message.id), message.body, lines)
         self._number = number
+
+    def objection(self, publisher: str, body: bytes) -> str | None:
+        """That it is too large, once a server has said what is."""
+        return self._excess(say.origin(self._broker.options.name, publisher, time.time_ns()), body)
+
+    def _excess(self, lines: bytes, body: bytes) -> str | None:
+        if not 0 < self._max_payload < len(body) + len(lines) + _HEAD:
+            return None
+        return f"it takes {self._max_payload} bytes, head and body, of a message"
+
+    def _prefix(self, lane: Lane) -> bytes:
+        """How ids of a topic's messages begin; on disk, as they began before a restart."""
+        spool = lane.topic.spool
+        return self.prefix if spool is None else spool.prefix
 
     def _take_back(self) -> None:
         lost: dict[Lane, list[Message]] = {}

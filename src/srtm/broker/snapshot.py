@@ -57,7 +57,7 @@ def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str
             "r": limiter.bucket.r if limiter else None,
             "b": limiter.bucket.b if limiter else None,
             "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,
-            "waiting": len(topic.waiting),
+            "waiting": len(topic.waiting) + topic.spooled,
             "late": limiter.late if limiter else 0,
             "seconds": [_second(second) for second in topic.recent.history],
         },

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from srtm.broker.durable import Durable
     from srtm.broker.engine import Lane
     from srtm.broker.message import Message
+    from srtm.broker.spool import Spool
 
 # What would wait longer than a second for tokens may as well wait with its publisher; few messages cost nobody much.
 _PATIENCE_S, _LEAST_WAITING = 1, 1_000
@@ -48,6 +49,7 @@ class Topic:
         self.drops = False  # non-conformant messages are dropped instead of made to wait
         self.durable: Durable | None = None  # on disk, and not in memory alone
         self.lane: Lane | None = None  # to an engine, instead of channels
+        self.spool: Spool | None = None  # on disk and to an engine: what that has not acknowledged
         self.later = False  # publishers are answered when a disk or an engine has their messages
         self.stalled = False  # the engine takes nothing: messages wait without a claim on tokens
         self.limiter: Limiter | None = None
@@ -69,7 +71,17 @@ class Topic:
     @property
     def depth(self) -> int:
         """Messages that no channel has yet."""
-        return len(self.waiting) + len(self.unclaimed)
+        return len(self.waiting) + len(self.unclaimed) + self.spooled
+
+    @property
+    def spooled(self) -> int:
+        """Messages that came and are in the log alone."""
+        return self.spool.messages if self.spool is not None else 0
+
+    @property
+    def leaves(self) -> bool:
+        """Whether nothing leaves it, and it leaves to the log what it has no room for: no publisher has to wait."""
+        return self.spool is not None and (self.stalled or self.paused) and not self.drops
 
     @property
     def full(self) -> bool:
@@ -83,17 +95,32 @@ class Topic:
 
         Who floods is better stopped early: each of its messages takes time from other topics, long before it may go.
         """
-        return (len(self.waiting) > _LEAST_WAITING and len(self.waiting) > self._most_waiting()) or self.full
+        waiting = self._unreleased
+        return ((waiting > _LEAST_WAITING and waiting > self._most_waiting()) or self.full) and not self.leaves
 
     @property
     def relieved(self) -> bool:
         """Whether there is room again: half of all."""
         messages, size = self._held()
-        return (
-            2 * len(self.waiting) <= self._most_waiting()
+        return self.leaves or (
+            2 * self._unreleased <= self._most_waiting()
             and 2 * messages <= self._max_messages
             and 2 * size <= self._max_bytes
         )
+
+    @property
+    def room(self) -> int:
+        """How many messages more may come from the log, or be kept beside it: up to half of what makes it crowded."""
+        messages, size = self._held()
+        if 2 * size > self._max_bytes:
+            return 0
+        left = min(self._most_waiting() // 2 - len(self.waiting), self._max_messages // 2 - messages)
+        return max(0, left - len(self.arrived))
+
+    @property
+    def _unreleased(self) -> int:
+        """Messages that wait for tokens, without those that piled up in the log while nothing could leave."""
+        return len(self.waiting) + (self.spool.grown if self.spool is not None else 0)
 
     def _most_waiting(self) -> int:
         if self.limiter is None:
@@ -146,19 +173,37 @@ class Topic:
 
     def stall(self, now_ns: int) -> None:
         """The engine takes nothing: what waits leaves its claims on tokens, until it does."""
-        if self.limiter is not None and not self.drops and not self.stalled:
-            self._ready += self._pass(self.limiter, now_ns)
+        if self.limiter is not None and not self.stalled and (self.waiting or not self.drops):
+            if not self.drops:
+                self._ready += self._pass(self.limiter, now_ns)
             self.limiter.retract(now_ns, len(self.waiting))
         self.stalled = True
 
     def resume(self, now_ns: int) -> None:
         """It takes messages again: what waits is counted from now on."""
-        if self.limiter is not None and not self.drops:
-            self._pass(self.limiter, now_ns)  # what came meanwhile, too
+        if self.limiter is not None and (self.waiting or not self.drops):
+            if not self.drops:
+                self._pass(self.limiter, now_ns)  # what came meanwhile, too
             self.limiter.retract(now_ns, 0)  # and what is read later, though it came before
             for message in self.waiting:
                 message.release_ns = self.limiter.admit(now_ns)
         self.stalled, self._stale = False, 0
+
+    def recall(self, messages: list[Message], now_ns: int) -> None:
+        """Take messages that were in the log alone: they wait behind all others, and are counted from now on."""
+        limiter = self.limiter
+        if limiter is None:
+            self._changed_ns = now_ns  # when they are let go, where no bucket holds them
+            messages = [*self._arrivals(), *messages]
+        else:
+            if not self.drops:
+                self._ready += self._pass(limiter, now_ns)
+            limiter.retract(now_ns, 0)
+            if not self.stalled:
+                for message in messages:
+                    message.release_ns = limiter.admit(now_ns)
+        self.waiting.extend(messages)
+        self.waiting_bytes += sum(len(message.body) for message in messages)
 
     @property
     def oldest(self) -> Message | None:
@@ -177,7 +222,7 @@ class Topic:
     @property
     def passed(self) -> int:
         """Messages that wait no longer, of all that ever came."""
-        return self.messages - len(self.waiting)
+        return self.messages - len(self.waiting) - self.spooled
 
     def channel(self, name: str) -> Channel:
         """The channel of that name, made if need be; the first one gets what was held for it."""
@@ -194,6 +239,8 @@ class Topic:
             return self._released(released + self._pass(limiter, now_ns))
         arrived = self._arrivals()
         if limiter is not None:
+            if waiting and not self.stalled:  # since before it dropped, or from the log
+                released += self._due(limiter, now_ns)
             passed: list[Message] = []
             dropped: list[Message] = []
             for message in arrived:
@@ -217,6 +264,8 @@ class Topic:
         self.recent.dropped += len(messages)
         if self.lane is not None:
             settle(messages)
+        if self.spool is not None:
+            self.spool.finish(messages)
 
     def _arrivals(self) -> list[Message]:
         """What came in this turn, in order of time."""
@@ -307,7 +356,7 @@ class Topic:
                 messages = messages[:fitting]
             self.unclaimed.extend(messages)
             self.unclaimed_bytes += sum(len(message.body) for message in messages)
-            if self.durable is not None and not self.channels:
+            if self.durable is not None and self.lane is None and not self.channels:
                 self._leave_to_the_log()
             return
         if self.unclaimed:

@@ -7,7 +7,8 @@ connection per broker takes everything back.
 Latency is counted from the scheduled time to the kernel's time of arrival at the subscriber's socket, so that a load
 that falls behind cannot hide it, and what it takes to read and count is not part of it. How late a message was written
 is kept beside it: where that is a considerable part, the load was the bottleneck and not the cluster. Without a channel
-it is counted to the answer instead, which brokers with a delivery engine give when that has the message.
+it is counted to the answer instead, which brokers with a delivery engine give when that has the message, or, where the
+topic is on disk, when that has.
 
 A body is [run 8][publisher 4][number 8] and padding; `number` counts the messages of the whole schedule, so that it
 gives the time that a message was due. All that is done per message is done by numpy on what one read brought.

@@ -136,7 +136,7 @@ class Controller:
     def create(self, name: str, contract: Contract, now_ns: int) -> Topic:
         """Put a topic under contract, or change nothing if it is under the same."""
         for engine in {member.engine for member in self.members.values() if member.status != "dead"}:
-            if problem := refusal(engine, name, contract.durability):
+            if problem := refusal(engine, name):
                 raise InputError(problem, topic=name)
         return self._create(name, contract, now_ns)
 

@@ -76,15 +76,8 @@ def server(place: str, kind: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def refusal(kind: str, topic: str, durability: str = "memory") -> str | None:
+def refusal(kind: str, topic: str) -> str | None:
     """Why an engine cannot have a topic, with the remedy; None where it can."""
-    if kind == "local":
-        return None
-    if durability == "disk":
-        return (
-            f"topic {topic!r} cannot be on disk here: the engine {kind} keeps its messages;"
-            f" create it with durability memory, or use brokers with --engine local"
-        )
     if kind == "nats" and ephemeral(topic):
         return f"topic {topic!r} cannot be ephemeral: a stream of the engine nats stays; leave out #ephemeral"
     if kind == "nats" and not all(topic.split(".")):
