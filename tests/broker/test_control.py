@@ -14,6 +14,7 @@ from srtm.protocol.client import Response
 from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Move, Second, Share, read, write
 from srtm.protocol.orders import Migrate, Throttle
 from tests.broker.running import Client, Running, running
+from tests.programs import wait_for
 
 TOKEN = 10**9
 CONTRACT = Contract(1_000_000, 100 * TOKEN)
@@ -88,6 +89,28 @@ def test_a_topic_without_a_share_waits_for_one_and_free_topics_do_not() -> None:
         assert reader.silent()
         exchange(broker, said(4, version=2, contracts={}))  # the contract is over
         assert reader.message().body == b"closed again"
+
+
+def test_what_waited_until_a_topic_was_known_to_be_free_waited_that_long() -> None:
+    with running(controller=NOBODY) as broker, Client(broker.address) as publisher:
+        began_ns = time.time_ns()
+        publisher.publish("free", b"before the controller spoke")
+        exchange(broker, said())
+        wait_for(lambda: broker.broker.topics["free"].unclaimed)
+        (message,) = broker.broker.topics["free"].unclaimed
+        assert began_ns < message.arrival_ns <= message.release_ns <= time.time_ns()
+
+
+def test_a_topic_on_disk_drops_nothing(tmp_path: Path) -> None:
+    """It was there before the contract, which says drop: what it answered stays."""
+    contract = structs.replace(CONTRACT, overflow="drop")
+    with running(controller=NOBODY, data_path=tmp_path) as broker, Client(broker.address) as publisher:
+        broker.post("/topic/create?topic=t&durability=disk")
+        exchange(broker, said(contracts={"t": contract}, grants={"t": Grant(1, share(1, 1), TOKEN)}))
+        for _ in range(3):
+            publisher.publish("t", b"x")
+        report = exchange(broker, said(2)).topics["t"]
+        assert (report.durable, report.waiting) == (True, 2)
 
 
 def test_a_lapsed_lease_halves_the_share_until_it_is_granted_anew() -> None:

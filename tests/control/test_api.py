@@ -127,6 +127,7 @@ def contract(**changes: Any) -> str:
         (contract(slo_ms=float("nan")), "slo_ms"),
         (contract(policy="best"), "policy"),
         (contract(durability="tape"), "durability"),
+        (contract(durability="disk", overflow="drop"), "drops nothing"),
         (contract(surprise=1), "surprise"),
         (contract(publishers=[{"id": ""}]), "id"),
         (contract(publishers=[{"id": "p" * 257}]), "id"),

@@ -155,9 +155,8 @@ class Control:
                 self._make_durable(self._broker.touch(name))
         self._informed = True
         for topic in list(self._broker.topics.values()):
-            if topic.name in ended:
+            if topic.name in ended or (topic.name not in contracts and topic.closed):
                 topic.limit(None, now_ns)
-            if topic.name not in contracts and topic.closed:
                 topic.closed = False
             if topic.name in ended or topic.waiting:
                 self._broker.touch(topic.name)
@@ -193,7 +192,7 @@ class Control:
     def _put_in_force(self, topic: Topic, share: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Give a topic its share, or close it; returns the nano-tokens that were given up."""
         contract = self._holdings[topic.name].contract
-        topic.drops, topic.slo_ns = contract.overflow == "drop", contract.slo_ns
+        topic.drops, topic.slo_ns = contract.overflow == "drop" and topic.durable is None, contract.slo_ns
         topic.closed = share is None
         if topic.limiter is None and share is not None:
             topic.open(Limiter(share, now_ns, gift_ntok), now_ns)

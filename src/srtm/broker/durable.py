@@ -169,7 +169,7 @@ class Durable:
 
     def adopt(self, topic: Topic) -> None:
         """Make a topic one on disk; its channels go on where they were."""
-        topic.durable, topic.later = self, True
+        topic.durable, topic.later, topic.drops = self, True, False  # what was answered is not dropped
         if topic.name not in self._log.topics:
             self._log.keep(topic.name, None)  # it is one on disk also before its first message
         self._ends[topic.name] = self._log.end(topic.name)

@@ -5,7 +5,7 @@ bucket, in order of offsets, from memory or, where that had no room for them, fr
 
 Always holds:
 - an offset is finished when the engine has acknowledged it, or nobody will ever send it: too large for the engine,
-  dropped for want of a token, emptied. What is not finished is sent again after a restart, by the same id;
+  or emptied. What is not finished is sent again after a restart, by the same id;
 - what is in the log alone comes before what is published after it;
 - while nothing may leave the topic, it holds half of what it may, and leaves the rest to the log: its publishers go on.
   When something may, they are held as those of other topics: by what they published since, beyond a burst and a second.
@@ -64,7 +64,7 @@ class Spool:
     def keeps(self, first: int, count: int) -> bool:
         """Whether these messages, just stored, are left to the log."""
         topic = self.topic
-        if topic.drops or not (self._left or (topic.leaves and topic.room < count)):
+        if not (self._left or (topic.leaves and topic.room < count)):
             return False
         if self._left and self._left[-1][1] == first:
             self._left[-1] = self._left[-1][0], first + count

@@ -46,7 +46,7 @@ class Topic:
         self.closed = False  # it is under contract and has no share here: everything waits
         self.slo_ns: int | None = None  # the latency that it was promised
         self.farewells: list[tuple[int, Connection]] = []  # publishers that go when so many messages have left
-        self.drops = False  # non-conformant messages are dropped instead of made to wait
+        self.drops = False  # non-conformant messages are dropped instead of made to wait; none of a topic on disk is
         self.durable: Durable | None = None  # on disk, and not in memory alone
         self.lane: Lane | None = None  # to an engine, instead of channels
         self.spool: Spool | None = None  # on disk and to an engine: what that has not acknowledged
@@ -81,7 +81,7 @@ class Topic:
     @property
     def leaves(self) -> bool:
         """Whether nothing leaves it, and it leaves to the log what it has no room for: no publisher has to wait."""
-        return self.spool is not None and (self.stalled or self.paused) and not self.drops
+        return self.spool is not None and (self.stalled or self.paused)
 
     @property
     def full(self) -> bool:
@@ -264,8 +264,6 @@ class Topic:
         self.recent.dropped += len(messages)
         if self.lane is not None:
             settle(messages)
-        if self.spool is not None:
-            self.spool.finish(messages)
 
     def _arrivals(self) -> list[Message]:
         """What came in this turn, in order of time."""

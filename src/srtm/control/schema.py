@@ -104,6 +104,8 @@ class TopicIn(_Strict):
             raise ValueError("give r and b, or neither and publishers to profile them from")
         if self.r is None and not self.publishers:
             raise ValueError("without r and b, give publishers: the bucket is profiled from what they declare")
+        if self.durability == "disk" and self.overflow == "drop":
+            raise ValueError("a topic on disk drops nothing that it has answered: overflow wait, or durability memory")
         return self
 
     def contract(self, bucket: TokenBucket) -> Contract:
