@@ -381,19 +381,6 @@ def test_messages_are_kept_for_whom_they_were_kept_for(tmp_path: Path) -> None:
         pass
 
 
-def test_topics_that_drop_leave_nothing_behind(engine: Any, start: Start, tmp_path: Path) -> None:
-    engine.start()
-    folder = str(tmp_path / "data")
-    broker = start(engine=engine.url, data_path=folder)
-    disk_topic(broker)
-    broker.post("/topic/limit?topic=t&r=1&b=2")
-    broker.do(lambda: setattr(broker.broker.topics["t"], "drops", True))
-    with Client(broker.address) as client:
-        client.publish("t", b"1", b"2", b"3", b"4")
-    delivered(broker)
-    assert bodies(engine, "t", 2) == [b"1", b"2"]
-
-
 @pytest.mark.needs("nsqd")
 def test_kill_9_of_the_broker_loses_nothing_at_nsqd(tmp_path: Path) -> None:
     folder = tmp_path / "data"
