@@ -1,10 +1,11 @@
 """`python -m bench.engines`: what SRTM costs in front of an engine, and what it is good for.
 
-For nsqd and JetStream (one server each, writing to files), in turns within one run, directly and through a broker with
-`--engine`: CPU a message of engine and broker, and latency from when a message was due to its acknowledgement, at a
-steady rate; then the p99 of a quiet topic alone, beside a topic that floods, and beside the same flood where SRTM holds
-both to their buckets. Engine and broker share one core: what SRTM takes, it takes from the engine. The load has
-another, where the flood (a process of its own) stands behind; how late the load itself was is printed, too.
+For nsqd and JetStream (one server each, writing to files), in turns within one run: directly, and through brokers with
+`--engine` whose topics are in memory or on disk before the engine. First CPU a message of engine and broker, and
+latency from when a message was due to its acknowledgement, at a steady rate; then the p99 of a quiet topic alone,
+beside a topic that floods, and beside the same flood where SRTM holds both to their buckets. Engine and brokers share
+one core: what SRTM takes, it takes from the engine. The load has another, where the flood (a process of its own) stands
+behind; how late the load itself was is printed, too.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ class ToNats(Publishing):
 class Way:
     """A way to an engine: directly, or through a broker."""
 
-    def __init__(self, name: str, port: int, kind: type[Publishing], pids: list[int], http: int = 0) -> None:
-        self.name, self.port, self.kind, self.pids, self.http = name, port, kind, pids, http
+    def __init__(self, name: str, port: int, kind: type[Publishing], pids: list[int]) -> None:
+        self.name, self.port, self.kind, self.pids = name, port, kind, pids
 
     def cpu_ns(self) -> list[int]:
         return [time.clock_gettime_ns((~pid << 3) | _PROCESS_CLOCK) for pid in self.pids]
@@ -274,9 +275,9 @@ def process(command: list[str], *, realtime: bool) -> Iterator[subprocess.Popen[
                 started.kill()
 
 
-def limit(http: int, topic: str, bucket: str) -> None:
-    url = f"http://{HOST}:{http}/topic/limit?topic={topic}{bucket}"
-    urllib.request.urlopen(urllib.request.Request(url, data=b"", method="POST"), timeout=10).close()
+def post(http: int, path: str) -> None:
+    request = urllib.request.Request(f"http://{HOST}:{http}{path}", data=b"", method="POST")
+    urllib.request.urlopen(request, timeout=10).close()
 
 
 async def make_streams(port: int) -> None:
@@ -293,7 +294,7 @@ async def make_streams(port: int) -> None:
 
 @contextmanager
 def ways(kind: str, *, realtime: bool) -> Iterator[list[Way]]:
-    """An engine, and a broker in front of it."""
+    """An engine, and brokers in front of it."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (made,) = engines(kind, 1, HOST, folder, 1, free=True)
@@ -303,17 +304,26 @@ def ways(kind: str, *, realtime: bool) -> Iterator[list[Way]]:
         if kind == "nats":
             time.sleep(1)
             asyncio.run(make_streams(made.port))
-        flags = ["broker", "--tcp-port", "0", "--http-port", "0", "--engine", made.address]
-        broker = stack.enter_context(process([sys.executable, "-m", "srtm", *flags], realtime=realtime))
-        assert broker.stdout is not None
-        tcp, http = (int(part.rpartition(":")[2]) for part in broker.stdout.readline().split(", "))
-        limit(http, "steady", "&r=1000000&b=100000")
-        for topic in ("quiet", "flood"):
-            limit(http, topic, BUCKET)
-        yield [
-            Way(kind, made.port, direct, [engine.pid]),
-            Way(f"srtm + {kind}", tcp, ToNsq, [engine.pid, broker.pid], http),
-        ]
+        found = [Way(kind, made.port, direct, [engine.pid])]
+        for name, durability in ((f"srtm + {kind}", "memory"), (f"srtm + {kind}, disk", "disk")):
+            flags = [
+                "--tcp-port",
+                "0",
+                "--http-port",
+                "0",
+                "--engine",
+                made.address,
+                "--data-path",
+                str(folder / durability),
+            ]
+            broker = stack.enter_context(process([sys.executable, "-m", "srtm", "broker", *flags], realtime=realtime))
+            assert broker.stdout is not None
+            tcp, http = (int(part.rpartition(":")[2]) for part in broker.stdout.readline().split(", "))
+            for topic, bucket in (("steady", "&r=1000000&b=100000"), ("quiet", BUCKET), ("flood", BUCKET)):
+                post(http, f"/topic/create?topic={topic}&durability={durability}")
+                post(http, f"/topic/limit?topic={topic}{bucket}")
+            found.append(Way(name, tcp, ToNsq, [engine.pid, broker.pid]))
+        yield found
 
 
 def us(latencies_ns: list[int], q: float) -> float:
@@ -323,13 +333,13 @@ def us(latencies_ns: list[int], q: float) -> float:
 def measure(kind: str, turns: int, seed: int, *, realtime: bool) -> tuple[list[list[str]], list[list[str]]]:
     """Rows of both tables for one engine."""
     added, neighbours = [], []
-    with ways(kind, realtime=realtime) as both:
+    with ways(kind, realtime=realtime) as all_ways:
         for rate_mps in RATES_MPS:
-            runs: dict[str, list[tuple[list[float], list[int], list[int]]]] = {way.name: [] for way in both}
+            runs: dict[str, list[tuple[list[float], list[int], list[int]]]] = {way.name: [] for way in all_ways}
             for turn in range(turns):
-                for way in both:
+                for way in all_ways:
                     runs[way.name].append(asyncio.run(steady(way, rate_mps, seed + turn)))
-            for way in both:
+            for way in all_ways:
                 cpu = np.median([run[0] for run in runs[way.name]], axis=0)
                 tails = [[us(run[1], q) for run in runs[way.name]] for q in (0.5, 0.95, 0.99)]
                 cells = [f"{cpu[0]:.1f}", f"{cpu[1]:.1f}" if len(cpu) > 1 else "–"]
@@ -337,11 +347,11 @@ def measure(kind: str, turns: int, seed: int, *, realtime: bool) -> tuple[list[l
                 late = statistics.median(us(run[2], 0.99) for run in runs[way.name])
                 added.append([f"{way.name}, {rate_mps:,}/s", *cells, f"{late:,.0f}"])
         for flooded in (False, True):
-            found: dict[str, list[tuple[list[int], list[int], float]]] = {way.name: [] for way in both}
+            found: dict[str, list[tuple[list[int], list[int], float]]] = {way.name: [] for way in all_ways}
             for turn in range(turns):
-                for way in both:
+                for way in all_ways:
                     found[way.name].append(asyncio.run(beside(way, seed + turn, flooded=flooded)))
-            for way in both:
+            for way in all_ways:
                 tails = [[us(run[0], q) for run in found[way.name]] for q in (0.5, 0.99)]
                 cells = [f"{min(each):,.0f} ({statistics.median(each):,.0f})" for each in tails]
                 flow = statistics.median(run[2] for run in found[way.name])
