@@ -148,6 +148,13 @@ def test_what_an_operator_does_is_asked_first_and_written_down(browser: Browser)
         expect(page.get_by_role("button", name="Resume…")).to_be_visible()
         assert get(served, "/v1/topics/t")["paused"]
 
+        page.get_by_role("button", name="Change…").click()
+        dialog = page.get_by_role("dialog", name="Change t")
+        assert [dialog.get_by_label(label).input_value() for label in ("SLO", "r (", "b (")] == ["1", "100", "10"]
+        dialog.get_by_label("r (").fill("200")
+        dialog.get_by_role("button", name="Change").click()
+        expect(page.locator("#contract")).to_contain_text("(200/s, 10)")
+
         page.get_by_role("button", name="Move publishers…").click()
         dialog = page.get_by_role("dialog", name="Move publishers of t")
         source = dialog.get_by_label("From").input_value()
@@ -167,10 +174,10 @@ def test_what_an_operator_does_is_asked_first_and_written_down(browser: Browser)
         page.get_by_role("button", name="Use one again").click()
         page.keyboard.press("Escape")  # and so it stays
         page.locator("#audit summary").click()
-        expect(page.locator("#actions tr")).to_have_count(5)
+        expect(page.locator("#actions tr")).to_have_count(6)
         expect(page.locator("#actions tr").first).to_contain_text("drain")
         entries = get(served, "/v1/audit")["entries"]
-        assert [each["action"] for each in entries] == ["drain", "fit", "move", "pause", "create"]
+        assert [each["action"] for each in entries] == ["drain", "fit", "move", "change", "pause", "create"]
         assert {each["who"] for each in entries} == {"127.0.0.1"}
         assert entries[2]["arguments"]["broker"] == target
         assert abs(entries[0]["at_ms"] / 1000 - time.time()) < 600

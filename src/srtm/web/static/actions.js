@@ -98,15 +98,19 @@ export function askToken() {
   });
 }
 
+const contract = ({ slo_ms = 1, r = "", b = "" } = {}) => [
+  { name: "slo_ms", label: "SLO (ms)", type: "number", min: 0.001, step: "any", value: slo_ms, required: true },
+  { name: "r", label: "r (tokens a second)", type: "number", min: 0.001, step: "any", value: r, required: true },
+  { name: "b", label: "b (tokens)", type: "number", min: 1, step: "any", value: b, required: true },
+];
+
 export function create() {
   return confirmed({
     title: "New topic",
     text: "The topic is then under contract: a token bucket (r, b) and a tail latency.",
     fields: [
       { name: "name", label: "Name", required: true, maxlength: 64, pattern: "[.a-zA-Z0-9_\\-]+(#ephemeral)?", autocomplete: "off" },
-      { name: "slo_ms", label: "SLO (ms)", type: "number", min: 0.001, step: "any", value: 1, required: true },
-      { name: "r", label: "r (tokens a second)", type: "number", min: 0.001, step: "any", required: true },
-      { name: "b", label: "b (tokens)", type: "number", min: 1, step: "any", required: true },
+      ...contract(),
       { name: "policy", label: "Policy", options: ["srtm", "max_min", "conc", "lb"] },
       { name: "fit", label: "Fitting", options: ["model", "measure", "none"] },
       { name: "durability", label: "Durability", options: ["memory", "disk"] },
@@ -116,6 +120,17 @@ export function create() {
     act: ({ name, r, b, slo_ms, policy, fit, durability, overflow }) =>
       ask("PUT", at(name), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms), policy, fit, durability, overflow }),
     done: ({ name }) => `Topic ${name} was created.`,
+  });
+}
+
+export function change(topic) {
+  return confirmed({
+    title: `Change ${topic.topic}`,
+    text: "Its messages go on. A smaller bucket is in force when every broker has cut its share; the topic is then fitted anew.",
+    fields: contract(topic),
+    yes: "Change",
+    act: ({ r, b, slo_ms }) => ask("PATCH", at(topic.topic), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms) }),
+    done: () => `The contract of ${topic.topic} was changed.`,
   });
 }
 

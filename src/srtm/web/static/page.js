@@ -2,7 +2,7 @@
 
 import { $, amount, attribute, bar, clock, count, draw, make, ms, p99, row, rows, show, text } from "./dom.js";
 import { chart, legend } from "./chart.js";
-import { ask, askToken, create, drain, fit, move, pause, tell, tokenWanted } from "./actions.js";
+import { ask, askToken, change, create, drain, fit, move, pause, tell, tokenWanted } from "./actions.js";
 
 const KEPT_MS = 600_000;
 const STATUS = { alive: ["good", "● alive"], joining: ["", "◌ joining"], silent: ["warn", "◌ silent"], lapsed: ["bad", "✕ lapsed"], dead: ["bad", "✕ dead"] };
@@ -347,6 +347,7 @@ async function refreshAudit() {
 
 $("create").onclick = () => create().then(refreshAudit);
 $("token").onclick = () => askToken();
+$("change").onclick = () => change(cluster.topics[chosen]).then(refreshAudit);
 $("fit").onclick = () => fit(chosen).then(refreshAudit);
 $("pause").onclick = () => pause(chosen, !cluster.topics[chosen].paused).then(refreshAudit);
 $("move").onclick = () => {
