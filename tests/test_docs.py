@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import expect
 from tools import http_api, penalty_figure
 
+from srtm.control import reference
 from tests.conftest import ROOT
 from tests.web.browsing import chromium
 
@@ -58,7 +59,7 @@ def test_links_resolve(page: Path) -> None:
 
 
 def test_the_http_api_is_that_of_the_code() -> None:
-    assert http_api.PAGE.read_text() == http_api.page(http_api.document()), "run `make docs`"
+    assert http_api.PAGE.read_text() == reference.page(http_api.document()), "run `make docs`"
 
 
 def test_the_picture_of_the_penalty_is_that_of_the_model() -> None:

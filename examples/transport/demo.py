@@ -26,7 +26,7 @@ _INTRODUCTION = f"""\
 A city: {len(city.sensors())} sensors publish to topic {city.TRAFFIC}; a Spark job counts vehicles and publishes
 to topic {city.SIGNALS}; traffic lights listen. All of {city.TRAFFIC} has one contract, a token bucket:
 {city.CONTRACT["r"]} messages a second, bursts of {city.CONTRACT["b"]}. Policy lb spreads the sensors, and with them
-the bucket, over all brokers; then policy srtm places the same sensors. In about 100 s a table
+the bucket, over all brokers; then policy srtm places the same sensors. In about two minutes a table
 compares the two. Ctrl-C ends it at any time.
 """
 

@@ -101,6 +101,18 @@ def test_what_waited_until_a_topic_was_known_to_be_free_waited_that_long() -> No
         assert began_ns < message.arrival_ns <= message.release_ns <= time.time_ns()
 
 
+def test_nobody_is_answered_for_a_disk_that_is_not_there() -> None:
+    with running(controller=NOBODY) as broker, Client(broker.address) as publisher:
+        contract = structs.replace(CONTRACT, durability="disk")
+        answer = exchange(broker, said(contracts={"t": contract}, grants={"t": Grant(1, share(1, 1), TOKEN)}))
+        assert not answer.stores
+        assert not answer.topics
+        publisher.send(say.pub("t", b"precious"))
+        assert publisher.error().startswith(
+            b"E_BAD_TOPIC topic 't' is to be on disk, and this broker has no --data-path"
+        )
+
+
 def test_a_topic_on_disk_drops_nothing(tmp_path: Path) -> None:
     """It was there before the contract, which says drop: what it answered stays."""
     contract = structs.replace(CONTRACT, overflow="drop")

@@ -61,7 +61,7 @@ def test_one_line_and_a_code(capfd: pytest.CaptureFixture[str]) -> None:
         assert run(["check", "--controller", url]) == 0
         said = capfd.readouterr().out
         assert LINE.fullmatch(said)
-        assert said.startswith("SRTM OK: 1 brokers alive, 1 topics, every SLO met | 'brokers_alive'=1;;1:;0;1 ")
+        assert said.startswith("SRTM OK: 1 broker alive, 1 topic, every SLO met | 'brokers_alive'=1;;1:;0;1 ")
         assert "'t_p99'=" in said
         assert run(["check", "--controller", url, "--brokers", "2"]) == 2
         assert capfd.readouterr().out.startswith("SRTM CRITICAL: 1 of at least 2 brokers alive | ")
@@ -89,6 +89,7 @@ def test_no_controller_is_critical_and_nonsense_unknown(capfd: pytest.CaptureFix
 def topic(**changes: Any) -> dict[str, Any]:
     points = {"p50": 0.1, "p95": 0.2, "p99": 0.5}
     usual = {"topic": "t", "slo_met": True, "opening_s": None, "waits_for": [], "state": "fitted"}
+    usual |= {"over_contract": False, "rate": 20.0, "r": 10.0}
     return {**usual, "waiting": 0, "total_ms": points, "slo_ms": 1.0, **changes}
 
 
@@ -99,13 +100,20 @@ ALIVE = {"name": "one", "status": "alive", "rate": 5}
     ("members", "topics", "verdict", "words"),
     [
         ([ALIVE], [topic()], Verdict.OK, "every SLO met"),
-        ([ALIVE], [], Verdict.OK, "0 topics"),
+        ([ALIVE], [], Verdict.OK, "no topic under contract"),
         ([], [], Verdict.CRITICAL, "0 of at least 1 brokers alive"),
         ([ALIVE, {"name": "two", "status": "dead", "rate": 0}], [], Verdict.WARNING, "two is dead"),
-        ([ALIVE, {"name": "two", "status": "joining", "rate": 0}], [], Verdict.OK, "1 brokers alive"),
+        ([ALIVE, {"name": "two", "status": "joining", "rate": 0}], [], Verdict.OK, "1 broker alive"),
         ([ALIVE], [topic(slo_met=False)], Verdict.CRITICAL, "t misses its SLO (0.5 ms of 1 ms)"),
-        ([ALIVE], [topic(slo_met=None, total_ms=None)], Verdict.OK, "1 topics"),
-        ([ALIVE], [topic(state="opening", opening_s=29.0)], Verdict.OK, "1 topics"),
+        ([ALIVE], [topic(slo_met=None, total_ms=None)], Verdict.OK, "1 topic, too little traffic to judge an SLO"),
+        ([ALIVE], [topic(), topic(slo_met=None)], Verdict.OK, "2 topics, 1 SLOs met, others idle"),
+        (
+            [ALIVE],
+            [topic(slo_met=False, over_contract=True)],
+            Verdict.CRITICAL,
+            "20 msg/s come, and its contract lets 10",
+        ),
+        ([ALIVE], [topic(state="opening", opening_s=29.0)], Verdict.OK, "1 topic"),
         ([ALIVE], [topic(opening_s=31.0, waits_for=["two"])], Verdict.WARNING, "t waits for two"),
         ([ALIVE], [topic(state="no capacity")], Verdict.WARNING, "t fits nowhere"),
         ([ALIVE, {"name": "a\nb", "status": "silent", "rate": 0}], [], Verdict.WARNING, "a\\nb is silent"),

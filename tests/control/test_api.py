@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from fractions import Fraction
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from srtm.control import run
 from srtm.control.controller import Controller
 from srtm.control.options import ControllerOptions
 from srtm.control.registry import Registry
+from srtm.control.schema import _met
 from srtm.control.service import Service
 from srtm.control.store import Store
 from tests.broker.running import PATIENCE_S, running
@@ -210,6 +212,13 @@ def test_a_contract_is_changed_while_the_topic_goes_on(api: httpx.Client) -> Non
         assert api.patch(f"/v1/topics/{topic}", json=wrong).status_code == 422
     api.delete(f"/v1/topics/{topic}").raise_for_status()
     assert api.patch("/v1/topics/unknown", json={"r": 1}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("sent", "over", "met"), [(0, 0, None), (1, 0, True), (1, 1, None), (50, 1, None), (50, 2, False), (100, 1, True)]
+)
+def test_one_late_message_of_a_few_decides_nothing(sent: int, over: int, met: bool | None) -> None:
+    assert _met(sent, over, Fraction(1, 100)) is met
 
 
 def shares(api: httpx.Client, topic: str) -> list[tuple[float, float]]:

@@ -288,7 +288,7 @@ class Connection:
                     self._carry_out(event, arrival_ns)
                     if self.closing:
                         break
-        except BrokerError as problem:  # a topic that the engine cannot have
+        except BrokerError as problem:  # a topic that cannot be had here
             self.fail(ProtocolError("E_BAD_TOPIC", str(problem)))
         if self.channel is not None and self.channel.queue:
             broker.to_pump[self.channel] = None  # there may be room for more

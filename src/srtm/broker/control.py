@@ -68,6 +68,15 @@ class Control:
         """Whether a topic is under contract."""
         return topic in self._holdings
 
+    def refusal(self, topic: str) -> str | None:
+        """Why a topic that comes up here cannot be kept as it was promised; None where it can."""
+        holding = self._holdings.get(topic)
+        if holding is None or holding.contract.durability != "disk" or self._broker.durable is not None:
+            return None
+        return (
+            f"topic {topic!r} is to be on disk, and this broker has no --data-path: give it one, or publish elsewhere"
+        )
+
     def exchange(self, said: Exchange, now_ns: int, mono_ns: int) -> Answer:
         """Do as the controller says, and tell it how things are."""
         if not self._managed:
@@ -101,8 +110,9 @@ class Control:
         for name, holding in self._holdings.items():
             if not holding.safe:
                 holding.safe = True
-                topic = self._broker.touch(name)
-                if topic.limiter is not None:
+                topic = self._broker.topics.get(name)
+                if topic is not None and topic.limiter is not None:
+                    self._broker.touch(name)
                     self._put_in_force(topic, safe_share(topic.limiter.bucket, self._safe_percent), ended_ns)
                     self._broker.wake()
 
@@ -151,7 +161,9 @@ class Control:
                 self._holdings[name] = _Holding(contract)
                 if name in self._broker.topics:
                     self._put_in_force(self._broker.touch(name), None, now_ns)
-            if contract.durability == "disk":
+            if problem := self.refusal(name):
+                log.warning("TOPIC(%s): %s", name, problem)
+            elif contract.durability == "disk":
                 self._make_durable(self._broker.touch(name))
         self._informed = True
         for topic in list(self._broker.topics.values()):
@@ -176,7 +188,7 @@ class Control:
 
     def _grant(self, name: str, epoch: int, grant: Grant, now_ns: int) -> None:
         holding, stamp = self._holdings.get(name), (epoch, grant.sequence)
-        if holding is None or stamp <= holding.stamp:
+        if holding is None or stamp <= holding.stamp or self.refusal(name):
             return
         holding.stamp, holding.safe = stamp, False
         bucket = grant.share.bucket if grant.share else None
@@ -219,6 +231,7 @@ class Control:
             contracts={name: holding.contract for name, holding in self._holdings.items()} if said.recall else None,
             engine=broker.engine.kind if broker.engine else "local",
             engine_problem=broker.engine.absence if broker.engine else None,
+            stores=broker.durable is not None,
         )
 
     def _report(self, topic: Topic, holding: _Holding, said: Exchange) -> TopicReport:

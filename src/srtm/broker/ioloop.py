@@ -154,12 +154,14 @@ class Broker:
     def touch(self, name: str) -> Topic:
         """The topic of that name, made if need be, to be drained at the end of this turn.
 
-        BrokerError where the engine cannot have it.
+        BrokerError where the engine cannot have it, or it was promised to be on disk and cannot be.
         """
         topic = self.topics.get(name)
         if topic is None:
             if self.engine is not None:
                 check_topic(self.engine, name)
+            if problem := self.control.refusal(name):
+                raise BrokerError(problem, topic=name)
             topic = self.topics[name] = Topic(name, self.options.max_held_messages, self.options.max_held_bytes)
             if self.engine is not None:
                 topic.lane, topic.later = self.engine.lane(topic), True

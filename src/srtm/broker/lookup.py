@@ -31,6 +31,7 @@ LOOK_S = 0.5  # until it is noticed that a service has gone, which may be back b
 CONNECT_S = 1.0
 ANSWER_S = 5.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 4.0  # a controller that recovers waits for longer than that
+_PATIENT_S = 1.0  # pauses that are longer than that are worth a line in the log
 _BATCH = 500  # commands that are sent before their answers are read
 
 Names = set[tuple[str, str | None]]
@@ -56,18 +57,17 @@ class Peer:
 
     async def keep(self) -> None:
         """Connect, tell everything, and tell changes; again and again, with pauses that grow."""
-        wait_s, reached = FIRST_WAIT_S, True
+        wait_s, told = FIRST_WAIT_S, False
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     reader, writer = await asyncio.open_connection(self._host, self._port)
             except OSError as error:
-                # Once for each time that it is gone.
-                level = logging.WARNING if reached else logging.DEBUG
-                log.log(level, "LOOKUPD(%s): cannot connect: %s", self.address, str(error) or type(error).__name__)
-                reached = False
+                if wait_s > _PATIENT_S and not told:  # both may just have been started
+                    log.warning("LOOKUPD(%s): cannot connect: %s", self.address, str(error) or type(error).__name__)
+                    told = True
             else:
-                reached = True
+                told = False
                 try:
                     await self._speak(reader, writer)
                 except (OSError, EOFError, ProtocolError) as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from srtm.cli.common import AsJson, in_ms, plain, print_json
+from srtm.cli.common import AsJson, in_ms, many, plain, print_json
 from srtm.cli.remote import HERE, Controller, ask
 from srtm.errors import ControlError
 from srtm.units import NS_PER_S, parse_duration_ns
@@ -83,9 +83,26 @@ def judged(
             numbers[f"{each['topic']}_p99"] = f"{each['total_ms']['p99']:.6g}ms;;{each['slo_ms']:g};0"
     words = [plain(word) for word in critical + warning]
     verdict = Verdict.CRITICAL if critical else Verdict.WARNING if warning else Verdict.OK
-    return verdict, words or [f"{alive} brokers alive, {len(topics)} topics, every SLO met"], numbers
+    return verdict, words or [f"{many(alive, 'broker')} alive, {_slos(topics)}"], numbers
+
+
+def _slos(topics: list[dict[str, Any]]) -> str:
+    met = sum(each["slo_met"] is True for each in topics)
+    if not topics:
+        return "no topic under contract"
+    if not met:
+        return f"{many(len(topics), 'topic')}, too little traffic to judge an SLO"
+    return f"{many(len(topics), 'topic')}, " + (
+        "every SLO met" if met == len(topics) else f"{met:,} SLOs met, others idle"
+    )
 
 
 def _missed(topic: dict[str, Any]) -> str:
     p99_ms = (topic["total_ms"] or {}).get("p99", 0)
-    return f"{topic['topic']} misses its SLO ({in_ms(p99_ms)} of {in_ms(topic['slo_ms'])})"
+    missed = f"{topic['topic']} misses its SLO ({in_ms(p99_ms)} of {in_ms(topic['slo_ms'])})"
+    return f"{missed}: {over_contract(topic)}" if topic["over_contract"] else missed
+
+
+def over_contract(topic: dict[str, Any]) -> str:
+    """Why messages of a topic wait that gets more than it may pass on."""
+    return f"{topic['rate']:,.0f} msg/s come, and its contract lets {topic['r']:,g} pass; raise r, or send less"

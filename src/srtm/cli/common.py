@@ -105,6 +105,11 @@ def report_errors(found: Sequence[tuple[str, str | None]]) -> None:
         raise typer.Exit(1)
 
 
+def many(count: int, what: str) -> str:
+    """`1 broker`, `1,000 brokers`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def plain(text: str) -> str:
     """Text from users for a terminal: what could move a cursor or turn a line around is shown as what it is."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 import typer
 
 from srtm.cli.common import AsJson, print_json
-from srtm.cli.remote import HERE, Controller, Token
+from srtm.cli.remote import HERE, Controller, Token, telling_if_late
 from srtm.errors import InputError
 
 T = TypeVar("T")
@@ -66,7 +66,9 @@ async def _publish(topic: str, options: dict[str, Any], bodies: Iterator[bytes])
 
     published = 0
     loop = asyncio.get_running_loop()
-    async with Publisher(topic, **options) as publisher:
+    publisher = Publisher(topic, **options)
+    brokers = [options["broker"]] if "broker" in options else []
+    async with telling_if_late(topic, options.get("controller", ""), brokers, lambda: publisher.address), publisher:
         ahead: set[asyncio.Task[None]] = set()
         try:
             while batch := await loop.run_in_executor(None, _next, bodies):  # stdin may take its time
@@ -88,10 +90,17 @@ def _bodies(body: str | None, file: Path | None, count: int) -> Iterator[bytes]:
         if body is not None:
             yield body.encode()
         elif file is not None:
-            with file.open("rb") as lines:
+            with _opened(file) as lines:
                 yield from (line.rstrip(b"\r\n") for line in lines)
         else:
             yield from (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+
+
+def _opened(file: Path) -> IO[bytes]:
+    try:
+        return file.open("rb")
+    except OSError as problem:
+        raise InputError(f"--file {file}: {problem.strerror}") from None
 
 
 def _next(bodies: Iterator[bytes]) -> list[bytes]:

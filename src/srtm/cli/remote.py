@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +12,8 @@ import typer
 from srtm.errors import ControlError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
     import httpx
 
 Controller = Annotated[
@@ -19,6 +24,7 @@ Token = Annotated[
 ]
 HERE = "http://127.0.0.1:4161"
 _PATIENCE_S = 120.0  # an explanation is computed
+_LATE_S = 2.0
 
 
 def ask(
@@ -53,6 +59,30 @@ def text_at(url: str, path: str) -> str:
     return _answer(url, "GET", path, _PATIENCE_S).text
 
 
+@asynccontextmanager
+async def telling_if_late(
+    topic: str, controller: str, brokers: Sequence[str], found: Callable[[], object]
+) -> AsyncIterator[None]:
+    """Say on stderr what is waited for, once, if nothing is `found` for a while."""
+
+    async def tell() -> None:
+        await asyncio.sleep(_LATE_S)
+        why = f"nobody answers at {', '.join(brokers)}" if brokers else f"no broker has a topic {topic!r} yet"
+        try:
+            if not brokers:
+                await asyncio.to_thread(text_at, controller, "/ping")
+        except ControlError as problem:
+            why = str(problem)
+        if not found():
+            print(f"srtm: {why}; waiting", file=sys.stderr, flush=True)
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
+
+
 def _answer(controller: str, method: str, path: str, patience_s: float, **more: Any) -> httpx.Response:
     import httpx
 
@@ -77,7 +107,7 @@ def _answer(controller: str, method: str, path: str, patience_s: float, **more: 
         ) from None
     if answer.status_code >= 400:
         found = answer.json() if "json" in answer.headers.get("content-type", "") else None
-        raise ControlError(
-            refusal(found) or f"{url} does not answer as a controller does", stranger=answer.status_code < 500
-        )
+        said = refusal(found) if isinstance(found, dict) and "detail" in found else None  # a broker speaks otherwise
+        stranger = f"what listens at {controller} does not answer as a controller does: give the address of its HTTP"
+        raise ControlError(said or f"{stranger} with --controller", stranger=answer.status_code < 500)
     return answer

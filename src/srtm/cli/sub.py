@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from srtm.cli.pub import Brokers, run
-from srtm.cli.remote import HERE, Controller, Token
+from srtm.cli.remote import HERE, Controller, Token, telling_if_late
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -42,21 +42,31 @@ def sub(
     if not broker and not lookupd:
         options = {"controller": controller, "token": token}
     wait_s = None if timeout is None else parse_duration_ns(timeout) / NS_PER_S
-    printed = run(_print(topic, channel, options, count, wait_s, as_json))
+    where = (lookupd or [controller])[0]
+    printed = run(_print(topic, channel, options, where, count, wait_s, as_json))
     if count is not None and printed < count:
         print(f"srtm: {printed:,} of {count:,} messages came within {timeout}", file=sys.stderr)
         raise typer.Exit(1)
 
 
 async def _print(
-    topic: str, channel: str, options: dict[str, Any], count: int | None, wait_s: float | None, as_json: bool
+    topic: str,
+    channel: str,
+    options: dict[str, Any],
+    where: str,
+    count: int | None,
+    wait_s: float | None,
+    as_json: bool,
 ) -> int:
     import asyncio
 
     from srtm.client import Subscriber
 
     printed = 0
-    async with Subscriber(topic, channel, **options) as subscriber:
+    async with (
+        Subscriber(topic, channel, **options) as subscriber,
+        telling_if_late(topic, where, options.get("brokers", ()), lambda: subscriber.brokers),
+    ):
         while count is None or printed < count:
             try:
                 async with asyncio.timeout(wait_s):

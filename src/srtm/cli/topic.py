@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from srtm.cli.check import over_contract
 from srtm.cli.common import AsJson, in_ms, new_table, print_json, print_table
 from srtm.cli.remote import HERE, Controller, Token, ask, topic_at
 from srtm.errors import InputError
@@ -133,6 +134,9 @@ def set_(
 
     srtm topic set traffic --r 15000 --b 800
     """
+    from srtm.model.bucket import TokenBucket
+
+    TokenBucket.of(1 if r is None else r, 1 if b is None else b)  # they are judged here
     wish = {
         "r": r,
         "b": b,
@@ -153,7 +157,8 @@ def set_(
 
 def _contract(topic: dict[str, Any]) -> str:
     bucket = f"(r, b) = ({topic['r']:g}/s, {topic['b']:g})"
-    return f"topic {topic['topic']}: {bucket}, p99 within {topic['slo_ms']:g} ms, {topic['policy']}"
+    kept = ", on disk" if topic["durability"] == "disk" else ""
+    return f"topic {topic['topic']}: {bucket}, p99 within {topic['slo_ms']:g} ms, {topic['policy']}{kept}"
 
 
 def _from_trace(name: str, trace: Path) -> tuple[TokenBucket, list[dict[str, Any]]]:
@@ -227,6 +232,7 @@ def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> 
 def print_topic(topic: dict[str, Any]) -> None:
     """A topic, for people."""
     title = f"{topic['topic']}: {topic['state']}, (r, b) = ({topic['r']:g}/s, {topic['b']:g}), {topic['policy']}"
+    title += ", on disk" if topic["durability"] == "disk" else ""
     table = new_table("broker", "publishers", "msg/s", "r", "b", "waiting", "p99 access", "p99 total", title=title)
     for each in topic["brokers"]:
         table.add_row(
@@ -297,10 +303,24 @@ def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) 
         else:
             table.add_row(str(each["k"]), each["reason"])
     print_table(table)
+    print(_verdict(found))
+    now = ask(controller, None, "GET", topic_at(name))
+    if now["over_contract"]:
+        print(f"{name}: {over_contract(now)}")
     for number, each in enumerate((found["measured"] or {"rounds": []})["rounds"], 1):
         worst = max(each["latency_ns"].values(), default=0) / NS_PER_MS
         certain = "" if each["certain"] else " (not certain)"
         print(f"round {number}: k = {each['k']}, worst broker {in_ms(worst)}, {each['seconds']:.0f} s{certain}")
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    """What the table comes to."""
+    if not found["predicted"]:
+        return str(found.get("note", "there is no broker to be placed on"))
+    meeting = [each["k"] for each in found["predicted"] if each["possible"] and each["meets_slo"]]
+    if not meeting:
+        return "no number of brokers meets the SLO, the model says: a larger b, a longer SLO or less traffic would"
+    return f"the fewest brokers that meet the SLO, by the model: {meeting[0]}"
 
 
 @app.command()

@@ -138,6 +138,13 @@ class Controller:
         for engine in {member.engine for member in self.members.values() if member.status != "dead"}:
             if problem := refusal(engine, name):
                 raise InputError(problem, topic=name)
+        unable = sorted(each.name for each in self.members.values() if each.usable and not each.can_have(contract))
+        if unable:
+            raise InputError(
+                f"topic {name!r} cannot be on disk: {', '.join(unable)} {'has' if len(unable) == 1 else 'have'} no"
+                " --data-path; start brokers with one (srtm up --data-path DIR), or create it with durability memory",
+                topic=name,
+            )
         return self._create(name, contract, now_ns)
 
     def _create(self, name: str, contract: Contract, now_ns: int) -> Topic:
@@ -173,11 +180,11 @@ class Controller:
         topic.transfer.resize(contract.bucket)
         self._version += 1
         topic.fitted, topic.flowing_s, topic.one_bucket = None, 0, None
+        slo = f"p{100 * float(contract.quantile):g} within {contract.slo_ns / NS_PER_MS:g} ms"
+        topic.note(now_ns, "changed", f"to {contract.bucket}, {slo}, policy {contract.policy}")
         if topic.fit is not None:
             topic.note(now_ns, "fit", "begun anew, because the contract was changed")
             self._again(topic, now_ns)
-        slo = f"p{100 * float(contract.quantile):g} within {contract.slo_ns / NS_PER_MS:g} ms"
-        topic.note(now_ns, "changed", f"to {contract.bucket}, {slo}, policy {contract.policy}")
         self.store.save_topic(topic)
         self._hurry_all()
         self._changed(topic)
@@ -284,7 +291,7 @@ class Controller:
             confirms=predicts and on_fewest(topic, brokers, self.options.seed),
             seed=self.options.seed,
         )
-        topic.note(now_ns, "fit", f"{len(chosen)} publishers over {len(brokers)} brokers")
+        topic.note(now_ns, "fit", f"begun: {len(chosen)} publishers, {len(brokers)} brokers to choose from")
         self._changed(topic)
 
     def brokers_for(self, topic: Topic, movable: Set[str]) -> list[Broker]:
@@ -349,7 +356,7 @@ class Controller:
         member.stamp, member.stamp_heard_ns = answer.stamp, now_ns
         member.version, member.rate_mps = answer.version, answer.rate_mps
         member.free_mps, member.lag_ns = answer.free_mps, answer.lag_ns
-        member.engine, member.engine_problem = answer.engine, answer.engine_problem
+        member.engine, member.engine_problem, member.stores = answer.engine, answer.engine_problem, answer.stores
         if member.status != "alive":
             self._turn(member, "alive", now_ns)
         if self._recalling_until_ns and answer.contracts:

@@ -35,7 +35,8 @@ def housed(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker]
 
 def room(topic: Topic, movable: Set[str], topics: Iterable[Topic], members: Iterable[Member]) -> list[Broker]:
     """Usable brokers, with what they carry besides these publishers of the topic."""
-    usable = sorted((member for member in members if member.usable), key=lambda member: member.name)
+    fitting = (member for member in members if member.usable and member.can_have(topic.contract))
+    usable = sorted(fitting, key=lambda member: member.name)
     carried = {member.name: float(member.free_mps) for member in usable}
     for other in topics:
         conformant = other.conformant

@@ -14,7 +14,7 @@ from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
-    from srtm.protocol.exchange import Second
+    from srtm.protocol.exchange import Contract, Second
 
 MOST_MESSAGES = 10_000_000  # in a second, or waiting: more than any broker can have
 KEPT_S = 10  # seconds of a topic at a broker that are remembered, as brokers do
@@ -60,6 +60,7 @@ class Member:
     lag_ns: int = 0
     engine: str = "local"  # that delivers its topics
     engine_problem: str | None = None
+    stores: bool = True  # it can keep topics on disk, as far as is known
     oddities: int = 0  # answers that could not be true
     since_ns: int = 0  # when its status last changed
 
@@ -77,6 +78,10 @@ class Member:
     def usable(self) -> bool:
         """Whether publishers may be sent to it."""
         return self.status == "alive" and not self.draining
+
+    def can_have(self, contract: Contract) -> bool:
+        """Whether it can keep what a topic was promised."""
+        return self.stores or contract.durability != "disk"
 
 
 @dataclass(slots=True)

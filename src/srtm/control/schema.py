@@ -274,7 +274,7 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "waiting": sum(seen.waiting for seen in topic.seen.values()),
         "over_contract": lately_mps * MILLI_PER_TOKEN > contract.r_mtps,
         "k": len(places),
-        "slo_met": over <= allowed * sent if sent else None,
+        "slo_met": _met(sent, over, allowed),
         "access_ms": access,
         "processing_ms": points_ms(whole.processing),
         "total_ms": points_ms(whole.total),
@@ -292,6 +292,13 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
             for event in topic.events
         ]
     return document
+
+
+def _met(sent: int, over: int, allowed: Fraction) -> bool | None:
+    """Whether the SLO holds; None where nothing was sent, or one late message of a few is all that is known."""
+    if not sent or (over == 1 and allowed * sent < 1):
+        return None
+    return over <= allowed * sent
 
 
 def _penalty_ms(access: dict[str, float] | None, one_bucket_ms: float | None, *, split: bool) -> float | None:
