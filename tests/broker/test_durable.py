@@ -82,6 +82,24 @@ def test_the_first_channel_gets_everything_and_a_later_one_what_comes(tmp_path: 
             assert bodies_of(first, 1) == bodies_of(second, 1) == [b"late"]
 
 
+def test_the_first_channel_gets_everything_also_if_it_is_ephemeral_and_after_a_restart(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+        broker.post("/topic/create?topic=t&durability=disk")
+        publisher.publish("t", b"1", b"2")
+    with (
+        running(data_path=str(tmp_path)) as broker,
+        Client(broker.address) as publisher,
+        Client(broker.address) as reader,
+        Client(broker.address) as second,
+    ):
+        publisher.publish("t", b"3")
+        reader.subscribe("t", "c#ephemeral", 10)
+        assert [reader.message().body for _ in range(3)] == [b"1", b"2", b"3"]
+        second.subscribe("t", "d#ephemeral", 10)
+        publisher.publish("t", b"4")
+        assert second.message().body == b"4"
+
+
 def test_a_limited_disk_topic_gives_each_message_once(tmp_path: Path) -> None:
     """A channel that comes while messages wait for tokens gets those through the bucket alone."""
     with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:

@@ -66,6 +66,7 @@ class Durable:
         self._readers: list[asyncio.Future[None]] = []  # who wait until it is
         # Pieces of queues that a stop has saved and that may be needed again, with the ids of their messages.
         self._saved: dict[tuple[str, str | None], deque[tuple[int, frozenset[bytes]]]] = {}
+        self._unread: set[str] = set()  # topics that no channel has ever had, as far as is known
         self._ends: dict[str, int] = {}  # offsets behind the last message that topics were given
 
     def recover(self) -> None:
@@ -179,20 +180,23 @@ class Durable:
                 topic.spool.lost = topic.spool.cursor.lost
             self._spawn(topic.spool.follow(self._broker))
             return
-        for cursor in self._log.cursors(topic.name):
+        if not (cursors := self._log.cursors(topic.name)):
+            self._unread.add(topic.name)
+        for cursor in cursors:
             self._broker.channel(topic, cursor.channel)
 
     def attach(self, topic: Topic, channel: Channel) -> None:
         """Give a channel of such a topic its place in the log; the first one gets all that is there."""
-        if channel.ephemeral:
-            return
         first = not any(other.cursor for other in topic.channels.values())
-        end = self._released(topic)  # later ones come through the bucket
-        start = self._log.begin(topic.name) if first else end
-        channel.cursor = self._log.cursor(topic.name, channel.name, start)
-        if self.retention(topic).limited:
-            channel.lost += channel.cursor.lost
-        ranges = list(channel.cursor.unfinished(end))
+        begin, end = self._log.begin(topic.name), self._released(topic)  # later ones come through the bucket
+        if channel.ephemeral:
+            ranges = [(begin, end)] if topic.name in self._unread and begin < end else []
+        else:
+            channel.cursor = self._log.cursor(topic.name, channel.name, begin if first else end)
+            if self.retention(topic).limited:
+                channel.lost += channel.cursor.lost
+            ranges = list(channel.cursor.unfinished(end))
+        self._unread.discard(topic.name)
         if ranges:
             topic.unclaimed.clear()  # they are in the log, and come from there
             topic.unclaimed_bytes = 0
@@ -333,6 +337,7 @@ class Durable:
         """So is a topic."""
         if topic.spool is not None:
             topic.spool.close()
+        self._unread.discard(topic.name)
         self._log.delete_topic(topic.name)
 
     def close(self) -> None:
