@@ -69,7 +69,7 @@ def up(
     try:
         program.run(_serve(LocalCluster(options), host))
     except ControlError as problem:
-        if free_ports:
+        if free_ports or "(exit code 2)" in str(problem):  # what was wrong with an option has been said
             raise
         remedy = "if a port is taken, take any with --free-ports, or another for the page with --web-port"
         raise ControlError(f"{problem}; {remedy}", **problem.facts) from None
