@@ -9,11 +9,13 @@ import socket
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import nats
 import pyarrow as pa
 import pytest
 
@@ -113,6 +115,82 @@ def test_an_engine_that_is_there_holds_publishers_beyond_a_burst_and_a_second(
         broker.wait_until(lambda each: each.topics["t"].crowded)
         assert broker.post("/pub?topic=t", b"x") == (503, b'{"message":"TOPIC_FULL"}')
         assert engine_of(broker, "t")["in_log"] == 0
+
+
+def test_what_was_kept_while_a_topic_was_paused_gets_its_tokens_afterwards(
+    engine: Any, start: Start, tmp_path: Path
+) -> None:
+    engine.start()
+    broker = start(engine=engine.url, data_path=str(tmp_path / "data"), trace_folder=str(tmp_path))
+    disk_topic(broker)
+    broker.post("/srtm/trace/start?file=t.parquet")
+    broker.post("/topic/limit?topic=t&r=200&b=5")
+    broker.post("/topic/pause?topic=t")
+    with Client(broker.address) as client:
+        client.publish("t", *(b"%d" % number for number in range(60)))
+        time.sleep(0.3)
+        assert broker.do(lambda: len(broker.broker.topics["t"].waiting)) == 60
+        back_ns = time.time_ns()
+        broker.post("/topic/unpause?topic=t")
+        delivered(broker)
+    broker.post("/srtm/trace/stop")
+    times = released(tmp_path / "t.parquet", "t")
+    assert len(times) == 60
+    assert times[0] >= back_ns
+    assert largest_excess(times, Timeline(TokenBucket.of(200, 5))).conforms
+
+
+def test_an_emptied_topic_has_no_claims_on_tokens(engine: Any, start: Start, tmp_path: Path) -> None:
+    engine.start()
+    broker = start(engine=engine.url, data_path=str(tmp_path / "data"))
+    disk_topic(broker)
+    broker.post("/topic/limit?topic=t&r=1&b=2")
+    with Client(broker.address) as client:
+        client.publish("t", *[b"x"] * 500)
+        broker.wait_until(lambda each: len(each.topics["t"].waiting) > 400)
+        broker.post("/topic/empty?topic=t")
+        client.publish("t", b"y")
+        delivered(broker)  # and not after minutes
+
+
+@pytest.mark.needs("nats-server")
+def test_a_stream_that_refuses_for_now_loses_nothing_and_one_that_was_deleted_is_made_again(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with NatsServer(tmp_path) as server:
+        broker = start(engine=server.url, data_path=str(tmp_path / "data"))
+        disk_topic(broker)
+        with Client(broker.address) as client:
+            client.publish("t", b"1")
+            delivered(broker)
+            asyncio.run(jetstream(server.url, lambda js: js.update_stream(name="t", subjects=["t"], sealed=True)))
+            client.publish("t", b"2", b"3")
+            until(lambda: "sealed" in str(engine_of(broker, "t")["reason"]))
+            assert "TOPIC(t): the engine takes nothing: topic t: " in caplog.text
+            assert broker.do(lambda: owed(broker, "t")) == 2
+            assert broker.get("/stats?format=json")["srtm"]["engine"]["refused"] == 0
+            asyncio.run(jetstream(server.url, lambda js: js.delete_stream("t")))
+            delivered(broker)
+        assert bodies(server, "t", 2) == [b"2", b"3"]
+
+
+async def jetstream(url: str, action: Callable[[Any], Awaitable[Any]]) -> None:
+    client = await nats.connect(url)
+    try:
+        await action(client.jetstream())
+    finally:
+        await client.close()
+
+
+@pytest.mark.needs("nsqd")
+def test_a_message_that_is_deferred_for_too_long_for_nsqd_holds_up_nobody(start: Start, tmp_path: Path) -> None:
+    with Nsqd(tmp_path, "--max-req-timeout=1s") as server:
+        broker = start(engine=server.url)
+        with Client(broker.address) as client, Client(broker.address) as other:
+            client.send(say.dpub("t", 60_000, b"late"))
+            assert b"E_PUB_FAILED" in client.error()
+            other.publish("u", b"x")
+            until(lambda: server.stats("u")["message_count"] == 1)
 
 
 def test_what_the_engine_does_not_have_is_sent_after_a_restart_once(engine: Any, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Control:
             ends = said.echo + said.lease_ns
             self._lease_ends = max(ends, self._lease_ends or ends)
         self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
-        self._pause(set(said.paused))
+        self._pause(set(said.paused), now_ns)
         for move in said.moves:
             self.migrate(move.topic, move.publishers, move.to)
         self._broker.wake()
@@ -194,12 +194,12 @@ class Control:
         bucket = grant.share.bucket if grant.share else None
         holding.surrendered_ntok = self._put_in_force(self._broker.touch(name), bucket, now_ns, grant.gift_ntok)
 
-    def _pause(self, wanted: set[str]) -> None:
+    def _pause(self, wanted: set[str], now_ns: int) -> None:
         """Stop topics that the controller has paused, and let go on those that it has paused before."""
         for name, holding in self._holdings.items():
             if name in self._broker.topics and holding.paused != (name in wanted):
                 holding.paused = name in wanted
-                self._broker.touch(name).paused = holding.paused
+                self._broker.touch(name).pause(now_ns, on=holding.paused)
 
     def _put_in_force(self, topic: Topic, share: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Give a topic its share, or close it; returns the nano-tokens that were given up."""
@@ -230,7 +230,7 @@ class Control:
             free_mps=sum(rate for name, rate in rates.items() if name not in self._holdings),
             contracts={name: holding.contract for name, holding in self._holdings.items()} if said.recall else None,
             engine=broker.engine.kind if broker.engine else "local",
-            engine_problem=broker.engine.absence if broker.engine else None,
+            engine_problem=broker.engine.trouble if broker.engine else None,
             stores=broker.durable is not None,
         )
 

@@ -124,7 +124,7 @@ class Durable:
             if row.channel:
                 self._broker.channel(topic, row.channel).paused = row.paused
                 continue
-            topic.paused = row.paused
+            topic.pause(self._broker.started_ns, on=row.paused)
             if row.r_mtps is not None and row.b_ntok is not None:
                 topic.by_hand = TokenBucket(row.r_mtps, row.b_ntok)
                 if self._broker.options.controller is None:  # or else that decides

@@ -7,8 +7,8 @@ spoken to; everything else is here.
 Always holds:
 - a publisher's OK leaves only after the engine has acknowledged its messages, in the order of its commands; that of a
   topic on disk when the log has them (`spool`), and the acknowledgement finishes their offsets;
-- what is not acknowledged is kept, and sent again after a broken connection, in order; it may then be there twice,
-  unless the engine knows it by its id;
+- what is not acknowledged is kept, and sent again after a broken connection, in order and with tokens of its own; it
+  may then be there twice, unless the engine knows it by its id;
 - at most WINDOW messages and WINDOW_BYTES are with the engine unacknowledged; topics take turns for that room, and what
   waits for it counts against the limits of its topic, whose publishers are then held;
 - a topic whose lane is shut releases nothing: its messages get their tokens when the engine takes them, so that an
@@ -111,6 +111,7 @@ class Lane:
         "bytes",
         "engine",
         "flying",
+        "owed",
         "probe",
         "problem",
         "queue",
@@ -128,6 +129,7 @@ class Lane:
         self.queue: deque[Message] = deque()
         self.flying = 0  # messages that the engine has
         self.bytes = 0  # of these and those in the queue
+        self.owed = 0  # tokens that messages in the queue had, and spend again
         self.ready = False  # it may be sent messages
         self.singly = 0  # messages to be sent one by one: the engine refused one of them
         self.probe: Probe | None = None  # who times its messages to a consumer, if somebody wants it
@@ -174,7 +176,9 @@ class Lane:
         self.problem, self.wait_s, self.retry_ns = None, _FIRST_WAIT_S, 0
         if not self.ready:
             self.ready = True
-            self.topic.resume(now_ns)
+            if not self.topic.paused:
+                self.topic.resume(now_ns, self.owed)
+            self.owed = 0
             self.engine.touch(self)
 
     def shut(self, now_ns: int) -> None:
@@ -182,8 +186,25 @@ class Lane:
         if self.ready:
             self.ready = False
             self.engine.busy.pop(self, None)
-            self.topic.stall(now_ns)
+            self.topic.stall(now_ns, self._unsent())
             self.engine.touch(self)  # who would leave may not have to wait now
+
+    def fail(self, problem: str) -> None:
+        """Say why it is shut, once."""
+        if self.problem is None:
+            log.warning("TOPIC(%s): the engine takes nothing: %s", self.topic.name, problem)
+        self.problem = self.engine.problem = problem
+
+    def _unsent(self) -> list[Message]:
+        """What it gives back to its topic, to get tokens again: all but the oldest, by which the engine is asked."""
+        if self.topic.limiter is None:
+            return []
+        back = list(self.queue)[1:]
+        for message in back:
+            self.bytes -= len(message.body)
+            self.queue.pop()
+        self.owed = len(self.queue)
+        return back
 
     def back(self, messages: list[Message]) -> None:
         """The engine does not have these after all; they go first."""
@@ -343,6 +364,12 @@ class Engine(ABC):
         if self.connected:
             self._look(now_ns)
         self._write()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it takes nothing, of all topics or of one; None where it does."""
+        shut = (lane.problem for lane in self.lanes.values() if not lane.ready and lane.problem)
+        return self.absence or next(shut, None)
 
     @property
     def absence(self) -> str | None:

@@ -256,19 +256,19 @@ class Pages:
                 await topic.durable.empty(topic)
             except LogError as problem:
                 raise Refused(503, f"EMPTY_FAILED: {problem}") from None
-        topic.empty()
+        topic.empty(time.time_ns())
         return Response()
 
     async def topic_pause(self, request: Request) -> Response:
         """Give no messages to channels for a while."""
         topic = self._named_topic(request)
-        topic.paused = True
+        topic.pause(time.time_ns(), on=True)
         return await self._noted(topic)
 
     async def topic_unpause(self, request: Request) -> Response:
         """Go on."""
         topic = self._named_topic(request)
-        topic.paused = False
+        topic.pause(time.time_ns(), on=False)
         self.broker.touch(topic.name)
         self.broker.wake()
         return await self._noted(topic)

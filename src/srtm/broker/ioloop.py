@@ -473,7 +473,7 @@ class Broker:
             topic.durable.forget_topic(topic)
         if self.engine is not None:
             self.engine.forget(topic)
-        topic.empty()
+        topic.empty(time.time_ns())
         self.to_drain.pop(topic, None)
         self._limited.pop(topic, None)
         for connection in self._blocked.pop(topic, {}):

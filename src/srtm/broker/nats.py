@@ -35,7 +35,7 @@ DUPLICATES_S = 120  # how long a stream that we make remembers ids
 _LATE_NS = 1 * NS_PER_S  # after that, an acknowledgement is not to be expected any more
 _HEAD = 64  # bytes of a message that are neither its body nor say where it comes from
 _IN_USE, _OVERLAP = 10058, 10065  # JetStream's codes: the stream is there, made by somebody else
-_PASSING = 500  # from this code (of HTTP) on, an error may be over soon
+_NEVER = frozenset({10054, 10097})  # message, or its headers, too large: it would say the same again
 _OF_A_SUBJECT = "Permissions Violation"  # after which a server does not close the connection
 
 
@@ -138,6 +138,10 @@ class Nats(Engine):
 
     def _make(self, lane: Lane) -> None:
         """Ask for the stream of a topic; that it is there already is an answer, too."""
+        if lane in self._asked.values():
+            lane.fail(
+                "nobody answers the request for its stream: JetStream is off, or $JS.API.STREAM.CREATE not allowed"
+            )
         self._number += 1
         self._asked = {number: each for number, each in self._asked.items() if each is not lane}
         self._asked[self._number] = lane
@@ -164,6 +168,8 @@ class Nats(Engine):
         lane, message, _ = flight
         refusal = _refusal(answer)
         if refusal is not None and refusal.passing:
+            if not refusal.code:
+                self._made.discard(lane)  # somebody may have deleted the stream
             self._close(lane, refusal.text, now_ns)
             return
         del self._flights[number]
@@ -185,11 +191,14 @@ class Nats(Engine):
             return
         refusal = _refusal(answer)
         if refusal is not None and refusal.code not in (_IN_USE, _OVERLAP):
-            lane.problem = self.problem = f"no stream for topic {lane.topic.name}: {refusal.text}"
+            lane.fail(f"no stream for topic {lane.topic.name}: {refusal.text}")
             lane.later(now_ns)
             return
         self._made.add(lane)
-        lane.open(now_ns)
+        if lane.queue:
+            lane.retry_ns = 0  # is asked with a message next
+        else:
+            lane.open(now_ns)
 
     def _close(self, lane: Lane, problem: str, now_ns: int) -> None:
         """A stream takes nothing for now: take back what it has not acknowledged."""
@@ -200,7 +209,7 @@ class Nats(Engine):
         self.flying_bytes -= sum(len(message.body) for message in messages)
         self.resent += len(messages)
         lane.back(messages)
-        lane.problem = self.problem = f"topic {lane.topic.name}: {problem}"
+        lane.fail(f"topic {lane.topic.name}: {problem}")
         lane.shut(now_ns)
         lane.later(now_ns)
 
@@ -228,6 +237,7 @@ class Nats(Engine):
             lines = say.origin(name, message.publisher, message.arrival_ns)
             if problem := self._excess(lines, message.body):  # the server would close the connection
                 self._refuse(lane, [message], problem)
+                self._go_on(lane, now_ns)
                 continue
             number += 1
             flights[number] = lane, message, now_ns
@@ -275,11 +285,11 @@ def stream_of(topic: str) -> str:
 def _refusal(answer: Msg) -> _Refusal | None:
     """What JetStream has against a message or a stream; None where it has nothing."""
     if answer.status == NO_RESPONDERS:
-        return _Refusal(0, "no stream answers: it has no leader, or JetStream is off", passing=True)
+        return _Refusal(0, "no stream answers: it has no leader, other subjects, or JetStream is off", passing=True)
     if b'"error"' not in answer.body:
         return None
     error = say.fields(answer.body).get("error")
     if not isinstance(error, dict):
         return None
     code, text = error.get("err_code", 0), error.get("description", "unknown error")
-    return _Refusal(code, f"{text} ({code})", passing=error.get("code", _PASSING) >= _PASSING)
+    return _Refusal(code, f"{text} ({code})", passing=code not in _NEVER)

@@ -69,8 +69,9 @@ class Nsqd(Engine):
 
     def _refused(self, problem: ProtocolError) -> None:
         """A command failed, and the connection ends: nsqd closes it. One message that it never takes goes alone."""
-        if self._flights and problem.code in _NEVER:
-            lane, messages = self._flights[0]
+        lane, messages = self._flights[0] if self._flights else (None, [])
+        deferred = problem.code == "E_INVALID" and any(message.delay_ns for message in messages)  # for too long
+        if lane is not None and (problem.code in _NEVER or deferred):
             if len(messages) == 1:
                 self._flights.popleft()
                 self._refuse(lane, messages, str(problem))

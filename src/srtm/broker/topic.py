@@ -21,7 +21,7 @@ from srtm.protocol.names import ephemeral
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
@@ -171,20 +171,40 @@ class Topic:
             for message in self.waiting:
                 message.release_ns = limiter.admit(now_ns)
 
-    def stall(self, now_ns: int) -> None:
-        """The engine takes nothing: what waits leaves its claims on tokens, until it does."""
+    def pause(self, now_ns: int, *, on: bool) -> None:
+        """Let nothing go, to channels or to the engine; or end that.
+
+        What an engine would get waits without claims on tokens: it is not to come to it at once afterwards.
+        """
+        self.paused = on
+        if self.lane is not None and on:
+            self.stall(now_ns)
+        elif self.lane is not None and self.lane.ready:
+            self.resume(now_ns)
+
+    def stall(self, now_ns: int, unsent: Iterable[Message] = ()) -> None:
+        """The engine takes nothing: what waits leaves its claims on tokens, until it does.
+
+        What was released and is `unsent` waits again, first: its tokens are old by then, and others fill the bucket.
+        """
+        back = list(unsent)
         if self.limiter is not None and not self.stalled and (self.waiting or not self.drops):
-            if not self.drops:
-                self._ready += self._pass(self.limiter, now_ns)
+            ready = [] if self.drops else self._pass(self.limiter, now_ns)
             self.limiter.retract(now_ns, len(self.waiting))
+            back += [*self._ready, *ready]
+            self._ready = []
+        self.waiting.extendleft(reversed(back))
+        self.waiting_bytes += sum(len(message.body) for message in back)
         self.stalled = True
 
-    def resume(self, now_ns: int) -> None:
-        """It takes messages again: what waits is counted from now on."""
-        if self.limiter is not None and (self.waiting or not self.drops):
+    def resume(self, now_ns: int, owed: int = 0) -> None:
+        """It takes messages again: what waits is counted from now on, behind what is `owed` tokens already."""
+        if self.limiter is not None and (owed or self.waiting or not self.drops):
             if not self.drops:
                 self._pass(self.limiter, now_ns)  # what came meanwhile, too
             self.limiter.retract(now_ns, 0)  # and what is read later, though it came before
+            if owed:
+                self.limiter.admit(now_ns, owed)
             for message in self.waiting:
                 message.release_ns = self.limiter.admit(now_ns)
         self.stalled, self._stale = False, 0
@@ -390,10 +410,12 @@ class Topic:
         """What no channel has yet."""
         return chain(self.unclaimed, self.waiting)
 
-    def empty(self) -> None:
-        """Forget what no channel and no engine has yet."""
+    def empty(self, now_ns: int) -> None:
+        """Forget what no channel and no engine has yet, with its claims on tokens."""
         if self.lane is not None:
             settle(self.early())
+        if self.limiter is not None and not self.stalled:
+            self.limiter.retract(now_ns, len(self.waiting))
         self._stale = 0
         self.waiting.clear()
         self.unclaimed.clear()

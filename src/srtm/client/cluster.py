@@ -270,9 +270,17 @@ def _detail(answer: httpx.Response) -> str:
     return said or f"{answer.status_code} {answer.reason_phrase}"
 
 
+def _field(problem: dict[str, Any]) -> str:
+    return ".".join(str(at) for at in problem["loc"][1:])
+
+
+def _said(problem: dict[str, Any]) -> str:
+    return str(problem["msg"]).removeprefix("Value error, ")
+
+
 def refusal(answer: Any) -> str | None:
     """The sentence in a controller's answer that refuses; None if there is none that it would write."""
     detail = answer.get("detail", answer.get("message")) if isinstance(answer, dict) else None
     if isinstance(detail, list):  # of fields that cannot be
-        return "; ".join(f"{'.'.join(str(at) for at in each['loc'][1:])}: {each['msg']}" for each in detail)
+        return "; ".join(": ".join(filter(None, (_field(each), _said(each)))) for each in detail)
     return detail if isinstance(detail, str) else None
