@@ -44,7 +44,7 @@ HAS_SNAPPY = find_spec("cramjam") is not None
 
 
 class BadStream(Exception):
-    """What a client sent is not what its layer expects."""
+    """What the other side sent is not what its layer expects."""
 
 
 def settled(options: BrokerOptions) -> BrokerOptions:
@@ -246,25 +246,24 @@ class Tls:
     def decode(self, data: bytes) -> bytes:
         """What was encrypted; before `ready`, the handshake goes on."""
         self._incoming.write(data)
+        parts: list[bytes] = []
         try:
             if not self.ready:
                 self.ssl.do_handshake()
                 self.ready = True
-                return b""
-            parts = []
             while part := self.ssl.read(_AT_ONCE):
                 parts.append(part)
         except ssl.SSLWantReadError:
-            return b"".join(parts) if self.ready else b""
+            return b"".join(parts)
         except ssl.SSLZeroReturnError:
             self.ended = True
             return b"".join(parts)
         except ssl.SSLError as error:
-            raise BadStream(f"TLS: {error}") from None
+            raise BadStream(f"TLS: {error}") from error
         self.ended = True
         return b"".join(parts)
 
-    def encode(self, data: bytes) -> bytes:
+    def encode(self, data: bytes | bytearray) -> bytes:
         """Bytes for the socket."""
         with memoryview(data) as view:
             at = 0
@@ -339,7 +338,6 @@ class Transport:
                 plain = tls.decode(plain)
                 if shaking and tls.ready:
                     self._shaken(tls)
-                    plain = tls.decode(b"")
                 self._wire += tls.pending()
             if self._codec is not None:
                 plain = self._codec.decode(plain)
