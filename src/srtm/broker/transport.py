@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from srtm.broker.options import BrokerOptions, not_writable
-from srtm.errors import BrokerError
+from srtm.errors import BrokerError, InputError
 from srtm.protocol import frames
 
 if TYPE_CHECKING:
@@ -129,6 +129,21 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
         raise BrokerError(f"cannot use the certificates of {files}: {error}") from None
     if options.tls_client_auth_policy:
         context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext:
+    """The client's side of TLS: servers are verified by a file of authorities, or by those whom the system trusts."""
+    for option, path in (("ca", ca), ("cert", cert), ("key", key)):
+        if path and (why := _not_readable(path)):
+            raise InputError(f"option {option}, {path}: {why}")
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert:
+            context.load_cert_chain(cert, key, _no_password)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(filter(None, (ca, cert, key)))
+        raise InputError(f"cannot use the certificates of {files}: {error}") from None
     return context
 
 
