@@ -309,11 +309,11 @@ def test_a_topic_that_is_forbidden_does_not_stop_others(tmp_path: Path, start: S
 @both
 def test_files_that_cannot_be_used(kind: str, files: Files, start: Start) -> None:
     for options, problem in (
-        ("ca=/nowhere.pem", "option ca, /nowhere.pem: No such file"),
+        ("ca=/nowhere.pem", "option ca of the engine, /nowhere.pem: No such file"),
         (f"ca={files.key}", f"cannot use the certificates of {files.key}"),
         (f"cert={files.ca}", f"cannot use the certificates of {files.ca}"),
         (f"key={files.key}", "give cert, too"),
-        (f"cert={files.cert}&key={files.folder}", f"option key, {files.folder}: Is a directory"),
+        (f"cert={files.cert}&key={files.folder}", f"option key of the engine, {files.folder}: Is a directory"),
     ):
         with pytest.raises(InputError, match=problem):
             start(engine=f"{kind}+tls://127.0.0.1:1?{options}")
@@ -410,5 +410,5 @@ def test_credentials_that_are_none(content: str | None, problem: str, tmp_path: 
     path = tmp_path / "user.creds"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(InputError, match=f"option creds, {path}: {problem}"):
+    with pytest.raises(InputError, match=f"option creds of the engine, {path}: {problem}"):
         start(engine=f"nats://127.0.0.1:1?creds={path}")

@@ -59,24 +59,24 @@ def _user(path: str) -> tuple[str, Any]:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
-        raise InputError("option creds needs cryptography: pip install 'srtm[creds]'") from None
+        raise InputError("option creds of the engine needs cryptography: pip install 'srtm[creds]'") from None
     try:
         parts = dict(_PART.findall(Path(path).read_text()))
         seed = parts["USER NKEY SEED"]
         raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
         jwt = parts["NATS USER JWT"]
     except OSError as error:
-        raise InputError(f"option creds, {path}: {error.strerror}") from None
+        raise InputError(f"option creds of the engine, {path}: {error.strerror}") from None
     except (KeyError, ValueError):
         raise InputError(
-            f"option creds, {path}: no JWT and seed of NATS, as `nsc generate creds` writes them"
+            f"option creds of the engine, {path}: no JWT and seed of NATS, as `nsc generate creds` writes them"
         ) from None
     if (
         len(raw) != _SEED_SIZE
         or raw[0] & 0xF8 != _SEED
         or binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]
     ):
-        raise InputError(f"option creds, {path}: its seed is damaged")
+        raise InputError(f"option creds of the engine, {path}: its seed is damaged")
     return jwt, Ed25519PrivateKey.from_private_bytes(raw[2:-2])
 
 

@@ -136,7 +136,7 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
     """The client's side of TLS: servers are verified by a file of authorities, or by those whom the system trusts."""
     for option, path in (("ca", ca), ("cert", cert), ("key", key)):
         if path and (why := _not_readable(path)):
-            raise InputError(f"option {option}, {path}: {why}")
+            raise InputError(f"option {option} of the engine, {path}: {why}")
     try:
         context = ssl.create_default_context(cafile=ca)
         if cert:
