@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -128,12 +129,10 @@ class NatsServer(Server):
 class NatsCluster:
     """Three servers of NATS; `with` stops them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         routes = [f"nats://127.0.0.1:{free_port()}" for _ in range(3)]
-        self.servers = [
-            NatsServer(folder, f"n{at}", "--cluster_name", "c", "--cluster", route, "--routes", ",".join(routes))
-            for at, route in enumerate(routes)
-        ]
+        cluster = ("--cluster_name", "c", "--routes", ",".join(routes), *more)
+        self.servers = [NatsServer(folder, f"n{at}", "--cluster", route, *cluster) for at, route in enumerate(routes)]
         places = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
         self.url = f"nats://{places}?replicas=3"
 
@@ -190,19 +189,19 @@ class Load:
         return max(gaps)[1] - since
 
 
-async def stored(url: str, stream: str) -> list[tuple[str, bytes]]:
+async def stored(url: str, stream: str, **login: Any) -> list[tuple[str, bytes]]:
     """Ids and bodies of all messages of a stream, as NATS' own client reads them.
 
     A server that has just come back may leave questions unanswered; they are asked again.
     """
     for _ in range(5):
         with suppress(nats.errors.Error):
-            return await _stored(url, stream)
-    return await _stored(url, stream)
+            return await _stored(url, stream, **login)
+    return await _stored(url, stream, **login)
 
 
-async def _stored(url: str, stream: str) -> list[tuple[str, bytes]]:
-    client = await nats.connect(url.partition("?")[0].split(","), connect_timeout=10)
+async def _stored(url: str, stream: str, **login: Any) -> list[tuple[str, bytes]]:
+    client = await nats.connect(url.partition("?")[0].split(","), connect_timeout=10, **login)
     try:
         jetstream = client.jetstream(timeout=10)
         subscription = await jetstream.subscribe("", stream=stream, ordered_consumer=True)
@@ -226,11 +225,18 @@ async def leader_of(url: str, stream: str) -> str:
         await client.close()
 
 
-def bodies(server: Any, topic: str, wanted: int) -> list[bytes]:
+def bodies(
+    server: Any, topic: str, wanted: int, tls: ssl.SSLContext | None = None, secret: bytes | None = None, **login: Any
+) -> list[bytes]:
     """What consumers of the engine get of a topic."""
     if isinstance(server, NatsServer):
-        return [body for _, body in asyncio.run(stored(server.url, topic.replace(".", "=")))]
-    with Client(("127.0.0.1", server.port)) as consumer:
+        return [body for _, body in asyncio.run(stored(server.url, topic.replace(".", "="), tls=tls, **login))]
+    with Client(("127.0.0.1", server.port), **({"tls_v1": True} if tls else {})) as consumer:
+        if tls:
+            consumer.begin_tls(tls)
+        if secret:
+            consumer.send(say.auth(secret))
+            consumer.response()
         consumer.subscribe(topic, "c", ready=2500)
         found: list[bytes] = []
         while len(found) < wanted or not consumer.silent(0.3):

@@ -136,6 +136,37 @@ def test_up_brings_its_engine(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert asyncio.run(go()) == []
 
 
+@pytest.mark.needs("nats-server")
+def test_up_reaches_an_engine_through_tls_and_the_controller_says_when_it_cannot(tmp_path: Path) -> None:
+    pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
+    from tests.broker.test_engine_tls import Files, address, secured
+
+    files = Files(tmp_path)
+    ca = files.file("trusted.pem", Path(files.stranger_ca).read_bytes())
+
+    async def go(engine: str) -> None:
+        options = LocalOptions(1, free_ports=True, engine=engine, web_port=None)
+        async with LocalCluster(options) as cluster, httpx.AsyncClient(base_url=cluster.url, trust_env=False) as client:
+
+            async def problem() -> str:
+                return str((await client.get("/v1/brokers")).json()["brokers"][0]["engine_problem"])
+
+            while "its certificate is not valid" not in await problem():
+                await asyncio.sleep(0.05)
+            process = cluster.brokers[0].process
+            assert process is not None
+            assert b"secret" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            files.file("trusted.pem", Path(files.ca).read_bytes())
+            await client.put("/v1/topics/t", json={"r": 1000, "b": 100, "fit": "none", "policy": "lb"})
+            async with Publisher("t", controller=cluster.url, id="p") as publisher:
+                await publisher.publish(b"x")
+            while await problem() != "None":
+                await asyncio.sleep(0.05)
+
+    with secured("nats", files, "--user", "me", "--pass", "secret") as server:
+        asyncio.run(asyncio.wait_for(go(address(server, f"?ca={ca}", "me:secret@")), 60))
+
+
 def test_an_engine_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'redis' is no engine"):
         LocalCluster(LocalOptions(engine="redis"))

@@ -290,6 +290,39 @@ def test_what_cannot_be_read(server: NatsServer, topic: str, tmp_path: Path) -> 
     assert "secret" not in str(away.value)
 
 
+def test_servers_that_want_tls_and_a_login(topic: str, tmp_path: Path) -> None:
+    """Brokers say where their engine is, and neither a login nor files of theirs: these are Spark's own to know."""
+    pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
+    from tests.broker.test_transport import Certificates
+
+    certificates = Certificates(tmp_path)
+    flags = (
+        "--tls",
+        f"--tlscert={certificates.cert}",
+        f"--tlskey={certificates.key}",
+        "--user",
+        "u",
+        "--pass",
+        "secret",
+    )
+    with NatsServer(tmp_path, "n1", *flags) as guarded:
+        place = f"127.0.0.1:{guarded.port}"
+        engine = f"nats+tls://u:secret@{place}?ca={certificates.ca}"
+        with brokers(tmp_path, engine=engine) as start:
+            broker = start("one")
+            x = publish(broker, numbered("x", 30), topic)
+            untold = Settings(topic, controller="", brokers=(broker.url,), timeout_s=5.0)
+            with pytest.raises(InputError, match=rf"^nats\+tls://{place}: its certificate is not valid.*option engine"):
+                BatchReader(untold).partitions()
+        with pytest.raises(InputError, match="it wants TLS: write nats\\+tls://"):
+            BatchReader(Settings(topic, controller="", engine=f"nats://u:secret@{place}", timeout_s=5.0)).partitions()
+        options = {"topic": topic, "engine": engine, "maxRowsPerPartition": "12", "timeout": "5s"}
+        reader = BatchReader(read_settings(options))
+        parts = reader.partitions()
+        assert len(parts) == 3
+        assert [row["body"] for row in rows(reader, parts)] == x
+
+
 def test_what_is_lost_on_the_way_is_read_again(
     server: NatsServer, one: Running, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

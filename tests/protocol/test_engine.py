@@ -20,15 +20,44 @@ from srtm.protocol.engine import EngineAddress, parse, refusal
         ("nats://a:1,nats://b:2", EngineAddress("nats", (("a", 1), ("b", 2)))),
         ("nats://me:se%40cret@a:1", EngineAddress("nats", (("a", 1),), 1, "me", "se@cret")),
         ("nats://token@a:1", EngineAddress("nats", (("a", 1),), 1, "token")),
+        ("nats://a?creds=u", EngineAddress("nats", (("a", 4222),), creds="u")),
+        ("nsqd://s%3Fe:c@a", EngineAddress("nsqd", (("a", 4150),), user="s?e:c")),
+        ("nsqd://s@/run/nsqd.sock", EngineAddress("nsqd", (("/run/nsqd.sock", 0),), user="s")),
+        ("nsqd+tls://a", EngineAddress("nsqd", (("a", 4150),), tls=True)),
+        ("tls://a:1,tls://b:2", EngineAddress("nats", (("a", 1), ("b", 2)), tls=True)),
+        (
+            "nats+tls://me:x@a:1?replicas=3&ca=%2Fc&cert=d&key=e%20e",
+            EngineAddress("nats", (("a", 1),), 3, "me", "x", tls=True, ca="/c", cert="d", key="e e"),
+        ),
     ],
 )
 def test_addresses(text: str, meant: EngineAddress | None) -> None:
     assert parse(text) == meant
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("http://a", "with TLS nsqd\\+tls:// or nats\\+tls://"),
+        ("nats://a?ca=x", "option ca is about TLS: write nats\\+tls://"),
+        ("nsqd+tls://a?creds=x", "there is no option 'creds' of nsqd; there are ca, cert, key"),
+        ("nats+tls://a?insecure=1", "there is no option 'insecure' of nats; there are creds, replicas, ca, cert, key"),
+        ("nats+tls://a?ca=", "option ca is empty"),
+        ("nats+tls://a?key=x", "give cert, too"),
+        ("nats://a?replicas=9", "replicas are 1 to 5, not '9'"),
+        ("nats://me@a?creds=x", "'nats://…@a\\?creds=x' is no engine: give a login or creds, not both"),
+        ("nsqd://secret@a,b", "'nsqd://…@a,b' is no engine: an nsqd is one host:port"),
+    ],
+)
+def test_addresses_that_are_none(text: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        parse(text)
+
+
 def test_a_login_is_shown_to_nobody() -> None:
     found = parse("nats://me:secret@a:1")
     assert "secret" not in f"{found} {found!r}"
+    assert str(parse("tls://me:secret@a:1?ca=x&replicas=3")) == "nats+tls://a:1"
     with pytest.raises(InputError, match="'redis://…@a' is no engine") as problem:
         parse("redis://me:secret@a")
     assert "secret" not in str(problem.value)

@@ -12,7 +12,8 @@ Always holds:
 - at most WINDOW messages and WINDOW_BYTES are with the engine unacknowledged; topics take turns for that room, and what
   waits for it counts against the limits of its topic, whose publishers are then held;
 - a topic whose lane is shut releases nothing: its messages get their tokens when the engine takes them, so that an
-  engine that comes back is not flooded with what was released meanwhile.
+  engine that comes back is not flooded with what was released meanwhile;
+- where an address asks for TLS, nothing but what leads to it is written in the clear, and nothing else is understood.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from contextlib import suppress
 from random import random
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from srtm.broker.credentials import Credentials, explained
 from srtm.broker.message import Message
+from srtm.broker.transport import BadStream, Tls
 from srtm.errors import BrokerError, InputError, ProtocolError
 from srtm.protocol import engine as addresses
 
@@ -237,8 +240,11 @@ class Engine(ABC):
         self._broker = broker
         self._servers = list(address.servers)
         self.place = self._servers[0]  # the one in use, or tried last
+        self.credentials = Credentials.read(address)
         self._sock: socket.socket | None = None
+        self._tls: Tls | None = None
         self._out = bytearray()
+        self._wire = bytearray()  # of it, what is encrypted
         self._writing = False
         self._heard_ns = 0
         self._ended = asyncio.Event()
@@ -265,6 +271,12 @@ class Engine(ABC):
     @abstractmethod
     def new_probe(self, lane: Lane) -> Probe:
         """A probe of a topic."""
+
+    @property
+    def server_name(self) -> str:
+        """What the certificate of the server in use must bear."""
+        host, port = self.place
+        return host if port else "localhost"
 
     def objection(self, publisher: str, body: bytes) -> str | None:  # noqa: ARG002 - not every engine knows
         """Why it will never take such a message, as far as that is known before it is sent."""
@@ -359,9 +371,9 @@ class Engine(ABC):
         if now_ns - self._heard_ns > SILENCE_NS:
             self._lose("it is silent")
             return
-        if now_ns - self._heard_ns > SILENCE_NS // 3:
-            self._ask()
         if self.connected:
+            if now_ns - self._heard_ns > SILENCE_NS // 3:
+                self._ask()
             self._look(now_ns)
         self._write()
 
@@ -394,28 +406,30 @@ class Engine(ABC):
     # The connection.
 
     async def _keep(self) -> None:
-        wait_s, said = _FIRST_WAIT_S, False
+        wait_s, said = _FIRST_WAIT_S, set[str]()
         while True:
             self.place = place = self._servers[0]
             self._servers.append(self._servers.pop(0))  # the next one, if it has to be
+            was = self.acknowledged
             try:
                 async with asyncio.timeout(CONNECT_S):
                     sock = await self._connect(*place)
-            except (OSError, TimeoutError) as error:
-                self.problem = f"cannot connect to {_place(place)}: {getattr(error, 'strerror', None) or 'no answer'}"
-                if not said:
-                    log.warning("ENGINE(%s): %s", self.address, self.problem)
-                    said = True
+            except (OSError, TimeoutError, ValueError) as error:  # ValueError: files, or a host that cannot be one
+                why = str(error) if isinstance(error, ValueError) else getattr(error, "strerror", None) or "no answer"
+                self.problem = f"cannot connect to {_place(place)}: {why}"
+                told = self.problem
             else:
-                was = self.acknowledged
                 self._begin(sock)
                 await self._ended.wait()
-                if not said or self.acknowledged > was:
-                    log.warning("ENGINE(%s): lost %s: %s", self.address, _place(place), self.problem)
-                if self.acknowledged > was:
-                    wait_s, said = _FIRST_WAIT_S, False
-                    continue  # the next server may take over at once
-                said = True
+                told = f"lost {_place(place)}: {self.problem}"
+            if self.acknowledged > was:
+                wait_s = _FIRST_WAIT_S
+                said.clear()
+            if told not in said:
+                log.warning("ENGINE(%s): %s", self.address, told)
+            if self.acknowledged > was:
+                continue  # the next server may take over at once
+            said.add(told)
             await asyncio.sleep(wait_s * (1 + random()) / 2)
             wait_s = min(_LONGEST_WAIT_S, 2 * wait_s)
 
@@ -432,6 +446,8 @@ class Engine(ABC):
             if port:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.sock_connect(sock, target)
+            if self.address.tls or self.address.creds:  # the system's authorities alone take milliseconds to read
+                self.credentials = await asyncio.to_thread(Credentials.read, self.address)
         except BaseException:
             sock.close()
             raise
@@ -439,7 +455,9 @@ class Engine(ABC):
 
     def _begin(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._tls = None
         self._out.clear()
+        self._wire.clear()
         self._writing = False
         self._heard_ns = _now_ns()
         self._ended.clear()
@@ -470,24 +488,47 @@ class Engine(ABC):
             return
         self._heard_ns = _now_ns()
         try:
-            self._take(bytes(view[:size]))
+            self._take(bytes(view[:size]) if self._tls is None else self._tls.decode(bytes(view[:size])))
         except (ProtocolError, InputError) as problem:
             self._lose(str(problem))
+        except BadStream as problem:
+            assert self._tls is not None
+            with suppress(OSError):
+                self._sock.send(self._tls.pending())  # an alert says why
+            self._lose(explained(problem.__cause__ or problem))
+
+    def _secure(self) -> None:
+        """Begin TLS. What is said from now on waits for its handshake, and is encrypted."""
+        assert self.credentials.tls is not None
+        self._tls = Tls(self.credentials.tls, self.server_name)
+        self._tls.decode(b"")
 
     def _write(self) -> None:
-        if self._sock is None or self._writing or not self._out:
+        if self._sock is None or self._writing:
+            return
+        wire = self._out if self._tls is None else self._encrypted(self._tls)
+        if not wire:
             return
         try:
-            sent = self._sock.send(self._out)
+            sent = self._sock.send(wire)
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._lose(error.strerror or str(error))
+            if self.connected:  # who refuses us has said why, which is read next
+                self._lose(error.strerror or str(error))
             return
-        del self._out[:sent]
-        if self._out:
+        del wire[:sent]
+        if wire:
             self._writing = True
             self._broker.loop.add_writer(self._sock, self._writable)
+
+    def _encrypted(self, tls: Tls) -> bytearray:
+        if tls.ready:
+            self._wire += tls.encode(self._out)
+            self._out.clear()
+        else:
+            self._wire += tls.pending()
+        return self._wire
 
     def _writable(self) -> None:
         assert self._sock is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from ipaddress import ip_address
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -21,12 +22,15 @@ import srtm
 from srtm.broker.engine import Engine, Lane
 from srtm.broker.probe import NatsProbe
 from srtm.errors import InputError, ProtocolError
+from srtm.protocol import greeting
 from srtm.protocol import nats as say
 from srtm.protocol.engine import server
 from srtm.protocol.nats import NO_RESPONDERS, Err, Info, Msg, NatsProtocol, Ping, Pong
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from srtm.broker.ioloop import Broker
     from srtm.broker.message import Message
     from srtm.protocol.engine import EngineAddress
@@ -53,7 +57,7 @@ class Nats(Engine):
     def __init__(self, broker: Broker, address: EngineAddress) -> None:
         super().__init__(broker, address)
         self._protocol = NatsProtocol()
-        self._known = set(address.servers)
+        self._known = {(host, port): host for host, port in address.servers}  # with the names in their certificates
         self._max_payload = 0
         # Other brokers publish to the same stream, and count their messages from about the same number.
         self.prefix = secrets.token_hex(6).encode()
@@ -66,7 +70,12 @@ class Nats(Engine):
 
     def new_probe(self, lane: Lane) -> NatsProbe:
         """A probe of a topic."""
-        return NatsProbe(lane, self._prefix(lane), self.address.login)
+        return NatsProbe(lane, self._prefix(lane))
+
+    @property
+    def server_name(self) -> str:
+        """What the certificate of the server in use must bear."""
+        return self._known[self.place]
 
     def _greet(self) -> None:
         self._protocol = NatsProtocol()
@@ -88,7 +97,8 @@ class Nats(Engine):
             elif isinstance(event, Ping):
                 self._out += say.PONG
             elif isinstance(event, Info):
-                self._told(event.fields)
+                if self._told(event.fields):
+                    break  # what came with it in the clear is nobody's
             elif isinstance(event, Err) and event.text.startswith(_OF_A_SUBJECT):
                 self.problem = event.text  # the topic's messages will not be acknowledged
             elif isinstance(event, Err):
@@ -96,36 +106,46 @@ class Nats(Engine):
             elif isinstance(event, Pong) and not self.connected:
                 self._ready()
 
-    def _told(self, fields: dict[str, Any]) -> None:
-        """What the server is; the first time, say who we are."""
-        if fields.get("tls_required"):
-            raise ProtocolError(
-                "E_INVALID", "it wants TLS, which this engine does not speak: put a local leaf node before it"
-            )
+    def _told(self, fields: dict[str, Any]) -> bool:
+        """What the server is; the first time, say who we are. Gives whether TLS begins with it."""
         self._max_payload = int(fields.get("max_payload", 0))
-        for place in fields.get("connect_urls") or ():
-            try:
-                found = server(str(place), self.kind)
-            except InputError:
-                continue
-            if found not in self._known:
-                self._known.add(found)
-                self._servers.append(found)
+        self._learn(fields.get("connect_urls") or ())
         if self.connected:
-            return
+            return False
+        begins = self._tls is None and greeting.nats_tls(self.address, fields)
+        if begins:
+            self._protocol = NatsProtocol()
+            self._secure()
         self._out += say.connect(
             verbose=False,
             pedantic=False,
-            tls_required=False,
+            tls_required=self.address.tls,
             name=f"srtm {self._broker.options.name}",
             lang="python",
             version=srtm.__version__,
             protocol=1,
             headers=True,
             no_responders=True,
-            **self.address.login,
+            **self.credentials.login(str(fields.get("nonce", ""))),
         )
         self._out += say.subscribe(self._inbox + b"*", 1) + say.PING
+        return begins
+
+    def _learn(self, places: Iterable[object]) -> None:
+        """Other servers of the cluster. They name each other by number; then the name is that of who says so.
+
+        Names that were not said through TLS, where that is asked for, may be anybody's who has a certificate.
+        """
+        clear = self.address.tls and self._tls is None
+        for place in places:
+            try:
+                found = server(str(place), self.kind)
+            except InputError:
+                continue
+            number = _is_number(found[0])
+            if found not in self._known and (number or not clear):
+                self._known[found] = self.server_name if number else found[0]
+                self._servers.append(found)
 
     def _ask(self) -> None:
         self._out += say.PING
@@ -280,6 +300,14 @@ class Nats(Engine):
 def stream_of(topic: str) -> str:
     """The name of the stream that is made for a topic."""
     return topic.replace(".", "=")
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _refusal(answer: Msg) -> _Refusal | None:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from srtm.errors import ProtocolError
+from srtm.broker.credentials import explained
+from srtm.errors import InputError, ProtocolError
 from srtm.model.latency import Distribution
 from srtm.protocol import client as nsq
-from srtm.protocol import nats
-from srtm.protocol.client import ClientProtocol, Error, Heartbeat
+from srtm.protocol import greeting, nats
+from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Response
 from srtm.protocol.client import Message as Delivered
-from srtm.protocol.names import MAGIC_V2
 from srtm.protocol.nats import Err, Info, Msg, NatsProtocol, Ping, Pong
 from srtm.units import NS_PER_S
 
@@ -88,8 +88,8 @@ class Probe(ABC):
         while True:
             try:
                 await self._once()
-            except (OSError, EOFError, ProtocolError) as problem:
-                self.problem = str(problem) or type(problem).__name__
+            except (OSError, EOFError, ProtocolError, InputError) as problem:
+                self.problem = explained(problem)
                 log.warning("TOPIC(%s): its probe is away: %s", self._lane.topic.name, self.problem)
             await asyncio.sleep(_AGAIN_S)
 
@@ -102,6 +102,12 @@ class Probe(ABC):
         finally:
             writer.close()
 
+    async def _secure(self, writer: asyncio.StreamWriter) -> None:
+        """Go on through TLS."""
+        engine = self._lane.engine
+        assert engine.credentials.tls is not None
+        await writer.start_tls(engine.credentials.tls, server_hostname=engine.server_name)
+
 
 class NsqdProbe(Probe):
     """A consumer in an ephemeral channel of its own."""
@@ -110,9 +116,12 @@ class NsqdProbe(Probe):
         return message.body
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        protocol = ClientProtocol()
-        identity = nsq.identify({"client_id": "srtm-probe", "output_buffer_timeout": -1, "output_buffer_size": -1})
-        writer.write(MAGIC_V2 + identity + nsq.sub(self._lane.topic.name, CHANNEL) + nsq.rdy(1_000))
+        protocol, address = ClientProtocol(), self._lane.engine.address
+        identity = {"client_id": "srtm-probe", "output_buffer_timeout": -1, "output_buffer_size": -1}
+        steps, agreed = greeting.nsqd(address, identity), False
+        writer.write(next(steps))
+        if address.tls:
+            protocol.pause_after_response()
         while data := await reader.read(65536):
             for event in protocol.feed(data):
                 if isinstance(event, Delivered):
@@ -121,17 +130,27 @@ class NsqdProbe(Probe):
                 elif isinstance(event, Heartbeat):
                     writer.write(nsq.nop())
                 elif isinstance(event, Error):
-                    raise event.problem
-                else:
+                    raise event.problem if agreed else greeting.nsqd_refuses(event.problem)
+                elif agreed:
                     self.problem = None
+                elif isinstance(event, Response):
+                    said = greeting.after(steps, event.data)
+                    if said is None:
+                        agreed = True
+                        writer.write(nsq.sub(self._lane.topic.name, CHANNEL) + nsq.rdy(1_000))
+                    elif said == greeting.BEGIN_TLS:
+                        protocol = ClientProtocol()
+                        await self._secure(writer)
+                    else:
+                        writer.write(said)
         raise EOFError("it closed the connection")
 
 
 class NatsProbe(Probe):
     """An ephemeral consumer of the stream that has the topic; ids begin with `prefix`."""
 
-    def __init__(self, lane: Lane, prefix: bytes, login: dict[str, str]) -> None:
-        self._prefix, self._login = prefix, login
+    def __init__(self, lane: Lane, prefix: bytes) -> None:
+        self._prefix = prefix
         super().__init__(lane)
 
     def _key(self, message: Message) -> bytes:
@@ -139,15 +158,26 @@ class NatsProbe(Probe):
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         protocol, inbox = NatsProtocol(), b"_INBOX.%b." % secrets.token_hex(6).encode()
-        topic = self._lane.topic.name
+        topic, engine = self._lane.topic.name, self._lane.engine
+        greeted = False
         while data := await reader.read(65536):
             for event in protocol.feed(data):
                 if isinstance(event, Info):
-                    writer.write(nats.connect(verbose=False, headers=True, no_responders=True, **self._login))
+                    if greeted:
+                        continue
+                    greeted = True
+                    secured = greeting.nats_tls(engine.address, event.fields)
+                    if secured:
+                        protocol = NatsProtocol()
+                        await self._secure(writer)
+                    login = engine.credentials.login(str(event.fields.get("nonce", "")))
+                    writer.write(nats.connect(verbose=False, headers=True, no_responders=True, **login))
                     # A consumer delivers to a subject that somebody subscribes to by name: no pattern counts.
                     names = (b"names", b"made", b"messages")
                     writer.write(b"".join(nats.subscribe(inbox + each, sid) for sid, each in enumerate(names, 1)))
                     writer.write(nats.PING)
+                    if secured:
+                        break  # what came with it in the clear is nobody's
                 elif isinstance(event, Pong):
                     asked = msgspec.json.encode({"subject": topic})
                     writer.write(nats.publish(b"$JS.API.STREAM.NAMES", inbox + b"names", asked))

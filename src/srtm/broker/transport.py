@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from srtm.broker.options import BrokerOptions, not_writable
-from srtm.errors import BrokerError
+from srtm.errors import BrokerError, InputError
 from srtm.protocol import frames
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ HAS_SNAPPY = find_spec("cramjam") is not None
 
 
 class BadStream(Exception):
-    """What a client sent is not what its layer expects."""
+    """What the other side sent is not what its layer expects."""
 
 
 def settled(options: BrokerOptions) -> BrokerOptions:
@@ -129,6 +129,21 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
         raise BrokerError(f"cannot use the certificates of {files}: {error}") from None
     if options.tls_client_auth_policy:
         context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext:
+    """The client's side of TLS: servers are verified by a file of authorities, or by those whom the system trusts."""
+    for option, path in (("ca", ca), ("cert", cert), ("key", key)):
+        if path and (why := _not_readable(path)):
+            raise InputError(f"option {option} of the engine, {path}: {why}")
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert:
+            context.load_cert_chain(cert, key, _no_password)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(filter(None, (ca, cert, key)))
+        raise InputError(f"cannot use the certificates of {files}: {error}") from None
     return context
 
 
@@ -246,25 +261,24 @@ class Tls:
     def decode(self, data: bytes) -> bytes:
         """What was encrypted; before `ready`, the handshake goes on."""
         self._incoming.write(data)
+        parts: list[bytes] = []
         try:
             if not self.ready:
                 self.ssl.do_handshake()
                 self.ready = True
-                return b""
-            parts = []
             while part := self.ssl.read(_AT_ONCE):
                 parts.append(part)
         except ssl.SSLWantReadError:
-            return b"".join(parts) if self.ready else b""
+            return b"".join(parts)
         except ssl.SSLZeroReturnError:
             self.ended = True
             return b"".join(parts)
         except ssl.SSLError as error:
-            raise BadStream(f"TLS: {error}") from None
+            raise BadStream(f"TLS: {error}") from error
         self.ended = True
         return b"".join(parts)
 
-    def encode(self, data: bytes) -> bytes:
+    def encode(self, data: bytes | bytearray) -> bytes:
         """Bytes for the socket."""
         with memoryview(data) as view:
             at = 0
@@ -339,7 +353,6 @@ class Transport:
                 plain = tls.decode(plain)
                 if shaking and tls.ready:
                     self._shaken(tls)
-                    plain = tls.decode(b"")
                 self._wire += tls.pending()
             if self._codec is not None:
                 plain = self._codec.decode(plain)

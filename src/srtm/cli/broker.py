@@ -31,8 +31,9 @@ def broker(
         typer.Option(
             envvar="SRTM_ENGINE",
             metavar="ENGINE",
-            help="Who delivers: local (channels of this broker), nsqd://HOST:PORT, nsqd:///SOCKET, or"
-            " nats://HOST:PORT,…?replicas=3.",
+            help="Who delivers: local (channels of this broker), nsqd://SECRET@HOST:PORT, nsqd:///SOCKET, or"
+            " nats://USER:PASSWORD@HOST:PORT,…?replicas=3; with TLS nsqd+tls:// or nats+tls://, and ?ca=FILE,"
+            " cert=FILE, key=FILE. What is secret is for SRTM_ENGINE: everybody sees flags.",
         ),
     ] = "local",
     retain_bytes: Annotated[

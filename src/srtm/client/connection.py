@@ -284,10 +284,7 @@ class Connection:
     def _decoded(self, data: bytes, layer: Tls | Codec) -> bytes:
         """What a layer makes of the bytes; TLS may have to say something itself."""
         if isinstance(layer, Tls):
-            shaking = not layer.ready
             found = layer.decode(data)
-            if shaking and layer.ready:
-                found = layer.decode(b"")
             self._write(layer.pending())
             return found
         found = layer.decode(data)

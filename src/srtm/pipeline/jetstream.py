@@ -18,6 +18,7 @@ import random
 import re
 import secrets
 import socket
+import ssl
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,10 +28,11 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from srtm.broker.credentials import Credentials, explained
 from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError, ProtocolError
 from srtm.pipeline.logs import Away, Contract, Extent, Logs, Refused, ask, patiently
 from srtm.protocol import engine as engines
-from srtm.protocol import nats
+from srtm.protocol import greeting, nats
 from srtm.protocol.nats import Err, Event, Info, Msg, NatsProtocol, Ping, Pong
 from srtm.units import NS_PER_S
 
@@ -59,7 +61,7 @@ class Link:
 
     def __init__(self, address: EngineAddress) -> None:
         self._address = address
-        self._sock = self._connect()
+        self._host, self._sock = self._connect()
         self._protocol, self._events = NatsProtocol(), deque[Event]()
         self._inbox = f"_INBOX.{secrets.token_hex(8)}"
         self._asked = 0
@@ -110,11 +112,11 @@ class Link:
             if isinstance(event, Msg) and (event.reply.startswith(_ACK) or event.subject == self._reply):
                 return event
 
-    def _connect(self) -> socket.socket:
+    def _connect(self) -> tuple[str, socket.socket]:
         problem: OSError | None = None
         for server in random.sample(self._address.servers, len(self._address.servers)):
             try:
-                return socket.create_connection(server, _ANSWER_S)
+                return server[0], socket.create_connection(server, _ANSWER_S)
             except OSError as error:
                 problem = error
         raise Away(f"{self._address} does not answer ({problem})")
@@ -122,14 +124,28 @@ class Link:
     def _greet(self) -> None:
         while not isinstance(event := self._event(), Info):
             pass
-        if event.fields.get("tls_required"):
-            raise InputError(f"{self._address} wants TLS, which is not spoken here: put a local leaf node before it")
-        told = nats.connect(
-            verbose=False, headers=True, no_responders=True, name="srtm spark", lang="python", **self._address.login
-        )
+        credentials = Credentials.read(self._address)
+        try:
+            if greeting.nats_tls(self._address, event.fields):
+                self._secure(credentials)
+        except InputError as problem:
+            raise InputError(f"{self._address}: {problem}; {_ENGINE}") from None
+        login = credentials.login(str(event.fields.get("nonce", "")))
+        told = nats.connect(verbose=False, headers=True, no_responders=True, name="srtm spark", lang="python", **login)
         self._send(told + nats.subscribe(f"{self._inbox}.*".encode(), 1) + nats.PING)
         while not isinstance(self._event(), Pong):
             pass
+
+    def _secure(self, credentials: Credentials) -> None:
+        """Go on through TLS; what came in the clear after INFO is nobody's."""
+        assert credentials.tls is not None
+        self._protocol, self._events = NatsProtocol(), deque[Event]()
+        try:
+            self._sock = credentials.tls.wrap_socket(self._sock, server_hostname=self._host)
+        except ssl.SSLCertVerificationError as error:
+            raise InputError(explained(error)) from None
+        except OSError as error:
+            raise Away(f"{self._address} does not answer ({explained(error)})") from None
 
     def _event(self) -> Event:
         try:
@@ -139,7 +155,7 @@ class Link:
                     raise Away(f"{self._address} closed the connection")
                 self._events += self._protocol.feed(data)
         except (OSError, ProtocolError) as error:
-            raise Away(f"{self._address} does not answer ({error})") from None
+            raise Away(f"{self._address} does not answer ({explained(error)})") from None
         event = self._events.popleft()
         if isinstance(event, Ping):
             self._send(nats.PONG)
@@ -426,6 +442,7 @@ def _explained(refused: Refused, topic: str, stream: str) -> Exception:
     return PipelineError(f"{where} cannot be read: {refused}")  # nothing is lost, so this is not to be left out
 
 
+_ENGINE = "option engine says how to reach it, as in nats+tls://host:4222?ca=ca.pem (docs/engines.md)"
 _LOGIN = "give a login that may with option engine, as in nats://user:password@host:4222 (docs/engines.md)"
 _LIMITS = "leave the option out, and set the stream's own limits"
 _RETENTION = "only one with retention limits can be read again"

@@ -94,7 +94,7 @@ class _Reading:
         if not isinstance(part, Range):  # Spark's own, where there are none
             return
         settings, at = self._settings, part.begin
-        if part.url.startswith("nats:"):
+        if not part.url.startswith("http"):
             yield from self._rows_of_stream(part)
             return
         try:

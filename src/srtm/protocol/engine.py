@@ -16,8 +16,20 @@ from srtm.protocol.names import ephemeral
 
 KINDS: Final = ("local", "nsqd", "nats")
 _PORTS: Final = {"nsqd": 4150, "nats": 4222}
+_SCHEMES: Final = {  # what they mean: the engine, and whether TLS is spoken
+    "nsqd": ("nsqd", False),
+    "nsqd+tls": ("nsqd", True),
+    "nats": ("nats", False),
+    "nats+tls": ("nats", True),
+    "tls": ("nats", True),  # as NATS writes it
+}
+_OPTIONS: Final = {"nsqd": (), "nats": ("creds", "replicas")}
+_FILES: Final = ("ca", "cert", "key")  # options of any that speaks TLS
 _MOST_REPLICAS: Final = 5  # that JetStream takes
-_SYNTAX: Final = "write local, nsqd://host:4150, nsqd:///path/of/socket or nats://host:4222,host:4222?replicas=3"
+_SYNTAX: Final = (
+    "write local, nsqd://host:4150, nsqd:///path/of/socket or nats://host:4222,host:4222?replicas=3,"
+    " with TLS nsqd+tls:// or nats+tls://"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +39,23 @@ class EngineAddress:
     kind: str
     servers: tuple[tuple[str, int], ...]
     replicas: int = 1  # of streams that we make
-    user: str | None = field(default=None, repr=False)
+    user: str | None = field(default=None, repr=False)  # or a token of NATS', or the secret of nsqd's AUTH
     password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca: str | None = None  # a file: who vouches for servers; those whom this system trusts, without
+    cert: str | None = None  # a file: what servers are shown
+    key: str | None = None  # a file: its key, if that is not in `cert`
+    creds: str | None = None  # a file of NATS': who we are
 
     def __str__(self) -> str:
-        """Without what is secret."""
+        """Without what is secret, and without files, which are of this host alone."""
         places = (f"{host}:{port}" if port else host for host, port in self.servers)
-        return f"{self.kind}://{','.join(places)}"
+        return f"{self.scheme}://{','.join(places)}"
+
+    @property
+    def scheme(self) -> str:
+        """What stands before the servers."""
+        return f"{self.kind}+tls" if self.tls else self.kind
 
     @property
     def login(self) -> dict[str, str]:
@@ -47,23 +69,43 @@ def parse(text: str) -> EngineAddress | None:
     """The engine that a flag names; None for `local`."""
     if text == "local":
         return None
-    kind, scheme, rest = text.partition("://")
+    scheme, found, rest = text.partition("://")
     place, _, query = rest.partition("?")
-    if kind not in _PORTS or not scheme or not place:
+    if scheme not in _SCHEMES or not found or not place:
         raise InputError(f"{hidden(text)!r} is no engine: {_SYNTAX}", engine=hidden(text))
+    kind, tls = _SCHEMES[scheme]
     options = dict(parse_qsl(query, keep_blank_values=True))
-    replicas = options.pop("replicas", "1")
-    if options or (kind != "nats" and query) or not (replicas.isdecimal() and 1 <= int(replicas) <= _MOST_REPLICAS):
-        problem = f"the only option is replicas, 1 to {_MOST_REPLICAS}, of nats"
-        raise InputError(f"{hidden(text)!r} is no engine: {problem}", engine=hidden(text))
     login, _, place = place.rpartition("@")
+    if problem := _objection(kind, options, tls=tls, login=login):
+        raise InputError(f"{hidden(text)!r} is no engine: {problem}", engine=hidden(text))
+    replicas = int(options.pop("replicas", "1"))
+    user, _, password = login.partition(":") if kind == "nats" else (login, "", "")
     if kind == "nsqd" and place.startswith("/"):
-        return EngineAddress(kind, ((unquote(place), 0),))
-    user, _, password = login.partition(":")
-    servers = tuple(server(each.removeprefix(f"{kind}://"), kind) for each in place.split(","))
-    if kind == "nsqd" and (len(servers) > 1 or login):
-        raise InputError(f"{hidden(text)!r} is no engine: an nsqd is one host:port, without a login", engine=kind)
-    return EngineAddress(kind, servers, int(replicas), unquote(user) or None, unquote(password) or None)
+        servers: tuple[tuple[str, int], ...] = ((unquote(place), 0),)
+    else:
+        servers = tuple(server(each.removeprefix(f"{scheme}://"), kind) for each in place.split(","))
+    if kind == "nsqd" and len(servers) > 1:
+        raise InputError(f"{hidden(text)!r} is no engine: an nsqd is one host:port", engine=kind)
+    return EngineAddress(kind, servers, replicas, unquote(user) or None, unquote(password) or None, tls, **options)
+
+
+def _objection(kind: str, options: dict[str, str], *, tls: bool, login: str) -> str | None:
+    """What is wrong with the options of an address."""
+    allowed = (*_OPTIONS[kind], *(_FILES if tls else ()))
+    for name, value in options.items():
+        if name in _FILES and not tls:
+            return f"option {name} is about TLS: write {kind}+tls://"
+        if name not in allowed:
+            return f"there is no option {name!r} of {kind}; there are {', '.join((*_OPTIONS[kind], *_FILES))}"
+        if name == "replicas" and not (value.isdecimal() and 1 <= int(value) <= _MOST_REPLICAS):
+            return f"replicas are 1 to {_MOST_REPLICAS}, not {value!r}"
+        if not value:
+            return f"option {name} is empty: it is the path of a file"
+    if "key" in options and "cert" not in options:
+        return "a key is of use with its certificate: give cert, too"
+    if "creds" in options and login:
+        return "give a login or creds, not both"
+    return None
 
 
 def server(place: str, kind: str) -> tuple[str, int]:
