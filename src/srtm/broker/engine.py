@@ -142,6 +142,11 @@ class Lane:
         self.wait_s = _FIRST_WAIT_S
 
     @property
+    def overdue(self) -> bool:
+        """Whether it has been tried for a second or more in vain."""
+        return self.wait_s >= _LONGEST_WAIT_S
+
+    @property
     def held(self) -> int:
         """Messages without an acknowledgement."""
         return len(self.queue) + self.flying
@@ -434,18 +439,23 @@ class Engine(ABC):
             wait_s = min(_LONGEST_WAIT_S, 2 * wait_s)
 
     async def _connect(self, host: str, port: int) -> socket.socket:
-        loop = self._broker.loop
         if not port:
-            family, target = socket.AF_UNIX, host
-        else:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, target = found[0][0], found[0][4]  # type: ignore[assignment]
+            return await self._connected(socket.AF_UNIX, host)
+        refused: OSError | None = None
+        for family, *_, target in await self._broker.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                return await self._connected(family, target)
+            except OSError as error:  # a name may have addresses of both kinds, and its server listen at one
+                refused = refused or error
+        raise refused or OSError(f"{host} has no address")
+
+    async def _connected(self, family: int, target: Any) -> socket.socket:
         sock = socket.socket(family)
         try:
             sock.setblocking(False)
-            if port:
+            if family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, target)
+            await self._broker.loop.sock_connect(sock, target)
             if self.address.tls or self.address.creds:  # the system's authorities alone take milliseconds to read
                 self.credentials = await asyncio.to_thread(Credentials.read, self.address)
         except BaseException:

@@ -158,7 +158,7 @@ class Nats(Engine):
 
     def _make(self, lane: Lane) -> None:
         """Ask for the stream of a topic; that it is there already is an answer, too."""
-        if lane in self._asked.values():
+        if lane.overdue and lane in self._asked.values():
             lane.fail(
                 "nobody answers the request for its stream: JetStream is off, or $JS.API.STREAM.CREATE not allowed"
             )
