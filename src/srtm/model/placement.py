@@ -348,9 +348,11 @@ def _milli(value: Number, what: str) -> int:
 
 
 def _too_small(rate: int, caps: Sequence[int]) -> PlacementError:
+    roomy = sum(cap > 0 for cap in caps)
+    who = "1 broker has" if roomy == 1 else f"{roomy} brokers together have"
     return PlacementError(
-        f"the topic sends {rate / _MILLI:g} msg/s, more than the {sum(caps) / _MILLI:g} msg/s that all"
-        f" {len(caps)} brokers together have left: add brokers",
+        f"the topic sends {rate / _MILLI:g} msg/s, more than the {sum(caps) / _MILLI:g} msg/s that {who} left:"
+        " add brokers",
         rate=rate,
         capacity=sum(caps),
     )
