@@ -13,7 +13,7 @@ from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from srtm.broker.engine import Receipt, Tracked
+from srtm.broker.lane import Receipt, Tracked
 from srtm.broker.message import Message
 from srtm.broker.transport import Transport
 from srtm.errors import BrokerError, LogError, ProtocolError

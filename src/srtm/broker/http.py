@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 import srtm
 from srtm.broker import snapshot
-from srtm.broker.engine import Receipt, Tracked
+from srtm.broker.lane import Receipt, Tracked
 from srtm.broker.message import Message
 from srtm.broker.options import retained_ns
 from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, ProtocolError, SRTMError

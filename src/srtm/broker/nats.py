@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import msgspec
 
 import srtm
-from srtm.broker.engine import Engine, Lane
+from srtm.broker.engine import Engine
+from srtm.broker.lane import Lane
 from srtm.broker.probe import NatsProbe
 from srtm.errors import InputError, ProtocolError
 from srtm.protocol import greeting

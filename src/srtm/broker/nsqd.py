@@ -11,7 +11,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar
 
 import srtm
-from srtm.broker.engine import Engine, Lane
+from srtm.broker.engine import Engine
+from srtm.broker.lane import Lane
 from srtm.broker.probe import NsqdProbe
 from srtm.errors import ProtocolError
 from srtm.protocol import client as say

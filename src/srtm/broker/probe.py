@@ -30,7 +30,7 @@ from srtm.protocol.nats import Err, Info, Msg, NatsProtocol, Ping, Pong
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from srtm.broker.engine import Lane
+    from srtm.broker.lane import Lane
     from srtm.broker.message import Message
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from srtm.broker.channel import Channel
-from srtm.broker.engine import settle
+from srtm.broker.lane import settle
 from srtm.broker.statistics import Recent
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.connection import Connection
     from srtm.broker.durable import Durable
-    from srtm.broker.engine import Lane
+    from srtm.broker.lane import Lane
     from srtm.broker.message import Message
     from srtm.broker.spool import Spool
 
