@@ -193,6 +193,7 @@ def _stop(session: SparkSession) -> None:
     counting = getattr(context, "_accumulatorServer", None)
     if counting:
         context._accumulatorServer = None  # type: ignore[assignment]
+        counting.handle_error = lambda *_: None  # that Java hangs up on it is no news, nor worth a stack trace
         threading.Thread(target=counting.shutdown, daemon=True).start()
     session.stop()
 
