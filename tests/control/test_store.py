@@ -19,7 +19,7 @@ from srtm.protocol.exchange import Contract, Exchange
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN
 
-CONTRACT = Contract(100_000, 40 * NANO_PER_TOKEN, 2_000_000, "0.999", "lb", "disk", "drop", "none")
+CONTRACT = Contract(100_000, 40 * NANO_PER_TOKEN, 2_000_000, "0.999", "lb", "memory", "drop", "none")
 
 
 def cluster(folder: Path) -> VirtualCluster:

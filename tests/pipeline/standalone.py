@@ -50,7 +50,7 @@ def alive_workers(port: int) -> int:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
             return int(json.load(answer)["aliveworkers"])
-    except OSError:
+    except (OSError, ValueError):  # it is not there yet, or its pages are not all
         return 0
 
 

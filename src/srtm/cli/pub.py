@@ -52,14 +52,15 @@ def pub(
         raise InputError("stdin is read once: give --count with --body or --file")
     where = {"controller": controller, "token": token} if broker is None else {"broker": broker}
     options = {**where, "id": id, "group": group}
-    published = run(_publish(topic, options, _bodies(body, file, count)))
+    published = run(_publish(topic, options, _bodies(body, file, count), waits=body is None and file is None))
     if as_json:
         print_json({"topic": topic, "published": published})
     else:
         print(f"{topic}: {published:,} messages published", file=sys.stderr)
 
 
-async def _publish(topic: str, options: dict[str, Any], bodies: Iterator[bytes]) -> int:
+async def _publish(topic: str, options: dict[str, Any], bodies: Iterator[bytes], *, waits: bool) -> int:
+    """`waits`: bodies may take their time, as stdin does."""
     import asyncio
 
     from srtm.client import Publisher
@@ -71,7 +72,7 @@ async def _publish(topic: str, options: dict[str, Any], bodies: Iterator[bytes])
     async with telling_if_late(topic, options.get("controller", ""), brokers, lambda: publisher.address), publisher:
         ahead: set[asyncio.Task[None]] = set()
         try:
-            while batch := await loop.run_in_executor(None, _next, bodies):  # stdin may take its time
+            while batch := await loop.run_in_executor(None, _next, bodies) if waits else _next(bodies):
                 ahead.add(loop.create_task(publisher.publish_many(batch)))
                 published += len(batch)
                 if len(ahead) >= _AHEAD:
