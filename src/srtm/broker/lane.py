@@ -157,10 +157,14 @@ class Lane:
         self.problem, self.wait_s, self.retry_ns = None, FIRST_WAIT_S, 0
         if not self.ready:
             self.ready = True
-            if not self.topic.paused:
-                self.topic.resume(now_ns, self.owed)
-            self.owed = 0
+            self.release(now_ns)
             self.engine.touch(self)
+
+    def release(self, now_ns: int) -> None:
+        """Let its topic go on, where neither the engine nor a pause holds it."""
+        if self.ready and self.topic.stalled and not self.topic.paused:
+            self.topic.resume(now_ns, self.owed)
+            self.owed = 0
 
     def shut(self, now_ns: int) -> None:
         """It does not, for now."""

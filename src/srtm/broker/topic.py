@@ -179,8 +179,8 @@ class Topic:
         self.paused = on
         if self.lane is not None and on:
             self.stall(now_ns)
-        elif self.lane is not None and self.lane.ready:
-            self.resume(now_ns)
+        elif self.lane is not None:
+            self.lane.release(now_ns)
 
     def stall(self, now_ns: int, unsent: Iterable[Message] = ()) -> None:
         """The engine takes nothing: what waits leaves its claims on tokens, until it does.

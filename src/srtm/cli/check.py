@@ -93,7 +93,7 @@ def _slos(topics: list[dict[str, Any]]) -> str:
     if not met:
         return f"{many(len(topics), 'topic')}, too little traffic to judge an SLO"
     return f"{many(len(topics), 'topic')}, " + (
-        "every SLO met" if met == len(topics) else f"{met:,} SLOs met, others idle"
+        "every SLO met" if met == len(topics) else f"{many(met, 'SLO')} met, others idle"
     )
 
 

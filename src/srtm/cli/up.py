@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from srtm.control.local import LocalCluster
 
+_BAD_USAGE = 2  # the exit code
+
 
 def up(
     brokers: Annotated[int, typer.Option(min=1, max=64, help="How many brokers, one process each.")] = 3,
@@ -69,7 +71,7 @@ def up(
     try:
         program.run(_serve(LocalCluster(options), host))
     except ControlError as problem:
-        if free_ports or "(exit code 2)" in str(problem):  # what was wrong with an option has been said
+        if free_ports or problem.facts.get("code") == _BAD_USAGE:  # what was wrong with an option has been said
             raise
         remedy = "if a port is taken, take any with --free-ports, or another for the page with --web-port"
         raise ControlError(f"{problem}; {remedy}", **problem.facts) from None

@@ -181,7 +181,7 @@ class LocalCluster:
             line = (await child.process.stdout.readline()).decode()
             if not line:
                 code = await child.process.wait()
-                raise ControlError(f"{child.name} did not start (exit code {code}): see its message above")
+                raise ControlError(f"{child.name} did not start (exit code {code}): see its message above", code=code)
         child.ports = {part.split()[0]: int(part.rpartition(":")[2]) for part in line.partition(": ")[2].split(", ")}
 
     async def _listens(self, child: Child) -> None:
