@@ -251,6 +251,19 @@ def engine_of(broker: Running, topic: str) -> Any:
     return broker.get(f"/stats?format=json&topic={topic}")["topics"][0]["srtm"]["engine"]
 
 
+def probed(broker: Running, client: Client, topic: str = "t") -> Any:
+    """What a probe of a topic says after it has timed some messages of a client."""
+    assert broker.post(f"/srtm/probe?topic={topic}")[0] == 200
+    numbers = count()
+
+    def timed() -> bool:
+        client.publish(topic, b"%d" % next(numbers))
+        return bool(engine_of(broker, topic)["probe"]["messages"] >= 5)
+
+    until(timed)
+    return engine_of(broker, topic)["probe"]
+
+
 def released(path: Path, topic: str) -> Any:
     """When a recorded topic's messages got their tokens, in order."""
     table = pq.read_table(path, columns=["topic", "release_ns", "sent_ns"])

@@ -357,21 +357,10 @@ def test_kill_9_loses_nothing_that_was_answered(tmp_path: Path) -> None:
     stored: list[int] = []
     sent = 0
     for _ in range(KILLS):
-        before, begun, got = len(stored), sent, b""
+        before, begun = len(stored), sent
         with broker_process(tmp_path) as (process, tcp_port, http_port):
             make_disk_topic(http_port)
-            with socket.create_connection(("127.0.0.1", tcp_port), timeout=5) as publisher:
-                publisher.sendall(MAGIC_V2)
-                end = time.monotonic() + rng.uniform(0.0, 0.3)
-                while time.monotonic() < end:
-                    publisher.sendall(b"".join(say.pub("t", b"%d" % number) for number in range(sent, sent + 7)))
-                    sent += 7
-                    got += publisher.recv(4096)
-                process.kill()
-                with suppress(ConnectionError):
-                    while more := publisher.recv(4096):
-                        got += more
-        answered = len(got) // len(OK)
+            sent, answered = publish_until_killed(process, tcp_port, sent, rng.uniform(0.0, 0.3))
         log = Log.open(tmp_path)
         try:
             stored = [int(r.body) for at in range(0, log.end("t"), 1_000) for r in log.read("t", at, 1_000)]
@@ -392,6 +381,22 @@ def broker_process(folder: Path, limits: str = "", flags: str = "") -> Iterator[
             yield process, tcp_port, http_port
         finally:
             process.kill()
+
+
+def publish_until_killed(process: subprocess.Popen[str], tcp_port: int, first: int, seconds: float) -> tuple[int, int]:
+    """Publish numbers to a broker, and kill it after a while; the next number, and how many were answered."""
+    sent, got, ends = first, b"", time.monotonic() + seconds
+    with socket.create_connection(("127.0.0.1", tcp_port), timeout=5) as publisher:
+        publisher.sendall(MAGIC_V2)
+        while time.monotonic() < ends:
+            publisher.sendall(b"".join(say.pub("t", b"%d" % number) for number in range(sent, sent + 7)))
+            sent += 7
+            got += publisher.recv(4096)
+        process.kill()
+        with suppress(ConnectionError):
+            while more := publisher.recv(4096):
+                got += more
+    return sent, len(got) // len(OK)
 
 
 def make_disk_topic(http_port: int) -> None:

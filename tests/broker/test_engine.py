@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from tests.engines import (
     engine_of,
     free_port,
     leader_of,
+    probed,
     released,
     stored,
     until,
@@ -91,15 +91,7 @@ def test_a_probe_times_messages_to_a_consumer(engine: Any, start: Start) -> None
     broker = start(engine=engine.url)
     with Client(broker.address) as client:
         client.publish("t", b"before")
-        assert broker.post("/srtm/probe?topic=t")[0] == 200
-        numbers = count()
-
-        def timed() -> bool:
-            client.publish("t", b"%d" % next(numbers))
-            return bool(engine_of(broker, "t")["probe"]["messages"] >= 5)
-
-        until(timed)
-        found = engine_of(broker, "t")["probe"]
+        found = probed(broker, client)
         assert found["problem"] is None
         assert 0 < found["end_to_end_ns"]["p50"] <= found["end_to_end_ns"]["p99"]
         assert b'srtm_topic_latency_seconds{part="end_to_end",quantile="0.5",topic="t"}' in broker.metrics()

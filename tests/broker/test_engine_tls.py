@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.broker.authority import ALL, Authority, answer
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
 from tests.broker.test_transport import Certificates
-from tests.engines import Load, NatsCluster, NatsServer, Nsqd, bodies, engine_of, free_port, stored, until
+from tests.engines import Load, NatsCluster, NatsServer, Nsqd, bodies, engine_of, free_port, probed, stored, until
 
 trustme = pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
 needs_nsqd, needs_nats = pytest.mark.needs("nsqd"), pytest.mark.needs("nats-server")
@@ -197,15 +196,7 @@ def test_a_probe_through_tls(kind: str, files: Files, start: Start, authority: A
         broker = start(engine=address(server, f"?ca={files.ca}", "me:pass@"))
         with Client(broker.address) as client:
             client.publish("t", b"before")
-            assert broker.post("/srtm/probe?topic=t")[0] == 200
-            numbers = count()
-
-            def timed() -> bool:
-                client.publish("t", b"%d" % next(numbers))
-                return bool(engine_of(broker, "t")["probe"]["messages"] >= 5)
-
-            until(timed)
-        assert engine_of(broker, "t")["probe"]["problem"] is None
+            assert probed(broker, client)["problem"] is None
         assert broker.post("/srtm/probe?topic=t&on=false")[0] == 200
 
 

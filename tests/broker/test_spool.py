@@ -10,7 +10,6 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,9 @@ from srtm.errors import BrokerError
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline, largest_excess
 from srtm.protocol import client as say
-from srtm.protocol.frames import OK
-from srtm.protocol.names import MAGIC_V2
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running, fetch, running
-from tests.broker.test_durable import broker_process, disk_topic, make_disk_topic
+from tests.broker.test_durable import broker_process, disk_topic, make_disk_topic, publish_until_killed
 from tests.engines import Load, NatsCluster, NatsServer, Nsqd, bodies, engine_of, leader_of, released, stored, until
 from tests.programs import post
 
@@ -140,6 +137,20 @@ def test_what_was_kept_while_a_topic_was_paused_gets_its_tokens_afterwards(
     assert largest_excess(times, Timeline(TokenBucket.of(200, 5))).conforms
 
 
+def test_to_end_a_pause_that_there_is_not_changes_nothing(engine: Any, start: Start, tmp_path: Path) -> None:
+    engine.start()
+    broker = start(engine=engine.url, data_path=str(tmp_path / "data"))
+    disk_topic(broker)
+    broker.post("/topic/limit?topic=t&r=1&b=1")
+    with Client(broker.address) as client:
+        client.publish("t", *[b"x"] * 10)
+        broker.wait_until(lambda each: len(each.topics["t"].waiting) == 9)
+        before = broker.do(lambda: [message.release_ns for message in broker.broker.topics["t"].waiting])
+        broker.post("/topic/unpause?topic=t")
+        after = broker.do(lambda: [message.release_ns for message in broker.broker.topics["t"].waiting])
+    assert before[-len(after) :] == after  # nobody claims a second token
+
+
 def test_an_emptied_topic_has_no_claims_on_tokens(engine: Any, start: Start, tmp_path: Path) -> None:
     engine.start()
     broker = start(engine=engine.url, data_path=str(tmp_path / "data"))
@@ -216,25 +227,14 @@ def test_what_the_engine_does_not_have_is_sent_after_a_restart_once(engine: Any,
 @pytest.mark.needs("nats-server")
 def test_kill_9_of_the_broker_doubles_nothing_at_jetstream(tmp_path: Path) -> None:
     """What JetStream had, and the log did not know of yet, is sent again by the same id."""
-    folder, answered, sent, again = tmp_path / "data", 0, 0, 0
+    folder, sent, again = tmp_path / "data", 0, 0
     acknowledged: set[bytes] = set()
     with NatsServer(tmp_path) as server:
         for _ in range(5):
-            got, begun = b"", sent
+            begun = sent
             with broker_process(folder, flags=f"--engine {server.url}") as (process, tcp_port, http_port):
                 make_disk_topic(http_port)
-                with socket.create_connection(("127.0.0.1", tcp_port), timeout=5) as publisher:
-                    publisher.sendall(MAGIC_V2)
-                    ends = time.monotonic() + 0.5
-                    while time.monotonic() < ends:
-                        publisher.sendall(b"".join(say.pub("t", b"%d" % number) for number in range(sent, sent + 7)))
-                        sent += 7
-                        got += publisher.recv(4096)
-                    process.kill()
-                    with suppress(ConnectionError):
-                        while more := publisher.recv(4096):
-                            got += more
-            answered = len(got) // len(OK)
+                sent, answered = publish_until_killed(process, tcp_port, sent, 0.5)
             acknowledged |= {b"%d" % number for number in range(begun, begun + answered)}
             there = {body for _, body in asyncio.run(stored(server.url, "t"))}
             again += len(there & not_finished(folder))

@@ -106,7 +106,7 @@ ALIVE = {"name": "one", "status": "alive", "rate": 5}
         ([ALIVE, {"name": "two", "status": "joining", "rate": 0}], [], Verdict.OK, "1 broker alive"),
         ([ALIVE], [topic(slo_met=False)], Verdict.CRITICAL, "t misses its SLO (0.5 ms of 1 ms)"),
         ([ALIVE], [topic(slo_met=None, total_ms=None)], Verdict.OK, "1 topic, too little traffic to judge an SLO"),
-        ([ALIVE], [topic(), topic(slo_met=None)], Verdict.OK, "2 topics, 1 SLOs met, others idle"),
+        ([ALIVE], [topic(), topic(slo_met=None)], Verdict.OK, "2 topics, 1 SLO met, others idle"),
         (
             [ALIVE],
             [topic(slo_met=False, over_contract=True)],
