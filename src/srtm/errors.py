@@ -14,6 +14,7 @@ SRTMError
 │   └── OffsetTrimmed     the offset is older than what the log still holds
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
+│   └── OldEpoch          a controller that another one has replaced gives orders
 ├── ControlError          a controller cannot start or go on
 │   └── RegistryFull      no room for more names and registrations
 ├── ClientError           a publisher or subscriber cannot reach its broker or controller, or may not
@@ -88,6 +89,10 @@ class PipelineError(SRTMError):
 
 class BrokerError(SRTMError):
     """A broker cannot start or go on."""
+
+
+class OldEpoch(BrokerError):
+    """A controller that another one has replaced gives orders."""
 
 
 class ControlError(SRTMError):

@@ -11,13 +11,14 @@ from msgspec import structs
 
 from srtm.protocol import client as say
 from srtm.protocol.client import Response
-from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Move, Second, Share, read, write
+from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, Move, Second, Share, read, write
 from srtm.protocol.orders import Migrate, Throttle
 from tests.broker.running import Client, Running, running
 from tests.programs import wait_for
 
 TOKEN = 10**9
 CONTRACT = Contract(1_000_000, 100 * TOKEN)
+BIRTH = 7
 NOBODY = "127.0.0.1:1"  # a controller that is not there: it is played by the test
 
 
@@ -31,7 +32,7 @@ def said(number: int = 1, **parts: Any) -> Exchange:
             "lease_ns": 10**12,
             "safe_percent": 50,
             "version": 1,
-            "contracts": {"t": CONTRACT},
+            "contracts": {"t": Listed(BIRTH, CONTRACT)},
             **parts,
         }
     )
@@ -54,13 +55,13 @@ def tokens(broker: Running) -> float:
 
 def test_a_grant_is_put_in_force_once() -> None:
     with running(controller=NOBODY) as broker:
-        first = Grant(1, share(1, 9), 5 * TOKEN)
+        first = Grant(BIRTH, 1, share(1, 9), 5 * TOKEN)
         report = exchange(broker, said(grants={"t": first})).topics["t"]
         assert (report.epoch, report.sequence, report.share) == (1, 1, share(1, 9))
         assert 5 <= tokens(broker) < 6  # what came along, not a full bucket
-        exchange(broker, said(2, grants={"t": Grant(1, share(1, 9), 9 * TOKEN)}))
+        exchange(broker, said(2, grants={"t": Grant(BIRTH, 1, share(1, 9), 9 * TOKEN)}))
         assert tokens(broker) < 7
-        report = exchange(broker, said(3, grants={"t": Grant(2, share(1, 2))})).topics["t"]
+        report = exchange(broker, said(3, grants={"t": Grant(BIRTH, 2, share(1, 2))})).topics["t"]
         assert 3 * TOKEN <= report.surrendered_ntok < 5 * TOKEN
         report = exchange(broker, said(4, grants={"t": first})).topics["t"]  # an old one comes late
         assert (report.sequence, report.share) == (2, share(1, 2))
@@ -82,9 +83,9 @@ def test_a_topic_without_a_share_waits_for_one_and_free_topics_do_not() -> None:
         assert other.message().body == b"x"
         publisher.publish("t", b"after")
         assert reader.silent()
-        exchange(broker, said(2, grants={"t": Grant(1, share(1000, 10), 10 * TOKEN)}))
+        exchange(broker, said(2, grants={"t": Grant(BIRTH, 1, share(1000, 10), 10 * TOKEN)}))
         assert [reader.message().body for _ in range(2)] == [b"before the controller spoke", b"after"]
-        exchange(broker, said(3, grants={"t": Grant(2, None)}))
+        exchange(broker, said(3, grants={"t": Grant(BIRTH, 2, None)}))
         publisher.publish("t", b"closed again")
         assert reader.silent()
         exchange(broker, said(4, version=2, contracts={}))  # the contract is over
@@ -104,7 +105,9 @@ def test_what_waited_until_a_topic_was_known_to_be_free_waited_that_long() -> No
 def test_nobody_is_answered_for_a_disk_that_is_not_there() -> None:
     with running(controller=NOBODY) as broker, Client(broker.address) as publisher:
         contract = structs.replace(CONTRACT, durability="disk")
-        answer = exchange(broker, said(contracts={"t": contract}, grants={"t": Grant(1, share(1, 1), TOKEN)}))
+        answer = exchange(
+            broker, said(contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(1, 1), TOKEN)})
+        )
         assert not answer.stores
         assert not answer.topics
         publisher.send(say.pub("t", b"precious"))
@@ -118,7 +121,9 @@ def test_a_topic_on_disk_drops_nothing(tmp_path: Path) -> None:
     contract = structs.replace(CONTRACT, overflow="drop")
     with running(controller=NOBODY, data_path=tmp_path) as broker, Client(broker.address) as publisher:
         broker.post("/topic/create?topic=t&durability=disk")
-        exchange(broker, said(contracts={"t": contract}, grants={"t": Grant(1, share(1, 1), TOKEN)}))
+        exchange(
+            broker, said(contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(1, 1), TOKEN)})
+        )
         for _ in range(3):
             publisher.publish("t", b"x")
         report = exchange(broker, said(2)).topics["t"]
@@ -127,26 +132,28 @@ def test_a_topic_on_disk_drops_nothing(tmp_path: Path) -> None:
 
 def test_a_lapsed_lease_halves_the_share_until_it_is_granted_anew() -> None:
     with running(controller=NOBODY) as broker:
-        answer = exchange(broker, said(grants={"t": Grant(1, share(100, 20), 0)}))
+        answer = exchange(broker, said(grants={"t": Grant(BIRTH, 1, share(100, 20), 0)}))
         answer = exchange(broker, said(2, echo=answer.stamp, lease_ns=300_000_000))
         assert answer.topics["t"].share == share(100, 20)
         time.sleep(0.6)
         answer = exchange(broker, said(3, echo=answer.stamp, lease_ns=10**10))
         assert (answer.topics["t"].safe, answer.topics["t"].share) == (True, share(50, 10))
-        answer = exchange(broker, said(4, grants={"t": Grant(2, share(80, 16))}))
+        answer = exchange(broker, said(4, grants={"t": Grant(BIRTH, 2, share(80, 16))}))
         assert (answer.topics["t"].safe, answer.topics["t"].share) == (False, share(80, 16))
 
 
 def test_an_exchange_that_was_long_under_way_brings_no_lease() -> None:
     with running(controller=NOBODY) as broker:
         stamp = exchange(broker, said()).stamp
-        report = exchange(broker, said(2, echo=stamp - 10**10, lease_ns=10**9, grants={"t": Grant(1, share(100, 20))}))
+        report = exchange(
+            broker, said(2, echo=stamp - 10**10, lease_ns=10**9, grants={"t": Grant(BIRTH, 1, share(100, 20))})
+        )
         assert report.topics["t"].share == share(50, 10)
 
 
 def test_a_grant_for_the_broker_that_was_here_before_is_void() -> None:
     with running(controller=NOBODY) as broker:
-        report = exchange(broker, said(incarnation=1, grants={"t": Grant(1, share(1, 1))}))
+        report = exchange(broker, said(incarnation=1, grants={"t": Grant(BIRTH, 1, share(1, 1))}))
         assert "t" not in report.topics or report.topics["t"].share is None
 
 
@@ -170,7 +177,9 @@ def test_who_may_speak() -> None:
         write(said()).replace(b'"epoch":1', b'"epoch":NaN'),
         write(said()).replace(b'"epoch":1', b'"epoch":-1'),
         write(said()).replace(b'"t"', b'"a b"'),
-        write(said(grants={"t": Grant(1, share(1, 1))})).replace(b"1000000000,", b"-1,").replace(b":1000,", b":-1,"),
+        write(said(grants={"t": Grant(BIRTH, 1, share(1, 1))}))
+        .replace(b"1000000000,", b"-1,")
+        .replace(b":1000,", b":-1,"),
     ],
 )
 def test_what_cannot_be_read_changes_nothing(text: bytes) -> None:
@@ -187,7 +196,7 @@ def test_publishers_that_declared_themselves_are_sent_elsewhere_and_others_hear_
         Client(broker.address) as stock,
     ):
         stock.publish("t", b"x")
-        answer = exchange(broker, said(moves=[Move("t", ("other:4150",), ["p", "q"])], roll=["t"]))
+        answer = exchange(broker, said(moves=[Move("t", BIRTH, ("other:4150",), ["p", "q"])], roll=["t"]))
         assert answer.topics["t"].roll == [("p", "g")]
         assert ours.next() == Migrate("t", ("other:4150",))
         assert stock.silent()
@@ -202,7 +211,7 @@ def test_a_publisher_that_leaves_is_let_go_when_its_last_message_has_its_token()
         Client(broker.address, srtm={"publisher": "p", "group": None, "topic": "t"}) as ours,
         Client(broker.address).subscribe("t", "c", 10) as reader,
     ):
-        exchange(broker, said(grants={"t": Grant(1, share(10, 1), TOKEN)}))
+        exchange(broker, said(grants={"t": Grant(BIRTH, 1, share(10, 1), TOKEN)}))
         ours.publish("t", b"1", b"2", b"3", b"4")
         began = time.monotonic()
         ours.sock.shutdown(1)
@@ -216,16 +225,22 @@ def test_what_waited_for_tokens_when_a_broker_ended_waits_for_new_ones(tmp_path:
     contract = Contract(5_000, 3 * TOKEN, durability=durability)
     options = {"controller": NOBODY, "data_path": str(tmp_path)}
     with running(**options) as broker, Client(broker.address) as publisher:
-        exchange(broker, said(contracts={"t": contract}))
+        exchange(broker, said(contracts={"t": Listed(BIRTH, contract)}))
         Client(broker.address).subscribe("t", "c", 0).sock.close()
-        exchange(broker, said(2, contracts={"t": contract}, grants={"t": Grant(1, share(1, 3), 3 * TOKEN)}))
+        exchange(
+            broker,
+            said(2, contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(1, 3), 3 * TOKEN)}),
+        )
         publisher.publish("t", *(b"%d" % number for number in range(8)))
     with running(**options) as broker, Client(broker.address).subscribe("t", "c", 10) as reader:
         already = 3 if durability == "memory" else 0  # a channel's own queue was given its tokens
         found = [reader.message().body for _ in range(already)]
         assert reader.silent()
         began = time.monotonic()
-        exchange(broker, said(contracts={"t": contract}, grants={"t": Grant(1, share(5, 3), 3 * TOKEN)}))
+        exchange(
+            broker,
+            said(contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(5, 3), 3 * TOKEN)}),
+        )
         found += [reader.message().body for _ in range(8 - already)]
         assert found == [b"%d" % number for number in range(8)]
         assert time.monotonic() - began > (8 - already - 3) / 5 - 0.1
@@ -238,11 +253,14 @@ def test_what_a_second_was_like() -> None:
         Client(broker.address).subscribe("t", "c", 100),
     ):
         strict = Contract(1_000_000, 100 * TOKEN, slo_ns=1)
-        answer = exchange(broker, said(contracts={"t": strict}, grants={"t": Grant(1, share(1000, 100), 0)}))
+        answer = exchange(
+            broker, said(contracts={"t": Listed(BIRTH, strict)}, grants={"t": Grant(BIRTH, 1, share(1000, 100), 0)})
+        )
         publisher.send(say.mpub("t", [b"x"] * 7))
         assert publisher.response() == b"OK"
         seconds: list[Second] = []
-        while not sum(second.messages for second in seconds):
+        until = time.monotonic() + 10
+        while not sum(second.messages for second in seconds) and time.monotonic() < until:
             time.sleep(0.1)
             answer = exchange(broker, said(2))
             seconds = answer.topics["t"].seconds

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from srtm.client import Cluster, Publisher
 from srtm.errors import ClientError, InputError, ProtocolError, WindowFull
 from srtm.protocol.exchange import Grant, Move
 from tests.broker.running import Client, Running, running
-from tests.broker.test_control import NOBODY, exchange, said, share
+from tests.broker.test_control import BIRTH, NOBODY, exchange, said, share
 from tests.client.controller import Controller, controlling
+
+NUMBERS = count(3)  # of exchanges, which brokers want in order
 
 
 def at(broker: Running) -> str:
@@ -39,15 +42,15 @@ def bodies_of(broker: Running, count: int, topic: str = "t") -> list[bytes]:
 
 @contextmanager
 def managed(**options: Any) -> Iterator[Running]:
-    """A broker that takes orders of a controller, and knows that no topic is under contract."""
+    """A broker that takes orders of a controller, which has granted it more of t than anybody needs."""
     with running(controller=NOBODY, **options) as broker:
-        exchange(broker, said(contracts={}))
+        exchange(broker, said(grants={"t": Grant(BIRTH, 1, share(10**6, 10**5), 10**14)}))
         yield broker
 
 
 def migrate(broker: Running, publishers: Iterable[str], *to: str) -> None:
     """Have a broker send publishers of t elsewhere."""
-    exchange(broker, said(2, contracts=None, moves=[Move("t", to, list(publishers))]))
+    exchange(broker, said(next(NUMBERS), contracts=None, moves=[Move("t", BIRTH, to, list(publishers))]))
 
 
 def test_publishes_in_every_way(broker: Running) -> None:
@@ -255,7 +258,7 @@ def test_a_thousand_publishers_move_under_load_and_nothing_is_lost_doubled_or_re
 
 def test_a_publisher_goes_on_only_when_its_last_message_has_its_token() -> None:
     async def story(a: Running, b: Running) -> None:
-        exchange(a, said(2, version=2, grants={"t": Grant(1, share(20, 1))}))  # a token every 50 ms
+        exchange(a, said(2, version=2, grants={"t": Grant(BIRTH, 2, share(20, 1))}))  # a token every 50 ms
         async with Publisher("t", broker=at(a), id="p") as publisher:
             await asyncio.gather(*(publisher.publish(b"%d" % n) for n in range(20)))
             await asyncio.to_thread(migrate, a, ["p"], at(b))

@@ -136,7 +136,7 @@ def test_ten_minutes_are_remembered(monkeypatch: Any) -> None:
         assert len(points) == module.HISTORY_S // module.STEP_S
         assert points[-1]["at_ms"] - points[0]["at_ms"] == 1000 * (module.HISTORY_S - module.STEP_S)
         assert points[-1]["total_ms"]["p50"] > points[-1]["rate"] / 100
-        controller.remove("t")
+        controller.remove("t", 0)
         await feed._once(now)
         assert feed.history("t") == []
 

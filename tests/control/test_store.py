@@ -43,7 +43,7 @@ def test_everything_is_there_again(tmp_path: Path) -> None:
     assert kept.contract == CONTRACT
     assert kept.publishers == {each.id: each for each in publishers}
     assert (kept.place, kept.opened) == (topic.place, True)
-    assert kept.transfer.next_sequence == topic.transfer.next_sequence
+    assert kept.birth == topic.birth
     assert {name: member.incarnation for name, member in after.members.items()} == {
         name: member.incarnation for name, member in before.members.items()
     }
@@ -84,7 +84,7 @@ def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> 
     for name in ("a", "b"):
         controller.create(name, CONTRACT, 1)
         controller.register(name, [Declared("p"), Declared("q")], 1)
-    controller.remove("a")
+    controller.remove("a", 0)
     controller.unregister("b", "p")
     controller.forget("one", 1)
     store.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -198,11 +200,11 @@ def test_a_lapsed_lease_frees_all_but_the_safe_share_once() -> None:
     """What is said before the lease ended and heard after it does not make the share whole again."""
     whole, half = TokenBucket.of(100, 40), TokenBucket.of(50, 20)
     transfer = Transfer(whole, {"a": half, "b": half}, {"a": half, "b": half})
-    transfer.found("a", half, safe=False)
-    transfer.lapsed("a", 50)
+    transfer.found("a", half, safe=False, answered=6)
+    transfer.lapsed("a", 50, last=7)
     assert transfer.held["a"] == TokenBucket.of(25, 10)
-    transfer.found("a", half, safe=False)
-    transfer.lapsed("a", 50)
+    transfer.found("a", half, safe=False, answered=7)
+    transfer.lapsed("a", 50, last=8)
     assert transfer.held["a"] == TokenBucket.of(25, 10)
     assert not transfer.orders()
     transfer.retarget({"a": half, "b": half})
@@ -282,13 +284,68 @@ def test_what_a_broker_said_before_a_late_grant_reached_it_frees_nothing() -> No
     """The grant was under way when the lease ended; it may be put in force yet, cut to the safe share."""
     whole, half = TokenBucket.of(100, 20), TokenBucket.of(50, 10)
     transfer = Transfer(whole, {}, {"slow": whole}, pool_ntok=whole.b_ntok)
-    (grant,) = transfer.orders()
-    transfer.lapsed("slow", 50)
-    transfer.found("slow", None, safe=False, sequence=grant.sequence - 1)
+    transfer.orders()
+    transfer.lapsed("slow", 50, last=3)
+    transfer.found("slow", None, safe=False, answered=2)
     assert transfer.possible == {"slow": half}
     transfer.retarget({"slow": half, "other": half})
     assert within(whole, transfer.possible.values())
-    transfer.found("slow", half, safe=True, sequence=grant.sequence)
+    transfer.found("slow", half, safe=True, answered=4)
     assert transfer.possible == {"slow": half}
-    transfer.found("slow", None, safe=False, sequence=grant.sequence)
+    transfer.found("slow", None, safe=False, answered=5)
     assert transfer.possible == {}
+
+
+def test_what_is_reported_is_what_is_booked_less_or_more() -> None:
+    whole, half = TokenBucket.of(100, 20), TokenBucket.of(50, 10)
+    transfer = Transfer(whole, {"a": half}, {"a": half, "b": half})
+    transfer.found("a", whole, safe=False, answered=1)
+    (cut,) = transfer.orders()  # and nothing to b, while more is out than there should be
+    assert (cut.broker, cut.share) == ("a", half)
+    transfer.found("a", whole, safe=False, answered=2)  # said before the cut came
+    assert not transfer.orders()
+    transfer.acknowledged(cut)
+    (give,) = transfer.orders()
+    assert (give.broker, give.share) == ("b", half)
+    transfer.acknowledged(give)
+    transfer.found("b", None, safe=False, answered=3)
+    (again,) = transfer.orders()
+    assert (again.broker, again.share) == ("b", half)
+
+
+def test_a_grant_that_an_answer_leaves_out_is_void_once_a_later_exchange_is_answered() -> None:
+    whole, half = TokenBucket.of(100, 20), TokenBucket.of(50, 10)
+    transfer = Transfer(whole, {}, {"a": half, "b": half})
+    first, _ = transfer.orders()
+    transfer.retire("a", last=5)
+    assert first.broker == "a"
+    assert transfer.possible["a"] == half  # it may be in an exchange that is under way
+    assert not transfer.done or transfer.unanswered
+    transfer.found("a", None, safe=False, answered=5)
+    assert transfer.possible["a"] == half
+    transfer.found("a", None, safe=False, answered=6)
+    assert "a" not in transfer.possible
+    (again,) = transfer.orders()
+    assert (again.broker, again.share) == ("a", half)
+    assert again.sequence > first.sequence
+
+
+def test_a_new_contract_counts_what_brokers_may_hold_of_the_one_before() -> None:
+    """(100, 40) was deleted and (60, 20) created at once; two brokers do not know yet."""
+    half, whole = TokenBucket.of(50, 20), TokenBucket.of(60, 20)
+    before = Transfer(TokenBucket.of(100, 40), {"a": half, "b": half}, {"a": half, "b": half})
+    before.found("b", half, safe=False, answered=1)
+    transfer = Transfer.begun(whole, count(9), before.remains)
+    transfer.retarget({"a": whole})
+    grants = {grant.broker: grant for grant in transfer.orders()}
+    assert grants["a"].share == half  # as much as is booked already, not more
+    assert grants["b"].share is None
+    transfer.acknowledged(grants["a"])
+    assert not transfer.orders()
+    transfer.lapsed("b", 50, last=9)
+    assert transfer.possible["b"] == TokenBucket.of(25, 10)
+    assert [grant.broker for grant in transfer.orders()] == ["b"]  # a gets nothing: 50 and 25 are more than 60 already
+    transfer.found("b", None, safe=False, answered=10)
+    transfer.learned("b")
+    (give,) = transfer.orders()
+    assert (give.broker, give.share) == ("a", whole)

@@ -3,7 +3,9 @@
 In: exchanges of the controller, in any order, late or twice. Out: answers. Time is an argument: `now_ns` of the clock
 that stamps messages, `mono_ns` of the one that leases run by. docs/adr/0012-control-exchange.md has the rules:
 
-- a grant is put in force once, and never after a newer one; the same one again gets the same answer;
+- exchanges are numbered, and one that comes after a newer one changes nothing;
+- a grant is put in force once, for the contract that it was made for, or refused with a reason;
+- a topic that is deleted and created again is another contract: nothing of the one before stays;
 - when the lease ends, every share is cut to its safe part, and stays so until it is granted anew;
 - a topic under contract without a share here is closed: its messages wait.
 """
@@ -15,12 +17,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from srtm.errors import BrokerError
+from srtm.errors import BrokerError, OldEpoch
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.transfer import safe_share
 from srtm.protocol.engine import refusal
-from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Second, Share, TopicReport
+from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, Second, Share, TopicReport
 from srtm.protocol.orders import Migrate, Throttle, encode
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +44,8 @@ class _Holding:
     """A topic under contract, and what this broker has of it."""
 
     contract: Contract
+    birth: int  # which contract of that name
+    since_ns: int  # seconds that end before this hold messages from before this broker learned of it
     stamp: tuple[int, int] = (0, 0)  # epoch and sequence of the grant in force
     surrendered_ntok: int = 0
     safe: bool = False
@@ -54,6 +59,7 @@ class Control:
         self._broker = broker
         self._managed = managed
         self._epoch = self._version = 0
+        self._number = 0  # of the newest exchange of this epoch
         self._holdings: dict[str, _Holding] = {}
         self._informed = False  # of the topics that are under contract
         self._lease_ends: int | None = None
@@ -67,6 +73,11 @@ class Control:
     def holds(self, topic: str) -> bool:
         """Whether a topic is under contract."""
         return topic in self._holdings
+
+    def birth(self, topic: str) -> int | None:
+        """Which contract a topic is under; None if it is free."""
+        holding = self._holdings.get(topic)
+        return holding.birth if holding else None
 
     def refusal(self, topic: str) -> str | None:
         """Why a topic that comes up here cannot be kept as it was promised; None where it can."""
@@ -82,25 +93,31 @@ class Control:
         if not self._managed:
             raise BrokerError("this broker has no controller: start it with --controller to put it under one")
         if said.epoch < self._epoch:
-            raise BrokerError(f"a controller of epoch {self._epoch} has taken over from epoch {said.epoch}")
+            raise OldEpoch(f"a controller of epoch {self._epoch} has taken over from epoch {said.epoch}")
         if said.epoch > self._epoch:
-            self._epoch, self._version = said.epoch, 0
-        if said.contracts is not None and said.version > self._version:
-            self._version = said.version
-            self._learn(said.contracts, now_ns)
-        if said.incarnation == self._broker.started_ns:
-            for name, grant in said.grants.items():
-                self._grant(name, said.epoch, grant, now_ns)
-        if said.incarnation == self._broker.started_ns and said.echo is not None:
+            self._epoch, self._version, self._number = said.epoch, 0, 0
+        mine = said.incarnation == self._broker.started_ns
+        if mine and said.echo is not None:
             self._safe_percent = said.safe_percent
             ends = said.echo + said.lease_ns
             self._lease_ends = max(ends, self._lease_ends or ends)
+        refused: dict[str, str] = {}
+        if said.number > self._number:  # one that was overtaken is void: what still holds, a later one repeats
+            self._number = said.number
+            if said.contracts is not None and said.version > self._version:
+                self._learn(said.contracts, now_ns)
+                self._version = said.version
+            for name, grant in said.grants.items() if mine else ():
+                if problem := self._grant(name, said.epoch, grant, now_ns):
+                    refused[name] = problem
+            self._pause(set(said.paused), now_ns)
+            for move in said.moves:
+                holding = self._holdings.get(move.topic)
+                if holding is not None and holding.birth == move.birth:
+                    self.migrate(move.topic, move.publishers, move.to)
         self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
-        self._pause(set(said.paused), now_ns)
-        for move in said.moves:
-            self.migrate(move.topic, move.publishers, move.to)
         self._broker.wake()
-        return self._answer(said, mono_ns)
+        return self._answer(said, refused, mono_ns)
 
     def check_lease(self, now_ns: int, mono_ns: int) -> None:
         """Cut every share to its safe part once the lease is over."""
@@ -145,22 +162,25 @@ class Control:
             else:
                 here.pop(declared.publisher, None)
 
-    def _learn(self, contracts: dict[str, Contract], now_ns: int) -> None:
+    def _learn(self, listed: dict[str, Listed], now_ns: int) -> None:
         """Topics came under contract, or are free again."""
-        contracts = {name: contract for name, contract in contracts.items() if self._possible(name)}
+        contracts = {name: each for name, each in listed.items() if self._possible(name)}
         ended = self._holdings.keys() - contracts.keys()
         for name in ended:
             del self._holdings[name]
-        for name, contract in contracts.items():
-            known = self._holdings.get(name)
-            if known:
+        for name, each in contracts.items():
+            contract, known = each.contract, self._holdings.get(name)
+            if known and known.birth == each.birth:
                 known.contract = contract
                 if name in self._broker.topics:
                     self._broker.topics[name].slo_ns = contract.slo_ns
             else:
-                self._holdings[name] = _Holding(contract)
+                paused = known is not None and known.paused  # by the controller, which says again whether it is
+                self._holdings[name] = _Holding(contract, each.birth, now_ns, paused=paused)
                 if name in self._broker.topics:
-                    self._put_in_force(self._broker.touch(name), None, now_ns)
+                    topic = self._broker.touch(name)
+                    self._holdings[name].since_ns += NS_PER_S if topic.recent.messages else 0
+                    self._put_in_force(topic, None, now_ns)
             if problem := self.refusal(name):
                 log.warning("TOPIC(%s): %s", name, problem)
             elif contract.durability == "disk":
@@ -186,13 +206,18 @@ class Control:
         if topic.durable is None and self._broker.durable and not topic.messages:
             self._broker.durable.adopt(topic)
 
-    def _grant(self, name: str, epoch: int, grant: Grant, now_ns: int) -> None:
+    def _grant(self, name: str, epoch: int, grant: Grant, now_ns: int) -> str | None:
+        """Put a grant in force; returns why not, if it cannot be."""
         holding, stamp = self._holdings.get(name), (epoch, grant.sequence)
-        if holding is None or stamp <= holding.stamp or self.refusal(name):
-            return
-        holding.stamp, holding.safe = stamp, False
-        bucket = grant.share.bucket if grant.share else None
-        holding.surrendered_ntok = self._put_in_force(self._broker.touch(name), bucket, now_ns, grant.gift_ntok)
+        if holding is None or holding.birth != grant.birth:
+            return "this broker knows no such contract" if holding is None else "this broker knows another contract"
+        if problem := self.refusal(name):
+            return problem
+        if stamp > holding.stamp:
+            holding.stamp, holding.safe = stamp, False
+            bucket = grant.share.bucket if grant.share else None
+            holding.surrendered_ntok = self._put_in_force(self._broker.touch(name), bucket, now_ns, grant.gift_ntok)
+        return None
 
     def _pause(self, wanted: set[str], now_ns: int) -> None:
         """Stop topics that the controller has paused, and let go on those that it has paused before."""
@@ -211,13 +236,14 @@ class Control:
             return max(0, gift_ntok - share.b_ntok)
         return topic.limit(share, now_ns, gift_ntok)
 
-    def _answer(self, said: Exchange, mono_ns: int) -> Answer:
+    def _answer(self, said: Exchange, refused: dict[str, str], mono_ns: int) -> Answer:
         broker = self._broker
         rates = {topic.name: topic.recent.last_messages for topic in broker.topics.values()}
         return Answer(
             broker.options.name,
             broker.started_ns,
             said.number,
+            self._number,
             mono_ns,
             self._version,
             {
@@ -228,7 +254,10 @@ class Control:
             rate_mps=sum(rates.values()),
             lag_ns=broker.lag_ns,
             free_mps=sum(rate for name, rate in rates.items() if name not in self._holdings),
-            contracts={name: holding.contract for name, holding in self._holdings.items()} if said.recall else None,
+            contracts={name: Listed(each.birth, each.contract) for name, each in self._holdings.items()}
+            if said.recall
+            else None,
+            refused=refused,
             engine=broker.engine.kind if broker.engine else "local",
             engine_problem=broker.engine.trouble if broker.engine else None,
             stores=broker.durable is not None,
@@ -238,6 +267,7 @@ class Control:
         here = self._publishers.get(topic.name, {})
         listed = said.recall or topic.name in said.roll
         return TopicReport(
+            holding.birth,
             *holding.stamp,
             Share.of(topic.limiter.bucket) if topic.limiter else None,
             holding.safe,
@@ -245,7 +275,13 @@ class Control:
             len(topic.waiting) + topic.spooled,
             len(here),
             topic.durable is not None,
-            [_second(second) for second in topic.recent.history if second.number > said.heard],
+            topic.recent.last_messages,
+            topic.messages + len(topic.arrived),
+            [
+                _second(each)
+                for each in topic.recent.history
+                if each.number > said.heard and each.at_ns >= holding.since_ns
+            ],
             [(name, self._broker.groups.get(name)) for name in here] if listed else None,
         )
 

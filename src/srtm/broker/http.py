@@ -25,7 +25,7 @@ from srtm.broker import snapshot
 from srtm.broker.lane import Receipt, Tracked
 from srtm.broker.message import Message
 from srtm.broker.options import retained_ns
-from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, ProtocolError, SRTMError
+from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, OldEpoch, ProtocolError, SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol import exchange
 from srtm.protocol.names import VERSION, valid_name
@@ -348,7 +348,7 @@ class Pages:
             answer = self.broker.control.exchange(said, time.time_ns(), time.monotonic_ns())
         except ProtocolError as problem:
             raise Refused(400, f"INVALID_EXCHANGE: {problem}") from None
-        except BrokerError as problem:
+        except OldEpoch as problem:
             raise Refused(409, f"OLD_EPOCH: {problem}") from None
         return Response(exchange.write(answer), media_type="application/json")
 

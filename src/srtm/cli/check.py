@@ -32,7 +32,7 @@ def check(
     """Say in one line how the cluster is, with performance data. Exit code: 0 ok, 1 warning, 2 critical, 3 unknown.
 
     Critical: no controller, too few brokers, an SLO that is not met. Warning: a broker that is not alive, a contract
-    that is not known everywhere after a while, a topic that fits nowhere. Example:
+    that is not known everywhere after a while, shares that stay idle, a topic that fits nowhere. Example:
 
         srtm check --brokers 3
     """
@@ -69,8 +69,9 @@ def judged(
     slow = [each for each in topics if (each["opening_s"] or 0) > longest_s]
     late = [f"{each['topic']} waits for {', '.join(each['waits_for']) or 'a broker'}" for each in slow]
     unfit = [f"{each['topic']} fits nowhere" for each in topics if each["state"] == "no capacity"]
+    short = [_short(each) for each in topics if each["shares"]["overdue"]]
     critical = ([f"{alive} of at least {least} brokers alive"] if alive < least else []) + missed
-    warning = lost + late + unfit
+    warning = lost + late + unfit + short
     numbers = {
         "brokers_alive": f"{alive};;{least}:;0;{len(members)}",
         "topics": str(len(topics)),
@@ -95,6 +96,12 @@ def _slos(topics: list[dict[str, Any]]) -> str:
     return f"{many(len(topics), 'topic')}, " + (
         "every SLO met" if met == len(topics) else f"{many(met, 'SLO')} met, others idle"
     )
+
+
+def _short(topic: dict[str, Any]) -> str:
+    shares = topic["shares"]
+    waits = f", waiting for {', '.join(shares['waits_for'])}" if shares["waits_for"] else ""
+    return f"{topic['topic']}: {shares['short_of']} since {shares['short_since_s']:.0f} s{waits}"
 
 
 def _missed(topic: dict[str, Any]) -> str:

@@ -119,6 +119,7 @@ def router(service: Service) -> APIRouter:
         found = controller.create(topic, contract, now_ns())
         if declared:
             controller.register(topic, declared, now_ns())
+            controller.gather(topic, now_ns())
         if before is None:
             done(request, "create", topic=topic, **wish.model_dump(exclude={"publishers"}), publishers=len(declared))
         return topic_out(found, controller, now_ns())
@@ -139,7 +140,7 @@ def router(service: Service) -> APIRouter:
     async def remove(topic: InPath, request: Request) -> None:
         """End a contract; messages then pass freely."""
         known(topic)
-        controller.remove(topic)
+        controller.remove(topic, now_ns())
         done(request, "remove", topic=topic)
 
     @changes.post("/topics/{topic}/fit", responses={409: {"description": "nothing to be fitted"}})

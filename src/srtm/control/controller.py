@@ -6,13 +6,17 @@ beside (`jobs`), and what has to be kept (`store`). Always holds, whatever comes
 
 - for each topic, what brokers may have in force adds up to no more than the contract (`model.transfer`, and
   docs/adr/0012-control-exchange.md for leases);
+- what nobody holds is given to a broker that can use it (docs/adr/0016-identity-and-liveness.md);
 - a grant is in the store before it is sent, so that a controller that comes back knows what may be out;
+- what belongs to a contract that is over, or to a broker that has started anew since, changes nothing;
 - nonsense from a broker changes nothing for others.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from srtm.control.attendance import AWAY_S
@@ -24,9 +28,10 @@ from srtm.control.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
 from srtm.model.placement import policy_named
-from srtm.model.transfer import Transfer
+from srtm.model.shares import patience_s, short
+from srtm.model.transfer import Remains, Transfer
 from srtm.protocol.engine import refusal
-from srtm.protocol.exchange import Answer, Exchange, Grant, Share
+from srtm.protocol.exchange import Answer, Exchange, Grant, Listed, Share
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -43,10 +48,26 @@ _CLOCKS = 1.02  # how much faster than ours a broker's clock may run
 _SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little late
 _SILENT_S = 3.0  # of exchanges, until a broker counts as silent
 _HURRY_S = 0.1  # between exchanges while something is under way
+_AT_ONCE_S = 0.02  # between exchanges if there is something new to say
+_DEAD = 5  # times as long between exchanges with a broker that counts as dead, and may not be
+_OPENING_NS = 2 * NS_PER_S  # how long shares of a new contract follow its publishers to their places
+_YOUNG_NS = 5 * NS_PER_S  # how long publishers of a new contract are sent to their places as soon as they are seen
+_STRANGERS = 3  # answers in a row of another program, until the broker that was there counts as dead
 _FLOWING, _STEADY_S = 0.7, 3  # of the declared rate, for so many seconds, until a topic is fitted for the first time
 _RECALL_NS = 10 * NS_PER_S  # brokers look for a controller every 4 s or more often
 _SET_BACK_NS = 10 * NS_PER_S  # without a new second of a broker that answers
 _GROWTH = 1.1  # of what was fitted, until the difference is fitted
+
+
+@dataclass(slots=True)
+class _Former:
+    """A contract that is over: what brokers may not know yet, and who published."""
+
+    version: int  # of the first list without it
+    remains: Remains
+    publishers: dict[str, Declared]
+    place: dict[str, str]
+    until_ns: int
 
 
 class Controller:
@@ -62,6 +83,9 @@ class Controller:
         self.on_change: Callable[[str], None] = lambda _: None  # the topic of that name changed
         self._version = 1
         self._number = 0  # of the last exchange; one count for all, so that no broker that comes back is behind it
+        self._sequences = count(1)  # of grants, of all topics: a topic that is made again goes on counting
+        self._former: dict[str, _Former] = {}
+        self._hurried: set[str] = set()  # brokers that something is under way with
         self._lease_ns = round(options.lease_s * NS_PER_S)
         self._safe_percent = round(100 * options.safe_share)
         self._moves = Moves(self.members)
@@ -74,32 +98,42 @@ class Controller:
     def joined(self, name: str, host: str, tcp_port: int, http_port: int, now_ns: int) -> None:
         """A broker has registered; it is part of the cluster once it has answered."""
         member = self.members.get(name)
-        if member is None or member.status == "dead":
-            member = Member(name, host, tcp_port, http_port, self.mcap_mps, since_ns=now_ns)
-            self.members[name] = member
-        member.host, member.tcp_port, member.http_port = host, tcp_port, http_port
+        if member is None:
+            member = self.members[name] = Member(name, host, tcp_port, http_port, self.mcap_mps, since_ns=now_ns)
+        elif member.status == "dead":
+            member.version = 0
+            self._turn(member, "joining", now_ns)
+        member.host, member.tcp_port, member.http_port, member.strangers = host, tcp_port, http_port, 0
         self.store.save_member(member)
         self._due.add(name)
 
     def died(self, name: str, now_ns: int, reason: str) -> None:
-        """A broker is dead for certain: what it held is free, and its publishers go elsewhere."""
+        """A broker is dead for certain: what it held is free, and its publishers go elsewhere.
+
+        That is kept over a restart of the controller, and ends with a sign of life: it registers, or answers.
+        """
         member = self.members.get(name)
         if member is None or member.status == "dead":
             return
         self._turn(member, "dead", now_ns)
-        member.stamp = member.lease_ends_ns = None
+        member.stamp, member.lease_ends_ns, member.void = None, None, self._number
         member.rate_mps = member.free_mps = member.lag_ns = 0
+        self.store.save_member(member)
         self._moves.take(name)
         for topic in self.topics.values():
-            topic.transfer.gone(name)
             if topic.seen.pop(name, None) is not None or name in topic.place.values():
                 topic.note(now_ns, "broker", f"{name} is dead: {reason}")
+            self._lost(topic, name)
             self._leave(topic, name, now_ns)
+        self._forget_remains(name)
+        self._plan(now_ns)
 
     def forget(self, name: str, now_ns: int) -> None:
         """An operator says that a broker will not come back."""
         self.died(name, now_ns, "removed by an operator")
         self.members.pop(name, None)
+        for topic in self.topics.values():
+            topic.seen.pop(name, None)
         self.store.delete_member(name)
 
     def drain(self, name: str, now_ns: int, *, on: bool = True) -> None:
@@ -111,14 +145,17 @@ class Controller:
             for topic in self.topics.values():
                 self._leave(topic, name, now_ns)
 
-    def foreign(self, name: str) -> None:
-        """Somebody takes no orders: a stock nsqd, or a broker without a controller.
+    def foreign(self, name: str, now_ns: int) -> None:
+        """Another program answers: a stock nsqd, a broker without a controller, or one that took over the port.
 
-        Who has taken some may still have in force what they said, and is only not heard of any more.
+        A broker that has taken orders from us before listens there no more, which only its end explains.
         """
         member = self.members.get(name)
         if member is not None and member.incarnation:
             member.oddities += 1
+            member.strangers += 1
+            if member.strangers >= _STRANGERS:
+                self.died(name, now_ns, f"another program answers at {member.url}")
             return
         self.members.pop(name, None)
         self.store.delete_member(name)
@@ -147,7 +184,7 @@ class Controller:
             )
         return self._create(name, contract, now_ns)
 
-    def _create(self, name: str, contract: Contract, now_ns: int) -> Topic:
+    def _create(self, name: str, contract: Contract, now_ns: int, birth: int | None = None) -> Topic:
         policy_named(contract.policy)
         known = self.topics.get(name)
         if known is not None:
@@ -156,12 +193,40 @@ class Controller:
             return known
         whole = contract.bucket
         self._version += 1
-        topic = Topic(name, contract, Transfer(whole, {}, {}, pool_ntok=whole.b_ntok), self._version, since_ns=now_ns)
+        if birth is None:  # larger than those of any store that was lost, as epochs are
+            birth = self.store.next_birth(self.epoch << 20)
+        former = self._former.pop(name, None)
+        transfer = Transfer.begun(whole, self._sequences, self._unaware(former) if former else Remains())
+        topic = Topic(name, contract, birth, transfer, self._version, since_ns=now_ns)
+        topic.settling_until_ns = now_ns + _OPENING_NS
+        if former:
+            topic.former_publishers = former.publishers
+            for broker in self.members.keys() & former.place.values():  # where they are, until rolls say so
+                topic.seen[broker].roll = frozenset(each for each, at in former.place.items() if at == broker)
         self.topics[name] = topic
         topic.note(now_ns, "created", f"under {whole}, policy {contract.policy}")
         self.store.save_topic(topic)
         self._hurry_all()
         return topic
+
+    def _unaware(self, former: _Former) -> Remains:
+        """What brokers may have in force of a contract that is over, as far as they do not know that."""
+        members = self.members.values()
+        return former.remains.only(
+            {each.name for each in members if each.status != "dead" and each.version < former.version}
+        )
+
+    def _forget_remains(self, broker: str) -> None:
+        """A broker is dead or has started anew, and holds nothing of what is over."""
+        for former in self._former.values():
+            former.remains = former.remains.only(set(former.remains.shares) - {broker})
+
+    def _forget_former(self, now_ns: int) -> None:
+        """Contracts that are over everywhere, and for a while."""
+        for name, former in list(self._former.items()):
+            if now_ns > former.until_ns and not self._unaware(former).shares:
+                del self._former[name]
+                self.store.delete_remains(name)
 
     def change(self, name: str, contract: Contract, now_ns: int) -> Topic:
         """Put a topic under another contract while it goes on, and fit it anew once its publishers are there.
@@ -190,12 +255,13 @@ class Controller:
         self._changed(topic)
         return topic
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, now_ns: int) -> None:
         """End a contract; the topic is free where brokers have it."""
-        self._topic(name)
-        del self.topics[name]
+        topic = self.topics.pop(self._topic(name).name)
         self._version += 1
-        self.store.delete_topic(name)
+        remains, until_ns = topic.transfer.remains, now_ns + self._lease_ns
+        self._former[name] = _Former(self._version, remains, topic.publishers, topic.place, until_ns)
+        self.store.delete_topic(name, remains)
         self._hurry_all()
         self.on_change(name)
 
@@ -207,6 +273,7 @@ class Controller:
         homeless, listed = [], list(publishers)
         for publisher in listed:
             known = topic.publishers.get(publisher.id)
+            topic.undeclared.discard(publisher.id)
             if known != publisher:
                 topic.publishers[publisher.id] = publisher
                 topic.roster += 1
@@ -220,12 +287,16 @@ class Controller:
         self.store.save_publishers(topic, [publisher.id for publisher in listed])
         if homeless:
             shared = topic.transfer.wanted.keys() >= set(topic.place.values())
-            if topic.opened and not topic.fit and not (shared and topic.established):
-                topic.share_out(self._alive())
-                self._hurry(topic)
+            if not (shared and topic.established):
+                topic.unshared = True
+                self._plan(now_ns)
             self._changed(topic)
             self._grown(topic, now_ns)
         return {publisher.id: topic.place[publisher.id] for publisher in listed if publisher.id in topic.place}
+
+    def gather(self, name: str, now_ns: int) -> None:
+        """Send publishers that are connected elsewhere to their places, now."""
+        self._gather(self._topic(name), now_ns)
 
     def unregister(self, name: str, publisher: str) -> None:
         """A publisher will not come back."""
@@ -234,6 +305,7 @@ class Controller:
             raise InputError(f"topic {name!r} has no publisher {publisher!r}", publisher=publisher)
         topic.roster += 1
         topic.place.pop(publisher, None)
+        topic.undeclared.discard(publisher)
         topic.attendance.forget(publisher)
         self.store.delete_publisher(topic, publisher)
 
@@ -306,20 +378,29 @@ class Controller:
         if member is None:
             return False
         waited_s = (now_ns - last_sent_ns) / NS_PER_S
-        hurried = name in self._due or any(self._under_way(topic) for topic in self.topics.values())
-        return waited_s >= (min(_HURRY_S, self.options.exchange_s) if hurried else self.options.exchange_s)
+        gap_s = self.options.exchange_s
+        if member.status == "dead":
+            gap_s *= _DEAD
+        elif name in self._due:
+            gap_s = min(gap_s, _AT_ONCE_S)
+        elif name in self._hurried:
+            gap_s = min(gap_s, _HURRY_S)
+        return waited_s >= gap_s
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a broker is to hear something new."""
+        return bool(self._due)
 
     def compose(self, name: str) -> Exchange:
-        """The next exchange for a broker. What it grants is in the store when this returns."""
+        """The next exchange for a broker. What it grants is in the store."""
         member = self.members[name]
-        grants = {}
-        for topic in self.topics.values():
-            if topic.opened and member.version >= topic.version:
-                if topic.transfer.orders():
-                    self.store.save_topic(topic)
-                for grant in topic.transfer.unanswered:
-                    if grant.broker == name:
-                        grants[topic.name] = Grant(grant.sequence, Share.of(grant.share), grant.gift_ntok)
+        grants = {
+            topic.name: Grant(topic.birth, grant.sequence, Share.of(grant.share), grant.gift_ntok)
+            for topic in self.topics.values()
+            for grant in topic.transfer.unanswered
+            if grant.broker == name
+        }
         self._number += 1
         if member.stamp is not None:
             ends_ns = member.stamp_heard_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
@@ -336,11 +417,11 @@ class Controller:
             self._lease_ns,
             self._safe_percent,
             self._version,
-            {topic.name: topic.contract for topic in self.topics.values()} if tells else None,
+            {topic.name: Listed(topic.birth, topic.contract) for topic in self.topics.values()} if tells else None,
             grants,
             self._moves.take(name),
             min(heard, default=0),
-            [topic.name for topic in self.topics.values() if topic.moving or topic.fit or topic.uneven(name)],
+            [topic.name for topic in self.topics.values() if topic.calls_roll(name)],
             recalls,
             [topic.name for topic in self.topics.values() if topic.paused],
         )
@@ -348,27 +429,54 @@ class Controller:
     def heard(self, name: str, said: Exchange, answer: Answer, now_ns: int) -> None:
         """A broker has answered an exchange."""
         member = self.members.get(name)
-        if member is None or not self._plausible(member, said, answer):
+        if member is None:
             return
-        if answer.incarnation > member.incarnation:
+        if answer.broker != name:
+            self.foreign(name, now_ns)
+            return
+        if not self._plausible(member, said, answer):
+            return
+        if answer.incarnation != member.incarnation:
             self._restarted(member, answer.incarnation, now_ns)
-        member.answered = answer.number
+        member.strangers = 0
         member.stamp, member.stamp_heard_ns = answer.stamp, now_ns
         member.version, member.rate_mps = answer.version, answer.rate_mps
         member.free_mps, member.lag_ns = answer.free_mps, answer.lag_ns
         member.engine, member.engine_problem, member.stores = answer.engine, answer.engine_problem, answer.stores
         if member.status != "alive":
             self._turn(member, "alive", now_ns)
+            self.store.save_member(member)
         if self._recalling_until_ns and answer.contracts:
             self._recall(name, answer, now_ns)
-        for topic_name, report in answer.topics.items():
-            topic = self.topics.get(topic_name)
-            if topic is not None:
-                self._take(topic, member, report, now_ns)
         for topic in self.topics.values():
-            if name in topic.transfer.held and topic.name not in answer.topics and member.version >= topic.version:
-                topic.transfer.found(name, None, safe=False)  # it has started anew, and knows nothing of the topic yet
+            report = answer.topics.get(topic.name)
+            if report is not None and report.birth == topic.birth:
+                self._take(topic, member, report, answer.acted, now_ns)
+            elif member.version >= topic.version:  # it knows of the contract, and has nothing of it
+                topic.transfer.learned(name)
+                if name in topic.transfer.possible:
+                    topic.transfer.found(name, None, safe=False, answered=answer.acted)
+        if answer.acted == said.number:
+            self._retire(name, said, answer, now_ns)
         self._plan(now_ns)
+
+    def _retire(self, name: str, said: Exchange, answer: Answer, now_ns: int) -> None:
+        """Every grant is answered: one that is neither in force nor refused is void, and nobody waits for it."""
+        for topic_name in said.grants:
+            topic = self.topics.get(topic_name)
+            sent = said.grants[topic_name]
+            if topic is None or topic.birth != sent.birth:
+                continue
+            if any((each.broker, each.sequence) == (name, sent.sequence) for each in topic.transfer.unanswered):
+                topic.transfer.retire(name, self._number)
+                why = answer.refused.get(topic_name)
+                if why is not None and topic.refused.get(name) != why:
+                    topic.refused[name] = why
+                    topic.unshared = True
+                    topic.note(now_ns, "shares", f"{name} refuses its share: {why}")
+                    self._leave(topic, name, now_ns)
+                elif why is None:
+                    topic.note(now_ns, "shares", f"{name} left a grant unanswered; it gets another")
 
     def failed(self, name: str, now_ns: int, *, refused: bool = False) -> None:
         """An exchange got no answer; where its host refused the connection, the broker is dead."""
@@ -384,7 +492,7 @@ class Controller:
             if member.status == "silent" and member.lease_ends_ns is not None and now_ns > member.lease_ends_ns:
                 self._turn(member, "lapsed", now_ns)
                 for topic in self.topics.values():
-                    topic.transfer.lapsed(member.name, self._safe_percent)
+                    topic.transfer.lapsed(member.name, self._safe_percent, self._number)
         for topic in self.topics.values():
             while topic.left:
                 broker, number = topic.left.popitem()
@@ -393,14 +501,47 @@ class Controller:
 
     def adapt(self, now_ns: int) -> None:
         """The TB Adaptor's period is over."""
+        alive = set(self._alive())
         for topic in self.topics.values():
             self._forget_missing(topic, now_ns)
             if topic.opened and topic.fit is None and not topic.moving:
-                if topic.contract.adapt and topic.adapt(self.members, now_ns):
-                    self._hurry(topic)
+                if now_ns >= topic.settling_until_ns:
+                    self._follow(topic, alive, now_ns)
                 self._begin_to_fit(topic, now_ns)
                 if topic.contract.adapt:
                     self._relieve(topic, now_ns)
+            self._watch(topic, now_ns)
+        self._forget_former(now_ns)
+        self._plan(now_ns)
+
+    def _follow(self, topic: Topic, alive: Set[str], now_ns: int) -> None:
+        if topic.contract.adapt:
+            topic.adapt(alive, now_ns)
+        else:
+            topic.unshared = topic.unshared or topic.astray(alive)
+
+    def _watch(self, topic: Topic, now_ns: int) -> None:
+        """Evaluate the topic's liveness, and say so if it is short for longer than any fault explains."""
+        missing = self.missing(topic)
+        patience_ns = patience_s(self.options.lease_s, self.options.exchange_s) * NS_PER_S
+        if missing is None:
+            if topic.told_short:
+                topic.note(now_ns, "shares", "all of (r, b) is in force again")
+            topic.short_since_ns, topic.told_short = None, False
+            return
+        topic.short_since_ns = now_ns if topic.short_since_ns is None else topic.short_since_ns
+        if now_ns - topic.short_since_ns > patience_ns and not topic.told_short:
+            topic.told_short = True
+            waits = ", ".join(self.waited_for(topic)) or "nobody"
+            topic.note(now_ns, "shares", f"{missing} for more than {patience_ns / NS_PER_S:g} s; waits for {waits}")
+
+    def missing(self, topic: Topic) -> str | None:
+        """What a topic is short of, as its brokers report it; None if nothing is missing, or no broker is there."""
+        alive = set(self._alive())
+        if not alive:
+            return None
+        waiting = {name: seen.waiting for name, seen in topic.seen.items() if name in alive}
+        return short(topic.contract.bucket, topic.transfer.held, waiting)
 
     def jobs(self) -> list[Fit]:
         """Fittings that wait for their `job` to be run; call `done` after it."""
@@ -420,6 +561,7 @@ class Controller:
         if fit.outcome:
             topic.fit, topic.fitted = None, fit.outcome
             topic.settled = frozenset(topic.publishers)
+            topic.unshared = True
             verdict = "met" if fit.outcome.met else f"not met: {fit.outcome.reason}"
             topic.note(now_ns, "fit", f"k = {fit.outcome.k} after {len(fit.outcome.rounds)} rounds: SLO {verdict}")
             self.store.save_topic(topic)
@@ -433,10 +575,10 @@ class Controller:
             return
         alive = self._alive()
         self._recalling_until_ns = 0
+        self._hurried = set()
         for topic in self.topics.values():
             if not topic.opened:
                 self._try_open(topic, now_ns)
-                continue
             self._moves.settle(topic, now_ns, self.options.move_s)
             if topic.fit is not None:
                 topic.fit.tick(now_ns, shares_done=topic.transfer.done)
@@ -444,10 +586,22 @@ class Controller:
                     topic.note(now_ns, "fit", "begun anew, because a broker was lost")
                     self._again(topic, now_ns)
             self._due |= self._moves.remind(topic, now_ns)
-            if topic.moving or topic.fit is not None:
+            self._share(topic, alive, now_ns)
+            self._hurried |= self._under_way(topic, now_ns)
+
+    def _share(self, topic: Topic, alive: list[str], now_ns: int) -> None:
+        """Say what brokers should hold, and grant what can be granted now."""
+        if topic.unshared or topic.moving or topic.fit is not None or now_ns < topic.settling_until_ns:
+            topic.share_out(alive)
+        elif alive and not topic.all_wanted:  # nobody is to have a part of it: give it to whoever can use it
+            if topic.contract.adapt:
+                topic.adapt(set(alive), now_ns)
+            if not topic.all_wanted:
                 topic.share_out(alive)
-            if not topic.transfer.done:
-                self._hurry(topic)
+        grants = topic.transfer.orders()
+        if grants:
+            self.store.save_topic(topic)
+            self._due |= {grant.broker for grant in grants}
 
     def _again(self, topic: Topic, now_ns: int) -> None:
         topic.fit = None
@@ -457,17 +611,20 @@ class Controller:
             topic.note(now_ns, "fit", f"given up: {problem}")
 
     def _try_open(self, topic: Topic, now_ns: int) -> None:
-        """A contract begins when nobody is left who might let its messages pass freely."""
+        """A contract begins when nobody is left who might let its messages pass freely, or was heard for a lease."""
         there = [member for member in self.members.values() if member.status != "dead"]
-        if there and all(member.version >= topic.version for member in there):
-            topic.opened = True
-            topic.share_out(self._alive())
-            topic.note(now_ns, "opened", f"known to {len(there)} brokers")
-            self.store.save_topic(topic)
-            self._changed(topic)
-            self._hurry(topic)
+        unaware = self.unaware_of(topic)
+        overdue = now_ns - topic.since_ns > self._lease_ns * _CLOCKS + _SLACK_NS
+        if not any(member.status == "alive" for member in there) or (unaware and not overdue):
+            return
+        topic.opened = True
+        topic.transfer.forget_remains()
+        known = f"known to {len(there) - len(unaware)} brokers"
+        topic.note(now_ns, "opened", f"{known}, without {', '.join(unaware)}" if unaware else known)
+        self.store.save_topic(topic)
+        self._changed(topic)
 
-    def waited_for(self, topic: Topic) -> list[str]:
+    def unaware_of(self, topic: Topic) -> list[str]:
         """Brokers that have yet to learn of a contract."""
         return sorted(
             member.name
@@ -475,36 +632,67 @@ class Controller:
             if member.status != "dead" and member.version < topic.version
         )
 
+    def waited_for(self, topic: Topic) -> list[str]:
+        """Brokers that hold up a topic: they have yet to learn of its contract, or to put a share in force."""
+        return sorted({*self.unaware_of(topic), *topic.transfer.unsettled})
+
+    def _gather(self, topic: Topic, now_ns: int) -> None:
+        alive = set(self._alive())
+        astray = {
+            publisher: broker
+            for broker, wrong in topic.misplaced().items()
+            if broker in alive
+            for publisher in wrong - topic.moving
+        }
+        if astray:
+            self._due |= self._moves.send(topic, astray, now_ns)
+
     def _plausible(self, member: Member, said: Exchange, answer: Answer) -> bool:
-        late = answer.number <= member.answered and answer.incarnation <= member.incarnation
-        odd = answer.broker != member.name or answer.number != said.number or answer.version > self._version
+        # Answers come in any order. The broker's own clock tells in which order it gave them.
+        same = answer.incarnation == member.incarnation
+        late = answer.number <= member.void or (same and member.stamp is not None and answer.stamp <= member.stamp)
+        odd = answer.number != said.number or answer.version > self._version or answer.acted > self._number
         if odd:
             member.oddities += 1
-            log.warning("BROKER(%s): answers what it was not asked: %s, %s", member.name, answer.broker, answer.number)
-        return not odd and not late and answer.incarnation >= member.incarnation
+            log.warning("BROKER(%s): its answer to exchange %s is for %s", member.name, said.number, answer.number)
+        return not odd and not late
 
     def _restarted(self, member: Member, incarnation: int, now_ns: int) -> None:
         if member.incarnation:
             for topic in self.topics.values():
-                topic.transfer.gone(member.name)
-                topic.seen.pop(member.name, None)
-                topic.note(now_ns, "broker", f"{member.name} has started anew")
-        member.incarnation, member.lease_ends_ns, member.answered = incarnation, None, 0
+                if topic.seen.pop(member.name, None) is not None or member.name in topic.transfer.possible:
+                    topic.note(now_ns, "broker", f"{member.name} has started anew")
+                self._lost(topic, member.name)
+            self._forget_remains(member.name)
+        # Its clock may have been set back, so that starts cannot be put in order. But what was asked before it was
+        # heard first, the one before it may have answered.
+        member.void = self._number if member.incarnation else 0
+        member.incarnation, member.lease_ends_ns = incarnation, None
         self.store.save_member(member)
 
-    def _take(self, topic: Topic, member: Member, report: TopicReport, now_ns: int) -> None:
-        """What a broker says of one topic."""
+    def _lost(self, topic: Topic, broker: str) -> None:
+        """A broker holds nothing of a topic any more."""
+        topic.transfer.gone(broker)
+        topic.refused.pop(broker, None)
+        topic.unshared = True
+
+    def _take(self, topic: Topic, member: Member, report: TopicReport, acted: int, now_ns: int) -> None:
+        """What a broker says of one topic, having acted on this exchange."""
         name = member.name
         transfer, seen = topic.transfer, topic.seen[name]
+        transfer.learned(name)
         for grant in transfer.unanswered:
             if grant.broker == name and (report.epoch, report.sequence) == (self.epoch, grant.sequence):
                 transfer.acknowledged(grant, report.surrendered_ntok)
         share = report.share.bucket if report.share else None
-        transfer.found(name, share, safe=report.safe, sequence=report.sequence if report.epoch == self.epoch else None)
+        transfer.found(name, share, safe=report.safe, answered=acted)
         seen.waiting = min(report.waiting, MOST_MESSAGES)
+        seen.count(report.arrived, report.rate_mps, now_ns)
         seen.publishers, seen.durable = report.publishers, report.durable
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
         self._adopt(topic, name, report)
+        if now_ns - topic.since_ns < _YOUNG_NS:
+            self._gather(topic, now_ns)
         if seen.roll is not None and not topic.moving:
             placed = [publisher for publisher, place in topic.place.items() if place == name]
             topic.attendance.call(seen.roll, placed, now_ns)
@@ -519,8 +707,12 @@ class Controller:
 
     def _adopt(self, topic: Topic, broker: str, report: TopicReport) -> None:
         """Publishers that came before the contract are under it where they are: they do not know to register."""
-        strangers = [Declared(each, group=group) for each, group in report.roll or () if each not in topic.publishers]
+        unknown = {each: group for each, group in report.roll or () if each not in topic.publishers}
+        known = topic.former_publishers
+        strangers = [known.get(each) or Declared(each, group=group) for each, group in unknown.items()]
         if strangers:
+            topic.undeclared |= unknown.keys() - known.keys()
+            topic.unshared = topic.unshared or not topic.established
             topic.publishers |= {each.id: each for each in strangers}
             topic.place |= {each.id: broker for each in strangers}
             topic.roster += 1
@@ -529,12 +721,18 @@ class Controller:
 
     def _recall(self, name: str, answer: Answer, now_ns: int) -> None:
         """Rebuild what was lost from what a broker has in force."""
-        for topic_name, contract in (answer.contracts or {}).items():
-            if topic_name not in self.topics:
-                made = self._create(topic_name, contract, now_ns)
+        for topic_name, listed in (answer.contracts or {}).items():
+            known = self.topics.get(topic_name)
+            if known is not None and listed.birth > known.birth:  # the one that we know is over, and this one is not
+                self.remove(topic_name, now_ns)
+                known = None
+            if known is None:
+                made = self._create(topic_name, listed.contract, now_ns, listed.birth)
                 made.transfer.forget_pool()
                 made.note(now_ns, "recovered", f"as {name} knew it")
             topic, report = self.topics[topic_name], answer.topics.get(topic_name)
+            if report and report.birth != topic.birth:
+                continue
             if report and report.share:
                 topic.transfer.recalled(name, report.share.bucket)
             for publisher, group in (report.roll or ()) if report else ():
@@ -545,7 +743,8 @@ class Controller:
     def _house(self, topic: Topic, homeless: Sequence[Declared], unreachable: set[str]) -> None:
         """Find a place for publishers that have none, if there is any."""
         movable = {publisher.id for publisher in homeless}
-        brokers = [broker for broker in self.brokers_for(topic, movable) if broker.name not in unreachable]
+        unusable = unreachable | topic.refused.keys()
+        brokers = [broker for broker in self.brokers_for(topic, movable) if broker.name not in unusable]
         if homeless and brokers:
             topic.place |= housed(topic, homeless, brokers, self.options.seed)
 
@@ -561,9 +760,8 @@ class Controller:
         topic.left[broker] += len(leaving)
         self._due |= self._moves.send(topic, before, now_ns)
         self.store.save_publishers(topic, leaving)
-        topic.share_out(self._alive())
+        topic.unshared = True
         self._changed(topic)
-        self._hurry(topic)
 
     def _resettle(self, topic: Topic, places: Mapping[str, str], now_ns: int, kind: str, text: str) -> None:
         before = dict(topic.place)
@@ -601,24 +799,28 @@ class Controller:
                     text = f"{len(places)} publishers away from {broker}, which was too slow"
                     self._resettle(topic, places, now_ns, "shed", text)
 
-    def _under_way(self, topic: Topic) -> bool:
+    def _under_way(self, topic: Topic, now_ns: int) -> set[str]:
+        """Brokers that have something to do about a topic before it is at rest."""
         measuring = topic.fit is not None and topic.fit.state in ("measuring", "computing")
-        return bool(topic.moving) or (topic.fit is not None and not measuring) or not topic.opened
+        if topic.moving or (topic.fit is not None and not measuring) or not topic.opened:
+            return set(self.members)
+        if now_ns < topic.settling_until_ns:
+            return topic.brokers() | topic.transfer.awaited
+        return topic.transfer.awaited
 
     def _turn(self, member: Member, status: str, now_ns: int) -> None:
         log.info("BROKER(%s): %s, was %s", member.name, status, member.status)
+        back = status == "alive" and member.status != "silent"
         member.status, member.since_ns = status, now_ns  # type: ignore[assignment]
         for topic in self.topics.values():
-            if member.name in topic.brokers():
+            concerned = member.name in topic.brokers()
+            topic.unshared = topic.unshared or (back and (concerned or not topic.place))
+            if concerned:
                 topic.generation += 1
                 self.on_change(topic.name)
 
     def _alive(self) -> list[str]:
         return [name for name, member in self.members.items() if member.status == "alive"]
-
-    def _hurry(self, topic: Topic) -> None:
-        self._due |= topic.transfer.wanted.keys() | topic.transfer.held.keys()
-        self._due |= {grant.broker for grant in topic.transfer.unanswered}
 
     def _hurry_all(self) -> None:
         self._due |= self.members.keys()
@@ -629,7 +831,7 @@ class Controller:
 
     def _topic(self, name: str) -> Topic:
         if name not in self.topics:
-            raise InputError(f"there is no topic {name!r} under contract: create it first", topic=name)
+            raise InputError(f"no topic {name!r} is under contract; create it first", topic=name)
         return self.topics[name]
 
     def _member(self, name: str) -> Member:
@@ -641,9 +843,12 @@ class Controller:
     def _load(self, now_ns: int) -> None:
         """Go on where the last controller stopped: what brokers may hold, they may hold for a whole lease yet."""
         for member in self.store.members(self.mcap_mps):
-            member.status, member.since_ns = "silent", now_ns
-            member.lease_ends_ns = now_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
+            member.since_ns = now_ns
+            if member.status != "dead":
+                member.lease_ends_ns = now_ns + round(self._lease_ns * _CLOCKS) + _SLACK_NS
             self.members[member.name] = member
-        for topic in self.store.topics():
+        for topic in self.store.topics(self._sequences):
             topic.version, topic.since_ns = self._version, now_ns
             self.topics[topic.name] = topic
+        for name, remains in self.store.remains().items():
+            self._former[name] = _Former(self._version, remains, {}, {}, now_ns + self._lease_ns)

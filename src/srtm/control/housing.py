@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def housed(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker], seed: int) -> dict[str, str]:
-    """The broker of each publisher; everybody gets one, also where all of them together are too small."""
+    """The broker of each publisher; everybody gets one, even if all of them together are too small.
+
+    A broker without a token of b cannot send anything, so no more brokers are used than b has tokens.
+    """
+    brokers = _no_more(topic, brokers)
     if not topic.place:
         try:
             chosen = place([each.publisher for each in homeless], brokers, topic.contract.policy, seed)
@@ -57,6 +61,13 @@ def on_fewest(topic: Topic, brokers: Sequence[Broker], seed: int) -> bool:
     except InputError:
         return False
     return len(set(topic.place.values())) == fewest
+
+
+def _no_more(topic: Topic, brokers: Sequence[Broker]) -> list[Broker]:
+    in_use = set(topic.place.values())
+    most = max(1, int(topic.contract.bucket.b))
+    best = sorted(brokers, key=lambda each: (each.name not in in_use, each.allocated_mps - each.mcap_mps, each.name))
+    return sorted(best[:most], key=lambda each: each.name)
 
 
 def _one_by_one(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker]) -> dict[str, str]:

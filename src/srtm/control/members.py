@@ -10,7 +10,7 @@ from srtm.errors import InputError
 from srtm.model.adaptation import History, Step
 from srtm.model.latency import Sketch
 from srtm.model.placement import Publisher
-from srtm.units import NANO_PER_TOKEN
+from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_MESSAGES = 10_000_000  # in a second, or waiting: more than any broker can have
 KEPT_S = 10  # seconds of a topic at a broker that are remembered, as brokers do
+_MOMENT_NS = 40_000_000  # in less, nobody can tell how much comes
 Status = Literal["joining", "alive", "silent", "lapsed", "dead"]
 
 
@@ -53,7 +54,8 @@ class Member:
     stamp: int | None = None  # of its last answer, to be echoed
     stamp_heard_ns: int = 0  # when that answer came: no lease by it can last beyond this and the lease
     lease_ends_ns: int | None = None  # the latest time at which its lease may end
-    answered: int = 0  # the number of the last exchange that was answered
+    void: int = 0  # answers to exchanges up to this one say nothing: it died or started anew since
+    strangers: int = 0  # answers in a row, of another program than this broker
     version: int = 0  # of the list of contracts that it has acknowledged
     rate_mps: int = 0
     free_mps: int = 0
@@ -91,6 +93,9 @@ class Seen:
     history: History = field(default_factory=History)
     seconds: deque[Second] = field(default_factory=lambda: deque(maxlen=KEPT_S))
     waiting: int = 0
+    carried_mps: float = 0.0  # messages a second, since its last report
+    arrived: int | None = None  # messages ever, and when it said so
+    arrived_ns: int = 0
     publishers: int = 0
     roll: frozenset[str] | None = None
     durable: bool = False
@@ -109,6 +114,16 @@ class Seen:
     def rate_mps(self) -> float:
         """Messages of the last second."""
         return self.seconds[-1].messages if self.seconds else 0.0
+
+    def count(self, arrived: int, lately_mps: int, now_ns: int) -> None:
+        """See how much comes now; at first it is what came in the last second, under whichever contract."""
+        if self.arrived is None or arrived < self.arrived:
+            self.carried_mps = min(lately_mps, MOST_MESSAGES)
+        elif now_ns - self.arrived_ns < _MOMENT_NS:
+            return
+        else:
+            self.carried_mps = min((arrived - self.arrived) * NS_PER_S / (now_ns - self.arrived_ns), MOST_MESSAGES)
+        self.arrived, self.arrived_ns = arrived, now_ns
 
     def forget(self) -> None:
         """Begin anew: the broker's clock was set."""

@@ -1,7 +1,8 @@
 """What the controller knows of the cluster, as Prometheus reads it: `/metrics`.
 
 The numbers are those of `topic_out` and `members_out`, in seconds instead of milliseconds. Names begin with
-`srtm_cluster_`, so that they are told from what each broker says of itself.
+`srtm_cluster_`, so that they are told from what each broker says of itself; only `srtm_topic_shares_idle_ratio`, which
+no single broker can know, does not need that.
 """
 
 from __future__ import annotations
@@ -97,7 +98,16 @@ class _Cluster(Collector):
         yield _gauge("topic_share_tokens_per_second", "r of a broker's share.", ["topic", "broker"], rates)
         bursts = [((topic, part["broker"]), part["b"]) for topic, part in held]
         yield _gauge("topic_share_burst_tokens", "b of a broker's share.", ["topic", "broker"], bursts)
+        yield _idle(topics)
         yield _latencies(topics)
+
+
+def _idle(topics: list[Found]) -> Metric:
+    what = "The part of the contract that no broker has in force: of r or of b, whichever is more."
+    family = GaugeMetricFamily("srtm_topic_shares_idle_ratio", what, labels=["topic"])
+    for topic in topics:
+        family.add_metric([topic["topic"]], max(0.0, 1.0 - topic["shares"]["in_force_ratio"]))
+    return family
 
 
 def _latencies(topics: list[Found]) -> Metric:

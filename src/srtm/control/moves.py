@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from srtm.control.topic import Topic
 
 _NOTICED_S = 0.2  # until rolls tell who has gone
+_SETTLE_S = 1.0  # until brokers that were left have sent what waited there
 _REMIND_S = 2.0  # between two orders to a publisher that is not where it should be
 
 
@@ -72,11 +73,12 @@ class Moves:
             topic.moving &= set().union(*topic.misplaced().values())
         if not topic.moving:
             topic.forget_rates()
+            topic.settling_until_ns = now_ns + round(_SETTLE_S * NS_PER_S)
 
     def _order(self, topic: Topic, moves: Iterable[tuple[str, str, str]]) -> set[str]:
         by_way: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for old, new, publisher in moves:
             by_way[old, new].append(publisher)
         for (old, new), publishers in by_way.items():
-            self._orders[old].append(Move(topic.name, (self._members[new].address,), publishers))
+            self._orders[old].append(Move(topic.name, topic.birth, (self._members[new].address,), publishers))
         return {broker for way in by_way for broker in way}

@@ -14,6 +14,7 @@ from srtm.control.topic import described
 from srtm.errors import InputError
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import Sketch
+from srtm.model.shares import in_force_ratio
 from srtm.protocol.exchange import Contract
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
 
@@ -256,8 +257,10 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
     document = {
         "topic": topic.name,
         "state": state_of(topic),
-        "waits_for": controller.waited_for(topic) if not topic.opened else [],
+        "birth": topic.birth,
+        "waits_for": controller.unaware_of(topic) if not topic.opened else [],
         "opening_s": None if topic.opened else (now_ns - topic.since_ns) / NS_PER_S,
+        "shares": shares_out(topic, controller, now_ns),
         "paused": topic.paused,
         "r": contract.r_mtps / MILLI_PER_TOKEN,
         "b": contract.b_ntok / NANO_PER_TOKEN,
@@ -292,6 +295,19 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
             for event in topic.events
         ]
     return document
+
+
+def shares_out(topic: Topic, controller: Controller, now_ns: int) -> dict[str, Any]:
+    """How much of (r, b) brokers report in force; while that is too little, since when, why, and who holds it up."""
+    missing = controller.missing(topic)
+    since_ns = topic.short_since_ns if topic.short_since_ns is not None else now_ns
+    return {
+        "in_force_ratio": in_force_ratio(topic.contract.bucket, topic.transfer.held),
+        "short_since_s": None if missing is None else (now_ns - since_ns) / NS_PER_S,
+        "short_of": missing,
+        "overdue": topic.told_short,
+        "waits_for": controller.waited_for(topic) if missing is not None else [],
+    }
 
 
 def _met(sent: int, over: int, allowed: Fraction) -> bool | None:

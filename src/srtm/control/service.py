@@ -1,7 +1,8 @@
 """The controller on a loop: clocks, exchanges over HTTP, jobs in threads, and those who watch.
 
 All that is decided is decided in `Controller`; here it is only carried out. One exchange at a time is under way with
-each broker. A broker whose host refuses the connection is dead; one that does not answer is not.
+each broker. A broker whose host refuses the connection is dead; one that does not answer is not. The dead are asked
+again now and then, because somebody who answers is not dead, whatever a host said.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import httpx
+import msgspec
 
 from srtm.control.clock import now_ns
 from srtm.control.feed import Feed
@@ -33,6 +35,13 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _ANSWER_S = 2.0
 _CONNECT_S = 1.0
+_NO_SUCH_PATH = (404, 405, 501)  # what programs say that are not brokers of SRTM
+
+
+class _Refusal(msgspec.Struct):
+    """What a broker answers if it does not do as it is told."""
+
+    message: str
 
 
 class Service:
@@ -49,6 +58,8 @@ class Service:
         self._last_sent: dict[str, int] = {}
         self._adapted_ns = 0
         self._under_way: set[str] = set()
+        self._elsewhere: dict[str, Producer] = {}  # brokers that registered under a name that another address has
+        self._wake = asyncio.Event()
         self._computing: set[Fit] = set()
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False)
@@ -77,6 +88,7 @@ class Service:
         if isinstance(change, Came):
             self._came(change.producer)
         elif isinstance(change, Left):
+            self._elsewhere = {name: each for name, each in self._elsewhere.items() if each is not change.producer}
             member = self.controller.members.get(change.producer.peer.hostname)
             if member is not None:
                 self._spawn(self._probe(member))
@@ -88,10 +100,20 @@ class Service:
         known = self.controller.members.get(peer.hostname)
         elsewhere = known and (known.host, known.http_port) != (peer.broadcast_address, peer.http_port)
         if known and elsewhere and known.status == "alive":
-            known.oddities += 1
-            log.warning("BROKER(%s): another one of that name at %s: give it a --name", known.name, producer.address)
+            # It has moved, or two brokers have one name. Which of the two, the address that we know will tell.
+            log.warning("BROKER(%s): registers at %s, too; it is used once %s is gone", *_two(known, producer))
+            self._elsewhere[known.name] = producer
+            self._spawn(self._probe(known))
             return
         self.controller.joined(peer.hostname, peer.broadcast_address, peer.tcp_port, peer.http_port, now_ns())
+
+    def _look_elsewhere(self) -> None:
+        """Brokers that came back at another address, as soon as nobody answers at the one before."""
+        for name, producer in list(self._elsewhere.items()):
+            known = self.controller.members.get(name)
+            if known is None or known.status != "alive":
+                del self._elsewhere[name]
+                self._came(producer)
 
     async def changes(self, topic: str, longest_s: float) -> AsyncIterator[bool]:
         """Whenever something about a topic has changed: True; after so long without a change: False."""
@@ -107,6 +129,7 @@ class Service:
                 del self._watchers[topic]
 
     def _changed(self, topic: str) -> None:
+        self._wake.set()
         for event in self._watchers.get(topic, ()):
             event.set()
 
@@ -115,17 +138,18 @@ class Service:
             try:
                 self._once()
             except Exception:  # one topic's trouble must not end the leases of all others
-                log.exception("CONTROLLER: goes on after")
-            await asyncio.sleep(_TICK_S)
+                log.exception("CONTROLLER: tick failed; continuing")
+            await _within(self._wake, _TICK_S)
+            self._wake.clear()
 
     def _once(self) -> None:
         controller = self.controller
         for name, member in list(controller.members.items()):
-            ready = member.status != "dead" and name not in self._under_way
-            if ready and controller.due(name, self._last_sent.get(name, 0), now_ns()):
+            if name not in self._under_way and controller.due(name, self._last_sent.get(name, 0), now_ns()):
                 self._last_sent[name] = now_ns()
                 self._under_way.add(name)
                 self._spawn(self._exchange(member))
+        self._look_elsewhere()
         for fit in controller.jobs():
             if fit not in self._computing:
                 self._computing.add(fit)
@@ -139,6 +163,9 @@ class Service:
         assert fit.job is not None
         try:
             await asyncio.to_thread(fit.job)
+        except Exception as problem:  # which would be met again, and again
+            log.exception("CONTROLLER: fit failed; giving it up")
+            fit.given_up = f"{type(problem).__name__}: {problem}"
         finally:
             self._computing.discard(fit)
         self.controller.done(fit, now_ns())
@@ -152,10 +179,14 @@ class Service:
             status, body = await self._post(f"{member.url}/srtm/exchange", exchange.write(said))
             if status == 200:
                 controller.heard(member.name, said, exchange.read(body, exchange.Answer), now_ns())
-            elif status == 404 or b"NOT_MANAGED" in body:
-                controller.foreign(member.name)
-            elif b"OLD_EPOCH" in body:
+                if controller.urgent:
+                    self._wake.set()
+                return
+            code = _code(body)
+            if code == "OLD_EPOCH":
                 self.superseded.set()
+            elif status in _NO_SUCH_PATH or code == "NOT_MANAGED":
+                controller.foreign(member.name, now_ns())
             else:
                 self._complain(member, f"{status}: {body[:200].decode(errors='replace')}")
         except httpx.ConnectError:
@@ -208,6 +239,21 @@ class Service:
         self._tasks.discard(task)
         if not task.cancelled() and (problem := task.exception()):
             log.error("CONTROLLER: %s", problem, exc_info=problem)
+
+
+def _two(known: Member, producer: Producer) -> tuple[str, str, str]:
+    peer = producer.peer
+    return known.name, f"{peer.broadcast_address}:{peer.http_port}", known.url
+
+
+def _code(body: bytes) -> str | None:
+    """The code of a broker's refusal; None if there is none."""
+    try:
+        message = msgspec.json.decode(body, type=_Refusal).message
+    except msgspec.MsgspecError:
+        return None
+    code = message.partition(":")[0]
+    return code if code.isupper() else None
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

@@ -22,13 +22,13 @@ from srtm.control.topic import Fitted, Round, Topic, described
 from srtm.errors import ControlError
 from srtm.model.bucket import TokenBucket
 from srtm.model.split import within
-from srtm.model.transfer import Transfer, scaled
+from srtm.model.transfer import Remains, Transfer, scaled
 from srtm.protocol.exchange import Contract
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
-_VERSION = 1
+_VERSION = 2
 _FILE = "controller.sqlite"
 _LOCK = "lock"
 _AUDITED = 1_000  # actions that are remembered
@@ -36,12 +36,13 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS members (
     name TEXT PRIMARY KEY, host TEXT NOT NULL, tcp_port INTEGER NOT NULL, http_port INTEGER NOT NULL,
-    incarnation INTEGER NOT NULL, draining INTEGER NOT NULL
+    incarnation INTEGER NOT NULL, draining INTEGER NOT NULL, dead INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS topics (
-    name TEXT PRIMARY KEY, contract TEXT NOT NULL, sequence INTEGER NOT NULL, pool_ntok INTEGER NOT NULL,
-    shares TEXT NOT NULL, opened INTEGER NOT NULL, fitted TEXT
+    name TEXT PRIMARY KEY, contract TEXT NOT NULL, pool_ntok INTEGER NOT NULL, shares TEXT NOT NULL,
+    opened INTEGER NOT NULL, fitted TEXT, birth INTEGER NOT NULL DEFAULT 0, former TEXT NOT NULL DEFAULT '{}'
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS remains (topic TEXT PRIMARY KEY, shares TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS publishers (
     topic TEXT NOT NULL, id TEXT NOT NULL, declared TEXT NOT NULL, broker TEXT, settled INTEGER NOT NULL,
     PRIMARY KEY (topic, id)
@@ -51,6 +52,14 @@ CREATE TABLE IF NOT EXISTS audit (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at_ns INTEGER NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL,
     arguments TEXT NOT NULL
 );
+"""
+
+
+_FROM_1 = """
+ALTER TABLE members ADD COLUMN dead INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics DROP COLUMN sequence;
+ALTER TABLE topics ADD COLUMN birth INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics ADD COLUMN former TEXT NOT NULL DEFAULT '{}';
 """
 
 
@@ -89,7 +98,9 @@ class Store:
                 " from what brokers report",
                 path=str(self.path),
             ) from None
-        if found and found[0] != _VERSION:
+        if found and found[0] == 1:
+            self._db.executescript(_FROM_1)
+        elif found and found[0] != _VERSION:
             raise ControlError(f"{self.path} was written by another version of SRTM ({found[0]}, not {_VERSION})")
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('version', ?)", (_VERSION,))
 
@@ -105,15 +116,23 @@ class Store:
 
     def next_epoch(self, first: int = 1) -> int:
         """The number of this start: larger than any before, and not less than `first`."""
-        found = self._db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
-        epoch = max(first, int(found[0]) + 1 if found else 1)
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (epoch,))
-        return epoch
+        return self._next("epoch", first)
+
+    def next_birth(self, first: int = 1) -> int:
+        """The number of a new contract, likewise: it tells contracts of one name apart, and is never used again."""
+        return self._next("birth", first)
+
+    def _next(self, key: str, first: int) -> int:
+        found = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        number = max(first, int(found[0]) + 1 if found else 1)
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, number))
+        return number
 
     def save_member(self, member: Member) -> None:
         """A broker, as it is now."""
-        row = (member.name, member.host, member.tcp_port, member.http_port, member.incarnation, member.draining)
-        self._db.execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?)", row)
+        where = (member.name, member.host, member.tcp_port, member.http_port)
+        row = (*where, member.incarnation, member.draining, member.status == "dead")
+        self._db.execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def delete_member(self, name: str) -> None:
         """A broker that will not come back."""
@@ -121,53 +140,81 @@ class Store:
 
     def members(self, mcap_mps: float) -> list[Member]:
         """All brokers."""
+        rows = self._db.execute(
+            "SELECT name, host, tcp_port, http_port, incarnation, draining, dead FROM members"
+        ).fetchall()
         return [
-            Member(name, host, tcp_port, http_port, mcap_mps, incarnation=incarnation, draining=bool(draining))
-            for name, host, tcp_port, http_port, incarnation, draining in self._db.execute("SELECT * FROM members")
+            Member(
+                name,
+                host,
+                tcp_port,
+                http_port,
+                mcap_mps,
+                status="dead" if dead else "silent",
+                incarnation=incarnation,
+                draining=bool(draining),
+            )
+            for name, host, tcp_port, http_port, incarnation, draining, dead in rows
         ]
 
     def save_topic(self, topic: Topic) -> None:
         """A topic's contract, and the most that brokers may have in force."""
-        shares = {name: [share.r_mtps, share.b_ntok] for name, share in topic.transfer.possible.items()}
         self._db.execute("BEGIN")
         self._db.execute(
-            "INSERT OR REPLACE INTO topics VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO topics (name, contract, pool_ntok, shares, opened, fitted, birth, former)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 topic.name,
                 _text(topic.contract),
-                topic.transfer.next_sequence,
                 topic.transfer.pool_ntok,
-                json.dumps(shares),
+                _shares_text(topic.transfer.booked),
                 topic.opened,
                 json.dumps(described(topic.fitted)) if topic.fitted else None,
+                topic.birth,
+                _shares_text(topic.transfer.former.shares),
             ),
         )
+        self._db.execute("DELETE FROM remains WHERE topic = ?", (topic.name,))
         self._db.execute("DELETE FROM paused WHERE topic = ?", (topic.name,))
         if topic.paused:
             self._db.execute("INSERT INTO paused VALUES (?)", (topic.name,))
         self._db.execute("COMMIT")
 
-    def delete_topic(self, name: str) -> None:
-        """A contract that is over."""
+    def delete_topic(self, name: str, remains: Remains) -> None:
+        """A contract that is over; `remains` are the shares that brokers may have in force until they know that."""
         self._db.execute("BEGIN")
+        row = (name, _shares_text(remains.shares))
+        self._db.execute("INSERT OR REPLACE INTO remains VALUES (?, ?)", row)
         self._db.execute("DELETE FROM paused WHERE topic = ?", (name,))
         self._db.execute("DELETE FROM topics WHERE name = ?", (name,))
         self._db.execute("DELETE FROM publishers WHERE topic = ?", (name,))
         self._db.execute("COMMIT")
 
-    def topics(self) -> list[Topic]:
-        """All topics with their publishers."""
+    def delete_remains(self, name: str) -> None:
+        """Every broker knows that the contract is over."""
+        self._db.execute("DELETE FROM remains WHERE topic = ?", (name,))
+
+    def remains(self) -> dict[str, Remains]:
+        """What brokers may have in force of contracts that are over, by topic."""
+        rows = self._db.execute("SELECT topic, shares FROM remains").fetchall()
+        return {topic: Remains(_shares(shares)) for topic, shares in rows}
+
+    def topics(self, numbers: Iterator[int] | None = None) -> list[Topic]:
+        """All topics with their publishers; `numbers` counts the grants of all of them."""
         publishers: defaultdict[str, list[tuple[Declared, str | None, bool]]] = defaultdict(list)
         for topic, _, declared, broker, settled in self._db.execute("SELECT * FROM publishers"):
             publishers[topic].append((Declared(**json.loads(declared)), broker, bool(settled)))
         paused = {topic for (topic,) in self._db.execute("SELECT topic FROM paused")}
         found = []
-        for name, contract, sequence, pool_ntok, shares, opened, fitted in self._db.execute("SELECT * FROM topics"):
+        rows = self._db.execute("SELECT name, contract, pool_ntok, shares, former, opened, fitted, birth FROM topics")
+        for name, contract, pool_ntok, shares, former, opened, fitted, birth in rows.fetchall():
             promised = msgspec.json.decode(contract, type=Contract)
-            held = {broker: TokenBucket(*share) for broker, share in json.loads(shares).items()}
+            held = _shares(shares)
             whole = promised.bucket  # which may be less than what is held, where it was changed just before
             wanted = held if within(whole, held.values()) else scaled(whole, held)
-            topic = Topic(name, promised, Transfer(whole, held, wanted, sequence, pool_ntok), 1, bool(opened))
+            remains = Remains(_shares(former))
+            transfer = Transfer(whole, held, wanted, numbers=numbers, pool_ntok=pool_ntok, remains=remains, kept=True)
+            topic = Topic(name, promised, birth, transfer, 1, bool(opened), unshared=False)
             topic.publishers = {each.id: each for each, _, _ in publishers[name]}
             topic.place = {each.id: broker for each, broker, _ in publishers[name] if broker is not None}
             topic.settled = frozenset(each.id for each, _, settled in publishers[name] if settled)
@@ -234,6 +281,14 @@ def _locked(path: Path) -> int:
         raise ControlError(f"{path} is in use by {holder}: give each controller a folder of its own", path=str(path))
     locks.sign(lock, f"holds {_FILE}")
     return lock
+
+
+def _shares_text(shares: Mapping[str, TokenBucket]) -> str:
+    return json.dumps({name: [share.r_mtps, share.b_ntok] for name, share in shares.items()})
+
+
+def _shares(text: str) -> dict[str, TokenBucket]:
+    return {broker: TokenBucket(*share) for broker, share in json.loads(text).items()}
 
 
 def _text(kept: Contract | Declared) -> str:

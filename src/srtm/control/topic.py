@@ -16,10 +16,9 @@ from srtm.model.split import split_among, within
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Set
 
     from srtm.control.distributor import Fit
-    from srtm.control.members import Member
     from srtm.model.bucket import TokenBucket
     from srtm.model.transfer import Transfer
     from srtm.protocol.exchange import Contract
@@ -69,19 +68,27 @@ class Topic:
 
     name: str
     contract: Contract
+    birth: int  # which contract of that name: unique, and never used again
     transfer: Transfer
     version: int  # of the list of contracts that first had it
     opened: bool = False  # every broker knows of the contract
+    unshared: bool = True  # shares are to be computed anew from what is declared
     publishers: dict[str, Declared] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)  # publisher to broker
     seen: defaultdict[str, Seen] = field(default_factory=lambda: defaultdict(Seen))
     fit: Fit | None = None
     fitted: Fitted | None = None
     settled: frozenset[str] = frozenset()  # publishers that the last fitting placed
+    undeclared: set[str] = field(default_factory=set)  # publishers that a broker reported and that never registered
+    refused: dict[str, str] = field(default_factory=dict)  # brokers that cannot have a share, and why
+    former_publishers: Mapping[str, Declared] = field(default_factory=dict)  # of the contract that had the name before
+    short_since_ns: int | None = None  # since when less of r and b is in force than there is
+    told_short: bool = False
     flowing_s: int = 0  # seconds in a row that its publishers have sent about what they declared
     moving: set[str] = field(default_factory=set)  # publishers that have been told to go elsewhere
     moving_since_ns: int = 0
     left: Counter[str] = field(default_factory=Counter)  # publishers that have left a broker, since that was noted
+    settling_until_ns: int = 0  # until then shares follow what brokers say of publishers that have just come or gone
     reminded_ns: int = 0  # when publishers that are elsewhere were last ordered home
     attendance: Attendance = field(default_factory=Attendance)
     busy_s: Counter[str] = field(default_factory=Counter)  # seconds in a row that a broker was too slow
@@ -160,38 +167,68 @@ class Topic:
         """Whether a broker has more or fewer publishers than are placed there."""
         return broker in self.seen and self.seen[broker].publishers != sum(at == broker for at in self.place.values())
 
+    def calls_roll(self, broker: str) -> bool:
+        """Whether a broker should list the publishers that are connected to it."""
+        return bool(self.moving) or self.fit is not None or broker not in self.seen or self.uneven(broker)
+
+    @property
+    def all_wanted(self) -> bool:
+        """Whether the shares that brokers should hold are all that there is."""
+        whole, wanted = self.transfer.whole, self.transfer.wanted.values()
+        return (
+            sum(share.r_mtps for share in wanted) >= whole.r_mtps
+            and sum(share.b_ntok for share in wanted) >= whole.b_ntok
+        )
+
     def share_out(self, alive: Iterable[str]) -> None:
-        """Shares by what is declared and, where publishers are on their way, by where they still are."""
-        usable = set(alive)
+        """Shares by what is declared and, while publishers are on their way, by where they still are.
+
+        A topic that nobody uses yet has a share at every broker, so that a first message need not wait for one.
+        """
+        usable = set(alive) - self.refused.keys()
         weights: defaultdict[str, float] = defaultdict(float)
         for broker, rate in self.rates().items():
-            if broker in usable:
-                weights[broker] += rate
+            weights[broker] += rate
         for broker, wrong in self.misplaced().items():
-            if broker in usable:
-                weights[broker] += sum(self.publishers[name].rate_mps for name in wrong)
+            weights[broker] += sum(self.publishers[name].rate_mps for name in wrong)
+        guessed = {self.place[name] for name in self.undeclared if name in self.place}
         for broker, seen in self.seen.items():
-            if broker in usable and broker not in weights and (seen.waiting or seen.rate_mps or seen.publishers):
-                weights[broker] += max(seen.rate_mps, 0.01 * self.rate_mps, 0.001)
-        self._want(dict(weights), usable)
+            if broker in guessed:
+                weights[broker] = max(weights[broker], seen.carried_mps)
+            elif broker not in weights and (seen.waiting or seen.carried_mps or seen.publishers):
+                weights[broker] = max(seen.carried_mps, 0.01 * self.rate_mps, 0.001)
+        wanting = {broker: weight for broker, weight in weights.items() if broker in usable}
+        self._want(wanting or dict.fromkeys(usable, 1.0), usable)
+        self.unshared = False
 
-    def _want(self, weights: Mapping[str, float], usable: set[str]) -> None:
+    def _want(self, rates: Mapping[str, float], usable: set[str]) -> None:
+        """Shares of r by rates, and of b by rates and by what waits: tokens let it go at once, a rate in a while."""
         kept = self._kept(usable)
         left = _without(self.transfer.whole, kept.values())
-        shares = split_among(left, {name: repr(weight) for name, weight in weights.items()}) if left else {}
+        shares = {}
+        if left and rates:
+            b_each = left.b / sum(rates.values())
+            waiting = {name: min(self.seen[name].waiting if name in self.seen else 0, left.b) for name in rates}
+            bursts = {name: repr(rate * b_each + waiting[name]) for name, rate in rates.items()}
+            shares = split_among(left, {name: repr(rate) for name, rate in rates.items()}, bursts)
         self.transfer.retarget(kept | shares)
 
     def _kept(self, usable: set[str]) -> dict[str, TokenBucket]:
-        """What others may have in force, and keep; nothing, once they are heard, where it is more than there is."""
+        """What others may have in force, and keep; nothing, once they are heard, if it is more than there is."""
         kept = {name: share for name, share in self.transfer.possible.items() if name not in usable}
         return kept if within(self.transfer.whole, kept.values()) else {}
 
-    def adapt(self, members: Mapping[str, Member], now_ns: int) -> bool:
+    def astray(self, alive: Set[str]) -> bool:
+        """Whether shares are elsewhere than the brokers that have publishers or traffic."""
+        wanting = self.brokers() & alive - self.refused.keys()
+        return bool(wanting) and wanting != self.transfer.wanted.keys() & alive
+
+    def adapt(self, alive: Set[str], now_ns: int) -> bool:
         """Let shares follow the traffic; returns whether they are to change."""
-        alive = {name for name, member in members.items() if member.status == "alive"}
         held = self.transfer.wanted
-        kept = self._kept(alive)
-        wanting = self.brokers() & alive
+        usable = set(alive) - self.refused.keys()
+        kept = self._kept(usable)
+        wanting = self.brokers() & usable
         shares: dict[str, TokenBucket | None] = {name: held.get(name) for name in sorted(wanting)}
         left = _without(self.transfer.whole, kept.values())
         if not wanting:  # shares stay where they were useful last
@@ -205,7 +242,8 @@ class Topic:
             waiting = {name: self.seen[name].waiting for name in fresh}
             try:
                 target = kept | adapt(left, shares, histories, number=0, waiting=waiting)
-            except InputError:  # too little is left for so many, or those who said nothing hold too much
+            except InputError:  # those who said nothing hold more than is left
+                self.unshared = True
                 return False
         if target == held:
             return False
@@ -214,7 +252,7 @@ class Topic:
 
 
 def _without(whole: TokenBucket, shares: Iterable[TokenBucket]) -> TokenBucket | None:
-    """What is left of a bucket; none where that is no bucket."""
+    """What is left of a bucket; none if that is too little to be one."""
     r_mtps, b_ntok = whole.r_mtps, whole.b_ntok
     for share in shares:
         r_mtps, b_ntok = r_mtps - share.r_mtps, b_ntok - share.b_ntok

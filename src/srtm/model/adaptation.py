@@ -6,6 +6,9 @@ at one broker would stay for good, while others have tokens to spare.
 In: the whole bucket, the shares as they are, and a history of each broker. Out: the shares as they should be, adding up
 to no more than the whole. A broker whose history is not up to date is silent, and so is one that has a share and too
 short a history to judge it by: it keeps its share and stops nobody.
+
+Hysteresis guards taking. What nobody holds is given out at once, and if b has fewer tokens than there are brokers with
+traffic, they take turns.
 """
 
 from __future__ import annotations
@@ -97,9 +100,10 @@ def adapt(
     waiting: Mapping[str, int] | None = None,
     hysteresis: Fraction = HYSTERESIS,
 ) -> dict[str, TokenBucket]:
-    """The shares that fit the traffic at step `number`, or the present ones if none would change by `hysteresis`.
+    """The shares that fit the traffic at step `number`; if none would change by `hysteresis`, the present ones.
 
-    A broker whose share is None has traffic of the topic but no share of it yet. `waiting` are messages without tokens.
+    The present ones grow by what nobody holds. A broker whose share is None has traffic of the topic but no share of it
+    yet. `waiting` are messages without tokens.
     """
     held = {name: share for name, share in shares.items() if share}
     known = [
@@ -116,25 +120,46 @@ def adapt(
         return held
     r_left = whole.r_mtps - sum(share.r_mtps for share in silent)
     b_left = whole.b_ntok - sum(share.b_ntok for share in silent)
-    seen = [histories[name] for name in known]
-    r_floor = max(1, int(Fraction(r_left, len(known)) * IDLE_R))
-    queues = [Fraction((waiting or {}).get(name, 0), WINDOW_STEPS) for name in known]
-    demands = [history.mean_messages + queue for history, queue in zip(seen, queues, strict=True)]
+    queues = waiting or {}
+    demand = {name: histories[name].mean_messages + Fraction(queues.get(name, 0), WINDOW_STEPS) for name in known}
+    served = _in_turn(known, shares, queues, demand, min(r_left, b_left // NANO_PER_TOKEN))
+    if not served:
+        return {name: share for name, share in held.items() if name not in known}
+    seen, demands = [histories[name] for name in served], [demand[name] for name in served]
+    # Nobody can use more than the whole: a long queue takes no more from the bursts of others than a full bucket would.
+    backlogs = [min(history.max_backlog_ntok, whole.b_ntok) for history in seen]
+    present = {name: share for name in served if (share := shares[name])}
+    r_floor = min(r_left // len(served), max(1, int(Fraction(r_left, len(served)) * IDLE_R)))
     rates = apportion(r_left, demands, r_floor)
     b_floors = [max(1, history.largest_batch) * NANO_PER_TOKEN for history in seen]
     if sum(b_floors) > b_left:  # b is too small for everyone's batch: nobody below a token, the rest by backlog
-        b_floors = [NANO_PER_TOKEN] * len(known)
-    # Nobody can use more than the whole: a long queue takes no more from the bursts of others than a full bucket would.
-    backlogs = [min(history.max_backlog_ntok, whole.b_ntok) for history in seen]
+        b_floors = [NANO_PER_TOKEN] * len(served)
     bursts = apportion(b_left, backlogs, b_floors)
-    wanted = held | {
-        name: TokenBucket(r_mtps, b_ntok) for name, r_mtps, b_ntok in zip(known, rates, bursts, strict=True)
-    }
-    moved = any(_differs(shares[name], wanted[name], hysteresis) for name in known) or not within(whole, held.values())
-    return wanted if moved else held
+    wanted = {name: TokenBucket(*pair) for name, *pair in zip(served, rates, bursts, strict=True)}
+    unchanged = set(served) == set(known) == present.keys() and within(whole, held.values())
+    if unchanged and not any(_differs(present[name], wanted[name], hysteresis) for name in served):
+        r_spare = r_left - sum(share.r_mtps for share in present.values())
+        b_spare = b_left - sum(share.b_ntok for share in present.values())
+        more = zip(served, apportion(r_spare, demands), apportion(b_spare, backlogs), strict=True)
+        wanted = {name: TokenBucket(present[name].r_mtps + r, present[name].b_ntok + b) for name, r, b in more}
+    return {name: share for name, share in held.items() if name not in known} | wanted
 
 
-def _differs(old: TokenBucket | None, new: TokenBucket, hysteresis: Fraction) -> bool:
-    return old is None or (
+def _in_turn(
+    known: list[str],
+    shares: Mapping[str, TokenBucket | None],
+    waiting: Mapping[str, int],
+    demand: Mapping[str, Fraction],
+    most: int,
+) -> list[str]:
+    """The brokers that get a share: all, or, if there are too few tokens, first those that wait and have none."""
+    if len(known) <= most:
+        return known
+    turn = sorted(known, key=lambda name: (shares[name] is not None or not waiting.get(name), -demand[name], name))
+    return turn[:most]
+
+
+def _differs(old: TokenBucket, new: TokenBucket, hysteresis: Fraction) -> bool:
+    return (
         abs(new.r_mtps - old.r_mtps) > hysteresis * old.r_mtps or abs(new.b_ntok - old.b_ntok) > hysteresis * old.b_ntok
     )

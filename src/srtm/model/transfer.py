@@ -1,17 +1,23 @@
 """Moving shares between brokers so that at no instant more is out than there is: cut, acknowledged, then given.
 
-A loop without IO: `orders` says which grants to send now, `acknowledged` hears that a broker has put one in force.
-What a broker may be using is what it last acknowledged or what it was sent since, whichever is larger, for r and for b.
-Those amounts add up to no more than the whole bucket, always. Where the whole itself is made smaller (`resize`), they
-do from when the cuts that it takes are acknowledged; until then nothing is enlarged. Tokens that a smaller bucket had
-to give up travel with the next grants that enlarge one; a broker applies a grant, and its gift, once per sequence
-number. A broker that never answers holds back what it was to give, no more. One whose lease lapsed has cut itself to
-its safe share (`lapsed`), and one that is proven dead holds nothing (`gone`); the tokens that it had are lost.
+A loop without IO: `orders` says which grants to send now; `acknowledged` and `found` hear what brokers have in force.
+What a broker may be using is the largest of what it last reported, what it was sent since, and what it may hold of the
+contract that had the name before. Those amounts add up to no more than the whole bucket, always. If the whole itself is
+made smaller (`resize`, or a new contract of the same name), they do from when the cuts that it takes are acknowledged;
+until then nothing is enlarged.
+
+Brokers act on the newest exchange alone (`protocol.exchange`), so an answer settles everything that was sent before it:
+a grant that an answer leaves out is void (`retire`), and what a broker reports is what is booked, less or more.
+
+Tokens that a smaller bucket had to give up travel with the next grants that enlarge one; a broker applies a grant, and
+its gift, once. A broker that never answers holds back what it was to give, no more. One whose lease lapsed has cut
+itself to its safe share (`lapsed`), and one that is proven dead holds nothing (`gone`); its tokens are lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from srtm.errors import InputError
@@ -20,7 +26,7 @@ from srtm.model.split import split_among, within
 from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,19 @@ class Grant:
     gift_ntok: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What brokers may still have in force of a contract that is over; `firm` ones cut it when their lease ends."""
+
+    shares: Mapping[str, TokenBucket] = field(default_factory=dict)
+    firm: frozenset[str] = frozenset()
+
+    def only(self, brokers: set[str]) -> Remains:
+        """The part of these brokers."""
+        shares = {name: share for name, share in self.shares.items() if name in brokers}
+        return Remains(shares, self.firm & brokers)
+
+
 class _Amount(NamedTuple):
     """A share that may be nothing."""
 
@@ -44,7 +63,7 @@ class _Amount(NamedTuple):
 
     @property
     def share(self) -> TokenBucket | None:
-        """The bucket of this size; none where it is too small to be one."""
+        """The bucket of this size; none if it is too small to be one."""
         return TokenBucket(*self) if self.r_mtps >= 1 and self.b_ntok >= NANO_PER_TOKEN else None
 
 
@@ -59,19 +78,34 @@ class Transfer:
         whole: TokenBucket,
         held: Mapping[str, TokenBucket],
         wanted: Mapping[str, TokenBucket],
-        first_sequence: int = 1,
+        *,
+        numbers: Iterator[int] | None = None,
         pool_ntok: int = 0,
+        remains: Remains | None = None,
+        kept: bool = False,
     ) -> None:
-        """`pool_ntok` are tokens that nobody holds yet: all of b where the contract begins."""
+        """`pool_ntok` are tokens that nobody holds yet; `numbers` counts grants, for all topics of a controller.
+
+        With `kept`, what is held is the most that brokers had in force when it was written down: each is heard first,
+        because a cut from what it may have had could give it more than it has.
+        """
         self._whole = whole
         self._held = {name: _amount(share) for name, share in held.items()}
+        self._former = {name: _amount(share) for name, share in remains.shares.items()} if remains else {}
         self._sent: dict[str, Grant] = {}
-        self._firm: set[str] = set()  # brokers that have a share for as long as their lease, and would cut it then
-        self._lapsed: set[str] = set()  # brokers that have cut it, and put no grant in force since
-        self._late: dict[str, int] = {}  # grants that were under way then, and may be put in force yet, cut
+        # Grants that nobody waits for any more and that may be put in force yet, with the exchange that settles it.
+        self._loose: dict[str, tuple[int, _Amount]] = {}
+        self._firm = set(remains.firm) if remains else set()  # brokers that would cut their share if its lease ended
+        self._unheard = set(held) if kept else set()
         self._pool_ntok = pool_ntok
-        self.next_sequence = first_sequence
+        self._numbers = numbers or count(1)
         self.retarget(wanted)
+
+    @classmethod
+    def begun(cls, whole: TokenBucket, numbers: Iterator[int], remains: Remains) -> Transfer:
+        """A new contract: nobody has a share of it, and all of b waits to be given, but for what may be out already."""
+        taken_ntok = sum(share.b_ntok for share in remains.shares.values())
+        return cls(whole, {}, {}, numbers=numbers, pool_ntok=max(0, whole.b_ntok - taken_ntok), remains=remains)
 
     def retarget(self, wanted: Mapping[str, TokenBucket]) -> None:
         """Go for other shares from here on; grants that are under way stay valid."""
@@ -105,14 +139,29 @@ class Transfer:
 
     @property
     def held(self) -> dict[str, TokenBucket]:
-        """The shares that brokers have acknowledged."""
+        """The shares that brokers last reported in force."""
         return {name: share for name, amount in self._held.items() if (share := amount.share)}
 
     @property
     def possible(self) -> dict[str, TokenBucket]:
         """The most that each broker may be using now."""
-        amounts = {name: self._possible(name) for name in self._held.keys() | self._sent.keys()}
-        return {name: share for name, amount in amounts.items() if (share := amount.share)}
+        return {name: share for name in self._known() if (share := self._possible(name).share)}
+
+    @property
+    def booked(self) -> dict[str, TokenBucket]:
+        """The most that each broker may be using of this contract, without what it may have of the one before."""
+        return {name: share for name in self._known() if (share := self._new(name).share)}
+
+    @property
+    def former(self) -> Remains:
+        """What brokers may have in force of the contract before this one."""
+        shares = {name: share for name, amount in self._former.items() if (share := amount.share)}
+        return Remains(shares, frozenset(self._firm & shares.keys()))
+
+    @property
+    def remains(self) -> Remains:
+        """What brokers may have in force if this contract ends now."""
+        return Remains(self.possible, frozenset(self._firm))
 
     @property
     def unanswered(self) -> list[Grant]:
@@ -120,15 +169,30 @@ class Transfer:
         return list(self._sent.values())
 
     @property
+    def awaited(self) -> set[str]:
+        """Brokers whose next answer settles something."""
+        return self._sent.keys() | self._loose.keys() | self._former.keys()
+
+    @property
+    def unsettled(self) -> set[str]:
+        """Brokers whose share is not yet what it should be, or not known to be."""
+        names = self._known() | self._wanted.keys()
+        return {name for name in names if name in self._sent or self._possible(name) != self._goal(name)}
+
+    @property
     def done(self) -> bool:
         """Every broker has acknowledged what it should hold."""
-        names = self._held.keys() | self._wanted.keys()
-        return not self._sent and all(self._has(name) == self._goal(name) for name in names)
+        return not self.unsettled
 
     def orders(self) -> list[Grant]:
         """Grants to send now: cuts first, and gives as far as what was cut has been acknowledged."""
-        idle = sorted((self._held.keys() | self._wanted.keys()) - self._sent.keys())
-        grants = [self._send(name, cut) for name in idle if (cut := self._cut(name)) != self._has(name)]
+        idle = sorted((self._known() | self._wanted.keys()) - self._sent.keys() - self._unheard)
+        grants = [
+            self._send(name, cut)
+            for name in idle
+            # Of a new contract a broker has nothing until it is granted, though what it had of the old one is booked.
+            if (cut := self._cut(name)) != self._has(name) or name in self._former
+        ]
         return grants + [
             self._send(name, given)
             for name in idle
@@ -142,54 +206,75 @@ class Transfer:
         if surrendered_ntok < 0:
             raise InputError(f"broker {grant.broker!r} says it gave up {surrendered_ntok} nano-tokens")
         del self._sent[grant.broker]
+        self.learned(grant.broker)
         now = _amount(grant.share)
         lost = max(0, self._has(grant.broker).b_ntok - now.b_ntok)
         self._held[grant.broker] = now
-        self._lapsed.discard(grant.broker)
-        self._late.pop(grant.broker, None)
+        self._loose.pop(grant.broker, None)
         surrendered_ntok = min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
         self._pool_ntok = min(self._pool_ntok + surrendered_ntok, self._free().b_ntok)
 
-    def lapsed(self, broker: str, safe_percent: int) -> None:
-        """The broker's lease has ended: what it had in force by that lease, it has cut to this part of it."""
-        has, sent = self._has(broker), self._sent.pop(broker, None)
-        if broker in self._firm:
-            has = _amount(safe_share(has.share, safe_percent))
+    def learned(self, broker: str) -> None:
+        """The broker knows this contract, and has dropped what it had of the one before; its b is new."""
+        former = self._former.pop(broker, None)
+        if former is not None:
             self._firm.discard(broker)
-        self._lapsed.add(broker)
-        late = _amount(safe_share(sent.share, safe_percent)) if sent else _NOTHING
-        if sent:
-            self._late[broker] = sent.sequence
-        self._held[broker] = _most(has, late)
-        self._wanted[broker] = self._cut(
-            broker
-        )  # it is not to be given back what others may get, until someone says so
+            self._pool_ntok = min(self._pool_ntok + former.b_ntok, self._free().b_ntok)
+
+    def forget_remains(self) -> None:
+        """Count what brokers may hold of the contract before this one no longer: none of them was heard for a lease."""
+        for broker in list(self._former):
+            self.learned(broker)
+
+    def retire(self, broker: str, last: int) -> None:
+        """Give up waiting for a grant: an answer left it out. It may come with an exchange up to `last`, still."""
+        sent = self._sent.pop(broker, None)
+        if sent is not None:
+            self._loosen(broker, last, _amount(sent.share))
+
+    def lapsed(self, broker: str, safe_percent: int, last: int = 0) -> None:
+        """The broker's lease has ended: what it had in force by that lease, it has cut to this part of it.
+
+        The same goes for what it was sent with exchanges up to `last`, and has not put in force yet.
+        """
+        if broker in self._firm:
+            self._firm.discard(broker)
+            for books in (self._held, self._former):
+                if broker in books:
+                    books[broker] = _safe(books[broker], safe_percent)
+        self.retire(broker, last)
+        _, loose = self._loose.get(broker, (last, _NOTHING))
+        self._loose[broker] = last, _safe(loose, safe_percent)
+        # It is not to be given back what others may get, until someone says so.
+        self._wanted[broker] = self._cut(broker)
 
     def gone(self, broker: str) -> None:
         """The broker is dead for certain, or has started anew: it holds nothing."""
-        self._sent.pop(broker, None)
-        self._held.pop(broker, None)
+        for books in (self._sent, self._held, self._loose, self._former):
+            books.pop(broker, None)
+        self._unheard.discard(broker)
         self._wanted.pop(broker, None)  # or it would be granted its share again, which nobody would acknowledge
         self._firm.discard(broker)
-        self._lapsed.discard(broker)
-        self._late.pop(broker, None)
 
-    def found(self, broker: str, share: TokenBucket | None, *, safe: bool, sequence: int | None = None) -> None:
-        """The broker says what it has in force, by which of our grants, and whether it is its safe share already.
+    def found(self, broker: str, share: TokenBucket | None, *, safe: bool, answered: int | None = None) -> None:
+        """The broker says what it has in force, and whether that is its safe share already.
 
-        Less than was thought frees the rest; more is not believed, nor that a share is whole whose lease has ended:
-        that was said before it did, and came late. Nor does it free anything that a grant which was under way when the
-        lease ended may bring yet.
+        `answered` is the newest exchange that it had acted on; none if that is newer than any that matters. What it
+        says is what is booked: less frees the rest, and more takes it from what may be given. Only an answer to an
+        exchange from before its lease ended may be older than its cut, and is not believed to have more.
         """
-        has, said = self._has(broker), _amount(share)
-        if sequence is not None and sequence >= self._late.get(broker, 0):
-            self._late.pop(broker, None)
-        if broker not in self._sent and broker not in self._late:
-            self._held[broker] = _Amount(min(has.r_mtps, said.r_mtps), min(has.b_ntok, said.b_ntok))
-        if safe:
-            self._firm.discard(broker)
-        elif broker not in self._lapsed:
-            self._firm.add(broker)
+        said = _amount(share)
+        self._unheard.discard(broker)
+        late = answered is not None and broker in self._loose and answered <= self._loose[broker][0]
+        if not late:
+            self._loose.pop(broker, None)
+            (self._firm.discard if safe else self._firm.add)(broker)
+        has = self._held.get(broker, _NOTHING)
+        if late:
+            said = _Amount(min(has.r_mtps, said.r_mtps), min(has.b_ntok, said.b_ntok))
+        elif broker in self._sent:  # what was said before the grant came frees nothing
+            said = _most(has, said)
+        self._held[broker] = said
 
     def recalled(self, broker: str, share: TokenBucket) -> None:
         """The books are lost, and the broker says that it holds this."""
@@ -199,18 +284,34 @@ class Transfer:
         """Nobody knows how many tokens are out: none are left to be given."""
         self._pool_ntok = 0
 
+    def _loosen(self, broker: str, last: int, amount: _Amount) -> None:
+        before, other = self._loose.get(broker, (0, _NOTHING))
+        self._loose[broker] = max(before, last), _most(other, amount)
+
     def _send(self, name: str, amount: _Amount) -> Grant:
         gift_ntok = min(self._pool_ntok, max(0, amount.b_ntok - self._has(name).b_ntok))
         self._pool_ntok -= gift_ntok
-        grant = Grant(name, amount.share, self.next_sequence, gift_ntok)
-        self.next_sequence += 1
+        grant = Grant(name, amount.share, next(self._numbers), gift_ntok)
         self._sent[name] = grant
         assert self._possible(name) == self._has(name) or within(self._whole, self.possible.values())
         return grant
 
     def _cut(self, name: str) -> _Amount:
         has, goal = self._has(name), self._goal(name)
-        return _Amount(min(has.r_mtps, goal.r_mtps), min(has.b_ntok, goal.b_ntok))
+        cut = _Amount(min(has.r_mtps, goal.r_mtps), min(has.b_ntok, goal.b_ntok))
+        if name not in self._former:
+            return cut
+        # What is booked for the old contract may be more than all of the new one, of which only so much is left.
+        others = [self._new(other) for other in self._known() if other != name]
+        r_mtps = self._whole.r_mtps - sum(amount.r_mtps for amount in others)
+        b_ntok = self._whole.b_ntok - sum(amount.b_ntok for amount in others)
+        return _amount(_Amount(min(cut.r_mtps, r_mtps), min(cut.b_ntok, b_ntok)).share)
+
+    def _new(self, name: str) -> _Amount:
+        """The most that a broker may have in force of this contract, whatever it has of the one before."""
+        _, loose = self._loose.get(name, (0, _NOTHING))
+        has = _most(self._held.get(name, _NOTHING), loose)
+        return _most(has, _amount(self._sent[name].share)) if name in self._sent else has
 
     def _give(self, name: str) -> _Amount:
         has, goal, free = self._has(name), self._goal(name), self._free()
@@ -222,13 +323,18 @@ class Transfer:
 
     def _free(self) -> _Amount:
         """What nobody may be using: nothing while more is out than there is."""
-        out = [self._possible(name) for name in self._held.keys() | self._sent.keys()]
+        out = [self._possible(name) for name in self._known()]
         r_mtps = self._whole.r_mtps - sum(amount.r_mtps for amount in out)
         b_ntok = self._whole.b_ntok - sum(amount.b_ntok for amount in out)
         return _Amount(r_mtps, b_ntok) if r_mtps >= 0 and b_ntok >= 0 else _NOTHING
 
+    def _known(self) -> set[str]:
+        return self._held.keys() | self._sent.keys() | self._loose.keys() | self._former.keys()
+
     def _has(self, name: str) -> _Amount:
-        return self._held.get(name, _NOTHING)
+        """What a broker may have in force before it has the grant that is under way."""
+        _, loose = self._loose.get(name, (0, _NOTHING))
+        return _most(self._held.get(name, _NOTHING), _most(loose, self._former.get(name, _NOTHING)))
 
     def _goal(self, name: str) -> _Amount:
         return self._wanted.get(name, _NOTHING)
@@ -249,9 +355,12 @@ def scaled(whole: TokenBucket, shares: Mapping[str, TokenBucket]) -> dict[str, T
 
 
 def safe_share(share: TokenBucket | None, percent: int) -> TokenBucket | None:
-    """What a broker goes on with when its lease has ended; none where so little is no bucket."""
-    has = _amount(share)
-    return _Amount(has.r_mtps * percent // 100, has.b_ntok * percent // 100).share
+    """What a broker goes on with when its lease has ended; none if so little is not a bucket."""
+    return _safe(_amount(share), percent).share
+
+
+def _safe(amount: _Amount, percent: int) -> _Amount:
+    return _amount(_Amount(amount.r_mtps * percent // 100, amount.b_ntok * percent // 100).share)
 
 
 def _amount(share: TokenBucket | None) -> _Amount:

@@ -3,6 +3,9 @@
 In: JSON of the other side. Out: the message, every number of it in range, or a ProtocolError that says which is not.
 Shares are integers (`r_mtps`, `b_ntok`), so that what is in force is what was granted. Seconds are counted by the
 broker's wall clock, stamps by its monotonic one; a stamp means something to the broker alone.
+
+A name is not an identity. A topic that is deleted and created again has the same name and another *birth*; contracts,
+grants, moves and reports carry it, and neither side applies what belongs to another birth.
 """
 
 from __future__ import annotations
@@ -57,10 +60,18 @@ class Contract(msgspec.Struct, frozen=True):
         return TokenBucket(self.r_mtps, self.b_ntok)
 
 
+class Listed(msgspec.Struct, frozen=True):
+    """A contract as the controller lists it: which one of that name, and its terms."""
+
+    birth: Count
+    contract: Contract
+
+
 class Grant(msgspec.Struct, frozen=True):
     """A share of a topic for this broker, or none: then its messages wait. `gift_ntok` are tokens that come along."""
 
-    sequence: Count
+    birth: Count  # of the contract that it is a share of
+    sequence: Count  # counts all grants of this epoch, of all topics
     share: Share | None
     gift_ntok: Count = 0
 
@@ -69,12 +80,17 @@ class Move(msgspec.Struct, frozen=True):
     """Publishers of a topic that are to go on at another broker."""
 
     topic: Name
+    birth: Count
     to: tuple[str, ...]
     publishers: list[Name]
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """Controller to broker. `contracts` are those of all topics, told when their `version` is new to the broker."""
+    """Controller to broker. `contracts` are those of all topics, told when their `version` is new to the broker.
+
+    Exchanges of an epoch are numbered. A broker acts on the newest alone: once it has answered one, those before it are
+    void, and with them every grant that a later one does not repeat.
+    """
 
     epoch: Count
     number: Count
@@ -83,7 +99,7 @@ class Exchange(msgspec.Struct, frozen=True):
     lease_ns: Count
     safe_percent: Annotated[int, msgspec.Meta(ge=0, le=100)]
     version: Count
-    contracts: dict[Name, Contract] | None = None
+    contracts: dict[Name, Listed] | None = None
     grants: dict[Name, Grant] = {}
     moves: list[Move] = []
     heard: Count = 0  # the last second that the controller knows
@@ -107,8 +123,9 @@ class Second(msgspec.Struct, frozen=True):
 
 
 class TopicReport(msgspec.Struct, frozen=True):
-    """A topic at a broker: what is in force, and what was seen."""
+    """A topic at a broker: what is in force, and what was seen since it learned of this contract."""
 
+    birth: Count
     epoch: Count
     sequence: Count
     share: Share | None
@@ -117,6 +134,8 @@ class TopicReport(msgspec.Struct, frozen=True):
     waiting: Count
     publishers: Count
     durable: bool
+    rate_mps: Count  # messages of the last whole second, under whichever contract
+    arrived: Count  # messages ever, at this broker since it started
     seconds: list[Second] = []
     roll: list[tuple[Name, str | None]] | None = None  # publishers that are here, with their groups
 
@@ -127,13 +146,15 @@ class Answer(msgspec.Struct, frozen=True):
     broker: Name
     incarnation: Count  # when it started: a restarted broker holds nothing
     number: Count  # of the exchange that this answers
+    acted: Count  # the newest exchange that it has acted on: larger, if this one was overtaken
     stamp: int
     version: Count  # of the list of contracts that it knows
     topics: dict[Name, TopicReport]
     rate_mps: Count = 0  # of all topics
     lag_ns: Count = 0  # how late its loop was at most, in the last second
     free_mps: Count = 0  # of topics without a contract
-    contracts: dict[Name, Contract] | None = None
+    contracts: dict[Name, Listed] | None = None
+    refused: dict[Name, str] = {}  # grants of this exchange that were not put in force, and why
     engine: str = "local"  # that delivers its topics
     engine_problem: str | None = None  # why that takes nothing
     stores: bool = True  # it can keep topics on disk

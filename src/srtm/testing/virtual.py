@@ -41,6 +41,7 @@ class VirtualPublisher:
 
     declared: Declared
     topic: str
+    follow: Callable[[VirtualPublisher], None]  # is called when it was sent an order
     broker: VirtualBroker | None = None
     rng: random.Random = field(default_factory=random.Random)
     sent: int = 0
@@ -60,6 +61,7 @@ class VirtualPublisher:
         found = orders.decode(frame[FRAME_HEAD.size :])
         if found is not None:
             self.inbox.append(found)
+            self.follow(self)
 
     def next_gap_ns(self) -> int:
         """How long until it sends its next batch."""
@@ -80,6 +82,7 @@ class VirtualBroker:
         self.durable = self.engine = None
         self.lag_ns = 0
         self.control = Control(self, managed=True)  # type: ignore[arg-type]
+        self._learned: dict[str, list[tuple[int, int | None]]] = {}  # since when a topic is under which contract
 
     @property
     def name(self) -> str:
@@ -106,8 +109,12 @@ class VirtualBroker:
         now_ns = self.world.now_ns
         self.control.check_lease(now_ns, self.mono_ns)
         for topic in self.topics.values():
+            known, birth = self._learned.setdefault(topic.name, [(0, None)]), self.control.birth(topic.name)
+            if known[-1][1] != birth:
+                known.append((now_ns, birth))
             for message in topic.drain(now_ns):
-                self.world.released(topic.name, self.name, message)
+                under = next(birth for since_ns, birth in reversed(known) if message.release_ns >= since_ns)
+                self.world.released(topic.name, self.name, message, under)
 
     def second(self) -> None:
         """A second is over."""
@@ -127,6 +134,7 @@ class VirtualCluster:
         self.publishers: dict[str, VirtualPublisher] = {}
         self.arrivals: dict[str, list[int]] = {}
         self.releases: dict[str, list[tuple[int, str, bytes]]] = {}
+        self.released_under: dict[int, list[int]] = {}  # by the birth of the contract, when
         self.cut: set[str] = set()  # brokers that the controller cannot reach, nor they it
         self.loss, self.doubling, self.longest_delay_ns = 0.0, 0.0, 5 * NS_PER_MS
         self.paused: set[str] = set()  # brokers that stand still
@@ -191,7 +199,10 @@ class VirtualCluster:
 
     def publish(self, topic: str, publishers: Iterable[Declared]) -> None:
         """Publishers of a topic begin to send."""
-        new = [VirtualPublisher(each, topic, rng=random.Random(self.rng.random())) for each in publishers]
+        new = [
+            VirtualPublisher(each, topic, self._will_follow, rng=random.Random(self.rng.random()))
+            for each in publishers
+        ]
         self.publishers |= {each.declared.id: each for each in new}
         self._find_places(new, [])
         sources: dict[str, list[VirtualPublisher]] = {}
@@ -200,13 +211,22 @@ class VirtualCluster:
         for members in sources.values():
             self.at(members[0].next_gap_ns(), self._burst, members)
 
+    def rename(self, publisher: VirtualPublisher, topic: str) -> None:
+        """A publisher goes on under the name of another topic; it connects anew."""
+        self._connect(publisher, None)
+        publisher.topic = topic
+        publisher.__post_init__()
+        self.at(NS_PER_MS, self._find_places, [publisher], [])
+
     def leave(self, publisher: str) -> None:
         """A publisher is gone for good."""
         self.publishers[publisher].gone = True
         self._connect(self.publishers[publisher], None)
 
-    def released(self, topic: str, broker: str, message: Message) -> None:
-        """A message has its token."""
+    def released(self, topic: str, broker: str, message: Message, birth: int | None) -> None:
+        """A message has its token, under the contract of that birth."""
+        if birth is not None:
+            self.released_under.setdefault(birth, []).append(message.release_ns)
         self.releases.setdefault(topic, []).append((message.release_ns, broker, message.body))
 
     def _register(self, name: str) -> None:
@@ -241,7 +261,11 @@ class VirtualCluster:
             self._send(publisher)
         self.at(members[0].next_gap_ns(), self._burst, members)
 
-    def _send(self, publisher: VirtualPublisher) -> None:
+    def _will_follow(self, publisher: VirtualPublisher) -> None:
+        self.at(self.rng.randrange(1, 20) * NS_PER_MS, self._follow, publisher)
+
+    def _follow(self, publisher: VirtualPublisher) -> None:
+        """A publisher goes where it was told to go."""
         for order in publisher.inbox:
             if isinstance(order, orders.Migrate):
                 port = int(order.to[0].rpartition(":")[2]) if order.to else 0
@@ -249,6 +273,8 @@ class VirtualCluster:
                 if target is not None:
                     self._connect(publisher, target.name)
         publisher.inbox.clear()
+
+    def _send(self, publisher: VirtualPublisher) -> None:
         broker = publisher.broker
         if broker is not None and broker.name not in self.paused:
             topic = broker.touch(publisher.topic)
@@ -284,8 +310,14 @@ class VirtualCluster:
             assert fit.job
             fit.job()
             controller.done(fit, self.now_ns)
-        for name, member in list(controller.members.items()):
-            if member.status != "dead" and controller.due(name, self._last_sent.get(name, 0), self.now_ns):
+        self._speak(controller)
+
+    def _speak(self, controller: Controller) -> None:
+        """Send the exchanges that are due."""
+        if controller is not self.controller:
+            return
+        for name in list(controller.members):
+            if controller.due(name, self._last_sent.get(name, 0), self.now_ns):
                 self._last_sent[name] = self.now_ns
                 said = controller.compose(name)
                 if not self._loses(name):
@@ -311,6 +343,8 @@ class VirtualCluster:
     def _answered(self, controller: Controller, name: str, said: exchange.Exchange, text: bytes) -> None:
         if controller is self.controller and name not in self.cut:
             controller.heard(name, said, exchange.read(text, exchange.Answer), self.now_ns)
+            if controller.urgent:
+                self.at(NS_PER_MS, self._speak, controller)
 
     def _loses(self, name: str) -> bool:
         return name in self.cut or self.rng.random() < self.loss

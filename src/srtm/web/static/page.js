@@ -295,9 +295,15 @@ function penaltyInWords(topic) {
 function progress(topic) {
   if (topic.waits_for?.length) return `Waits for ${topic.waits_for.join(", ")} to learn of the contract.`;
   if (topic.fitting) return `Fitting ${count(topic.fitting.publishers)} publishers: ${topic.fitting.state}, ${topic.fitting.rounds} rounds measured.`;
+  if (topic.shares.short_of && topic.shares.short_since_s > 2) return shortInWords(topic.shares);
   if (topic.moving) return `${count(topic.moving)} publishers are on their way to another broker.`;
   if (topic.fitted && !topic.fitted.met) return `No placement held the SLO: ${topic.fitted.reason}`;
   return "";
+}
+
+function shortInWords(shares) {
+  const waits = shares.waits_for.length ? `; waits for ${shares.waits_for.join(", ")}` : "";
+  return `Shares: ${shares.short_of}, for ${Math.round(shares.short_since_s)} s now${waits}.`;
 }
 
 async function readEvents(name) {
