@@ -61,6 +61,7 @@ class Look:
     ended_s: float
     opened: bool
     placed: dict[str, int]  # publishers by broker
+    connected: dict[str, int]
     shares: dict[str, tuple[float, float]]
 
     def serves(self, wish: Wish) -> bool:
@@ -92,9 +93,12 @@ class Watch:
                     *(self._asked(url + query) for url in urls.values()),
                 )
                 shares = {name: _share(said) for name, said in zip(urls, found, strict=True)}
-                placed = {each["broker"]: each["publishers"] for each in seen.get("brokers", ()) if each["publishers"]}
+                placed, connected = (
+                    {each["broker"]: each[what] for each in seen.get("brokers", ()) if each[what]}
+                    for what in ("publishers", "connected")
+                )
                 opened = seen.get("state", "opening") != "opening"
-                self.looks.append(Look(began_s, time.time(), opened, placed, shares))
+                self.looks.append(Look(began_s, time.time(), opened, placed, connected, shares))
                 await asyncio.sleep(max(0.0, LOOK_S - (time.time() - began_s)))
 
     async def until(self, since_s: float, wish: Wish, patience_s: float) -> bool:
@@ -152,6 +156,12 @@ class Load:
     @property
     def reports(self) -> int:
         return len(self._sent)
+
+    def summary(self) -> str:
+        return (
+            f"{self.reports:,} reports, {sum(self._answered):,} acknowledged, {self.skipped:,} skipped because"
+            f" {MOST_IN_FLIGHT} waited; {self.arrived:,} messages arrived, {self.doubled:,} of them again"
+        )
 
     def missing(self, begin: int = 0, end: int | None = None) -> int:
         """Messages of these reports that were answered, and did not come."""
@@ -257,11 +267,12 @@ class Live:
                 for task in tasks:
                     task.cancel()
 
-    async def replace(self, wish: Wish) -> tuple[float, float]:
-        """DELETE and PUT at once; when PUT was first sent, and when it was answered."""
+    async def replace(self, wish: Wish, gap_s: float = 0.0) -> tuple[float, float]:
+        """DELETE and PUT; when PUT was first sent, and when it was answered."""
         url, sent_s = f"{self.cluster.url}/v1/topics/{TOPIC}", 0.0
         while True:
             await self.remove()
+            await asyncio.sleep(gap_s)
             sent_s = sent_s or time.time()
             answer = await self._ask("PUT", url, wish.body(self._durability))
             if answer.status_code != httpx.codes.CONFLICT:  # a controller that died has forgotten the DELETE

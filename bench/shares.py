@@ -50,6 +50,7 @@ AGAIN_S = 32.0  # goal of kills: a lease and two exchanges
 VICTIMS = ("broker", "controller", "both")
 AROUND_S = 0.5  # of a change, when processes are killed
 LONGEST_S = 6 * 3600  # that a busy loop may live, whatever happens to us
+Step = Callable[[str], None]
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Change:
     answered_s: float
     ended_s: float = 0.0  # by the wall clock, before the next DELETE
     opened_s: float | None = None
+    home_s: float | None = None  # every publisher was connected where it is placed
     in_force_s: float | None = None
     longest_dip_s: float = 0.0  # below that, later
     most_r: float = 0.0  # in force together, as a part of the contract
@@ -81,6 +83,8 @@ class Change:
         opened = next((number for number, look in enumerate(looks) if look.opened), len(looks))
         if opened < len(looks):
             self.opened_s = looks[opened].ended_s - self.sent_s
+        home = next((look for look in looks if look.placed == look.connected), None)
+        self.home_s = home.ended_s - self.sent_s if home else None
         if serving:
             self.in_force_s = serving[0].ended_s - self.sent_s
             times = [look.ended_s for look in serving] + [looks[-1].ended_s]
@@ -98,16 +102,15 @@ class Change:
         return max(self.most_r, self.most_b) <= 1 + 1e-9
 
 
-async def cycles(options: argparse.Namespace, folder: Path, step: Callable[[str], None]) -> list[Change]:
+async def cycles(options: argparse.Namespace, folder: Path, step: Step) -> tuple[list[Change], str]:
     """Two changes each: to `srtm`, and back to `lb`."""
     live, changes, before = Live(folder, "memory", options.seed), [], LB
     async with live.running(LB):
-        await live.watch.until(0.0, LB, options.seconds)
         await asyncio.sleep(options.seconds)
         for number in range(2 * options.cycles):
             wish = LB if number % 2 else SMALL if number % 4 == 2 else SRTM
             await live.record("start", f"{number:04}")
-            sent_s, answered_s = await live.replace(wish)
+            sent_s, answered_s = await live.replace(wish, options.gap)
             change = Change(f"{_named(before)} → {_named(wish)}", wish, before, sent_s, answered_s)
             await asyncio.sleep(max(0.0, sent_s + options.seconds - time.time()))
             change.ended_s, before = time.time(), wish
@@ -115,31 +118,31 @@ async def cycles(options: argparse.Namespace, folder: Path, step: Callable[[str]
             change.judge(live.watch.between(sent_s, change.ended_s))
             changes.append(change)
             step(f"{change.group}: {_seconds(change.in_force_s)}")
-    return changes
+    return changes, live.load.summary()
 
 
 def _named(wish: Wish) -> str:
-    return f"{wish.policy}, (r, b)/10" if wish is SMALL else wish.policy
+    return f"{wish.policy}/10" if wish is SMALL else wish.policy
 
 
-async def kills(options: argparse.Namespace, folder: Path, step: Callable[[str], None]) -> list[Change]:
+async def kills(options: argparse.Namespace, folder: Path, step: Step) -> tuple[list[Change], str]:
     """A change and a kill at about the same time, of each kind in turn."""
     rng = random.Random(options.seed)
     live, changes, before = Live(folder, "disk", options.seed), [], SRTM
     begins = []
     async with live.running(SRTM):
-        await live.watch.until(0.0, SRTM, options.seconds)
+        await asyncio.sleep(options.seconds)
         for number in range(len(VICTIMS) * options.kills):
             victim, wish = VICTIMS[number % len(VICTIMS)], SRTM if number % 2 else OTHER
-            await asyncio.sleep(options.seconds)  # who was started again is no longer young
             begins.append(live.load.reports)
             moment_s = rng.uniform(-AROUND_S, AROUND_S)
             killing = asyncio.create_task(_kill(live, victim, AROUND_S + moment_s))
             await asyncio.sleep(AROUND_S)
-            sent_s, answered_s = await live.replace(wish)
+            sent_s, answered_s = await live.replace(wish, options.gap)
             sent_s = max(sent_s, await killing)
             change = Change(victim, wish, before, sent_s, answered_s)
             await live.watch.until(max(sent_s, answered_s), wish, options.patience)
+            await asyncio.sleep(options.seconds)  # does it stay? and who was started again is no longer young
             change.ended_s, before = time.time(), wish
             change.judge(live.watch.between(sent_s, change.ended_s))
             changes.append(change)
@@ -148,13 +151,14 @@ async def kills(options: argparse.Namespace, folder: Path, step: Callable[[str],
         await live.load.drained()
         for change, begin, end in zip(changes, begins, [*begins[1:], live.load.reports], strict=True):
             change.missing = live.load.missing(begin, end)
-    return changes
+    return changes, live.load.summary()
 
 
 async def _kill(live: Live, victim: str, after_s: float) -> float:
     """Kill -9, after a while; gives when."""
     await asyncio.sleep(after_s)
-    shares = live.watch.looks[-1].shares
+    held = (look.shares for look in reversed(live.watch.looks) if any(r for r, _ in look.shares.values()))
+    shares = next(held, live.watch.looks[-1].shares)
     largest = max(live.cluster.brokers, key=lambda child: shares[child.name])
     victims = {"broker": [largest], "controller": [live.cluster.controller], "both": [largest, live.cluster.controller]}
     for child in victims[victim]:
@@ -216,16 +220,18 @@ def table_of_cycles(changes: list[Change]) -> dict[str, bool]:
             [
                 name,
                 f"{soon}/{len(group)}",
-                *_in_force(group),
+                *_times([each.in_force_s for each in group]),
+                _times([each.home_s for each in group])[0],
                 f"{np.median(tails):.1f}, {max(tails):,.0f}",
                 f"{max(each.longest_dip_s for each in group):.1f}",
                 f"{max(each.most_r for each in group):.1%}, {max(each.most_b for each in group):.1%}",
                 f"{sum(bool(each.conforms) for each in group)}/{len(group)}",
             ]
         )
+    print("/10: a tenth of (r, b), and of the load; home: median until publishers are connected where they are placed")
     show(
-        f"From PUT until 99 % of r is in force where publishers are placed; p99 access of the first {FIRST_S:g} s, ms",
-        ["change", f"≤ {SOON_S:g} s", *_COLUMNS, "p99: median, worst", "dip s", "most r, b", "conform"],
+        f"From PUT until 99 % of r is in force where publishers are placed; p99 access of the first {FIRST_S:g} s in ms, median and worst",
+        ["change", f"≤ {SOON_S:g} s", *_COLUMNS, "home", "p99, worst", "dip s", "most r, b", "conform"],
         rows,
     )
     return goals
@@ -241,7 +247,7 @@ def table_of_kills(changes: list[Change]) -> dict[str, bool]:
         goals[f"kill -9 of {name}: never more than the contract"] = all(each.kept for each in group)
         goals[f"kill -9 of {name}: nothing lost that was acknowledged"] = not missing
         most = f"{max(each.most_r for each in group):.1%}, {max(each.most_b for each in group):.1%}"
-        rows.append([name, f"{again}/{len(group)}", *_in_force(group), most, f"{missing:,}"])
+        rows.append([name, f"{again}/{len(group)}", *_times([each.in_force_s for each in group]), most, f"{missing:,}"])
     title = "From PUT or kill -9, whichever was later, until 99 % of r is in force where publishers are placed"
     show(title, ["killed", f"≤ {AGAIN_S:g} s", *_COLUMNS, "most r, b", "messages lost"], rows)
     return goals
@@ -250,10 +256,10 @@ def table_of_kills(changes: list[Change]) -> dict[str, bool]:
 _COLUMNS = ["median s", "p90", "worst", "never"]
 
 
-def _in_force(group: list[Change]) -> list[str]:
-    """Those that never were count as longer than any."""
-    times = sorted(each.in_force_s if each.in_force_s is not None else np.inf for each in group)
-    points = [times[min(len(times) - 1, int(q * len(times)))] for q in (0.5, 0.9, 1.0)]
+def _times(found: list[float | None]) -> list[str]:
+    """Median, p90, worst, and how many never came, which count as longer than any."""
+    times = [np.inf if each is None else each for each in found]
+    points = np.quantile(times, (0.5, 0.9, 1.0), method="inverted_cdf")
     return [*(f"{point:.2f}" if np.isfinite(point) else "never" for point in points), str(times.count(np.inf))]
 
 
@@ -279,7 +285,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def stepping(title: str, total: int) -> Iterator[Callable[[str], None]]:
+def stepping(title: str, total: int) -> Iterator[Step]:
     """A line of progress on a terminal."""
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(title, total=total)
@@ -290,7 +296,7 @@ def measure(part: str, options: argparse.Namespace) -> tuple[list[Change], dict[
     """Run one part and print its table."""
     run, total = {"cycles": (cycles, 2 * options.cycles), "kills": (kills, len(VICTIMS) * options.kills)}[part]
 
-    async def stoppable() -> list[Change]:
+    async def stoppable() -> tuple[list[Change], str]:
         this = asyncio.current_task()
         assert this is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
@@ -299,7 +305,8 @@ def measure(part: str, options: argparse.Namespace) -> tuple[list[Change], dict[
     with tempfile.TemporaryDirectory(prefix="bench-shares-") as name:
         folder = Path(name)
         with busy(options.busy), stepping(part, total) as step:
-            changes = program.run(stoppable())
+            changes, summary = program.run(stoppable())
+        print(f"{part}: {summary}", flush=True)
         if part == "kills":
             return changes, table_of_kills(changes)
         look_at_recordings(changes, folder)
@@ -312,6 +319,7 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=100, help="two changes each")
     parser.add_argument("--kills", type=int, default=20, help="of each kind")
     parser.add_argument("--seconds", type=float, default=6.0, help="between two changes")
+    parser.add_argument("--gap", type=float, default=0.0, help="seconds between DELETE and PUT, to compare with")
     parser.add_argument("--patience", type=float, default=45.0, help="seconds to wait after a kill")
     parser.add_argument("--busy", type=int, default=0, help="busy loops beside")
     parser.add_argument("--seed", type=int, default=1)
