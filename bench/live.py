@@ -164,7 +164,7 @@ class Load:
         )
 
     def missing(self, begin: int = 0, end: int | None = None) -> int:
-        """Messages of these reports that were answered, and did not come."""
+        """Messages of these reports that were answered, and did not come; a kill long after them may be the cause."""
         rows = zip(self._sent[begin:end], self._came[begin:end], self._answered[begin:end], strict=True)
         return sum((sent & ~came).bit_count() for sent, came, answered in rows if answered)
 
