@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-engines bench-page lab docs clean
+.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-page lab docs clean
 help:
 	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (2 minutes)"
 	@echo "make setup   make .venv with pinned versions (done by the others as needed; tests and docs add theirs)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-streaming   measure Spark's source and sink"
 	@echo "make bench-broker   measure the broker beside nsqd, NATS and a bare forwarder (PART=loads for some)"
 	@echo "make bench-engines   measure what SRTM costs in front of nsqd and JetStream, and what it is good for"
+	@echo "make bench-shares   measure how soon a contract that replaces another is in force, and kill -9 meanwhile (PART=cycles for some)"
 	@echo "make bench-page   measure the page with 100 topics on 20 brokers (needs Chromium)"
 	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
 	@echo "make docs   the documentation as a site, in site/"
@@ -62,6 +63,9 @@ bench-broker: $(DEV_READY)
 
 bench-engines: $(DEV_READY)
 	PATH=.parts/bin:$$PATH $(BIN)/python -m bench.engines
+
+bench-shares: $(DEV_READY)
+	$(BIN)/python -m bench.shares $(PART)
 
 bench-page: $(DEV_READY)
 	$(BIN)/python -m bench.page
