@@ -241,7 +241,7 @@ def shares(api: httpx.Client, topic: str) -> list[tuple[float, float]]:
 def test_an_unknown_topic_comes_with_the_remedy(api: httpx.Client, method: str, path: str, body: Any) -> None:
     answer = api.request(method, path, json=body)
     assert answer.status_code == 404
-    assert answer.json()["detail"] == "there is no topic 'unknown' under contract: create it first"
+    assert answer.json()["detail"] == "no topic 'unknown' is under contract; create it first"
 
 
 def test_who_cannot_be_moved_or_fitted_is_named(api: httpx.Client, topic: str) -> None:

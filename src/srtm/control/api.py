@@ -89,7 +89,7 @@ def router(service: Service) -> APIRouter:
 
     def known(topic: str) -> Any:
         if topic not in controller.topics:
-            raise HTTPException(404, f"there is no topic {topic!r} under contract: create it first")
+            raise HTTPException(404, f"no topic {topic!r} is under contract; create it first")
         return controller.topics[topic]
 
     @api.get("/topics")

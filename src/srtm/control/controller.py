@@ -591,8 +591,9 @@ class Controller:
 
     def _share(self, topic: Topic, alive: list[str], now_ns: int) -> None:
         """Say what brokers should hold, and grant what can be granted now."""
-        if topic.unshared or topic.moving or topic.fit is not None or now_ns < topic.settling_until_ns:
-            topic.share_out(alive)
+        settling = bool(topic.moving) or now_ns < topic.settling_until_ns
+        if topic.unshared or settling or topic.fit is not None:
+            topic.share_out(alive, flush=settling)
         elif alive and not topic.all_wanted:  # nobody is to have a part of it: give it to whoever can use it
             if topic.contract.adapt:
                 topic.adapt(set(alive), now_ns)

@@ -115,6 +115,11 @@ class Seen:
         """Messages of the last second."""
         return self.seconds[-1].messages if self.seconds else 0.0
 
+    @property
+    def mean_mps(self) -> float:
+        """Messages a second over the window; what came lately, until there is one."""
+        return float(self.history.mean_messages) if len(self.history) else self.carried_mps
+
     def count(self, arrived: int, lately_mps: int, now_ns: int) -> None:
         """See how much comes now; at first it is what came in the last second, under whichever contract."""
         if self.arrived is None or arrived < self.arrived:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EVENTS = 200
+_NOISE = 0.25  # by how much a measured rate may differ before shares follow it
 _FRESH_NS = 3 * NS_PER_S  # how old the newest second of a broker may be before shares follow it no more
 
 
@@ -180,10 +181,11 @@ class Topic:
             and sum(share.b_ntok for share in wanted) >= whole.b_ntok
         )
 
-    def share_out(self, alive: Iterable[str]) -> None:
+    def share_out(self, alive: Iterable[str], *, flush: bool = False) -> None:
         """Shares by what is declared and, while publishers are on their way, by where they still are.
 
-        A topic that nobody uses yet has a share at every broker, so that a first message need not wait for one.
+        With `flush`, tokens go first to what waits. A topic that nobody uses yet has a share at every broker, so that a
+        first message need not wait for one.
         """
         usable = set(alive) - self.refused.keys()
         weights: defaultdict[str, float] = defaultdict(float)
@@ -194,24 +196,27 @@ class Topic:
         guessed = {self.place[name] for name in self.undeclared if name in self.place}
         for broker, seen in self.seen.items():
             if broker in guessed:
-                weights[broker] = max(weights[broker], seen.carried_mps)
+                weights[broker] = max(weights[broker], seen.mean_mps)
             elif broker not in weights and (seen.waiting or seen.carried_mps or seen.publishers):
                 weights[broker] = max(seen.carried_mps, 0.01 * self.rate_mps, 0.001)
         wanting = {broker: weight for broker, weight in weights.items() if broker in usable}
-        self._want(wanting or dict.fromkeys(usable, 1.0), usable)
+        target = self._split(wanting or dict.fromkeys(usable, 1.0), usable, flush=flush)
+        # What is measured is never twice the same: shares that go to and fro are nobody's on the way.
+        if flush or not guessed or _changed_much(self.transfer.wanted, target) or not self.all_wanted:
+            self.transfer.retarget(target)
         self.unshared = False
 
-    def _want(self, rates: Mapping[str, float], usable: set[str]) -> None:
+    def _split(self, rates: Mapping[str, float], usable: set[str], *, flush: bool) -> dict[str, TokenBucket]:
         """Shares of r by rates, and of b by rates and by what waits: tokens let it go at once, a rate in a while."""
         kept = self._kept(usable)
         left = _without(self.transfer.whole, kept.values())
         shares = {}
         if left and rates:
             b_each = left.b / sum(rates.values())
-            waiting = {name: min(self.seen[name].waiting if name in self.seen else 0, left.b) for name in rates}
-            bursts = {name: repr(rate * b_each + waiting[name]) for name, rate in rates.items()}
+            waiting = {name: self.seen[name].waiting if flush and name in self.seen else 0 for name in rates}
+            bursts = {name: repr(rate * b_each + min(waiting[name], left.b)) for name, rate in rates.items()}
             shares = split_among(left, {name: repr(rate) for name, rate in rates.items()}, bursts)
-        self.transfer.retarget(kept | shares)
+        return kept | shares
 
     def _kept(self, usable: set[str]) -> dict[str, TokenBucket]:
         """What others may have in force, and keep; nothing, once they are heard, if it is more than there is."""
@@ -249,6 +254,12 @@ class Topic:
             return False
         self.transfer.retarget(target)
         return True
+
+
+def _changed_much(old: Mapping[str, TokenBucket], new: Mapping[str, TokenBucket]) -> bool:
+    if old.keys() != new.keys():
+        return True
+    return any(abs(old[name].r_mtps - new[name].r_mtps) > _NOISE * old[name].r_mtps for name in new)
 
 
 def _without(whole: TokenBucket, shares: Iterable[TokenBucket]) -> TokenBucket | None:
