@@ -231,6 +231,7 @@ class Control:
             contracts={name: holding.contract for name, holding in self._holdings.items()} if said.recall else None,
             engine=broker.engine.kind if broker.engine else "local",
             engine_problem=broker.engine.trouble if broker.engine else None,
+            engine_address=broker.engine.delivery if broker.engine else None,
             stores=broker.durable is not None,
         )
 

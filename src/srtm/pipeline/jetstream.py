@@ -33,7 +33,7 @@ from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError, Prot
 from srtm.pipeline.logs import Away, Contract, Extent, Logs, Refused, ask, patiently
 from srtm.protocol import engine as engines
 from srtm.protocol import greeting, nats
-from srtm.protocol.nats import Err, Event, Info, Msg, NatsProtocol, Ping, Pong
+from srtm.protocol.nats import Delivered, Err, Event, Info, Msg, NatsProtocol, Ping, Pong
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ _EXPIRES_S = 2  # of what a consumer is asked for; shorter, so that it is said
 _READ = 1024 * 1024
 _ROWS, _BYTES = 2_000, 2 * nats.MAX_BODY  # that are asked for at once
 _IDLE_S = 30  # after which a server forgets a consumer whose reader was killed
-_ACK = b"$JS.ACK."
 _NOT_FOUND = 404
 _PASSING = 500  # from this code on, an error may be over soon
 _STREAM = re.compile(r"[^\s.*>/\\]+")
@@ -109,7 +108,7 @@ class Link:
         """The next message of a consumer, or the answer to the last question."""
         while True:
             event = self._event()
-            if isinstance(event, Msg) and (event.reply.startswith(_ACK) or event.subject == self._reply):
+            if isinstance(event, Msg) and (event.reply.startswith(nats.ACK_PREFIX) or event.subject == self._reply):
                 return event
 
     def _connect(self) -> tuple[str, socket.socket]:
@@ -237,22 +236,6 @@ def read(
         cursor.close()
 
 
-class _Delivered(NamedTuple):
-    """What the reply subject of a delivered message says."""
-
-    sequence: int
-    number: int  # of this consumer
-    stored_ns: int
-    pending: int  # messages that this consumer has not delivered
-
-    @classmethod
-    def by(cls, reply: bytes) -> _Delivered:
-        # $JS.ACK.[domain.account.]stream.consumer.times.sequence.number.time.pending[.random]
-        words = reply.split(b".")
-        at = 5 if len(words) == 9 else 7
-        return cls(*map(int, words[at : at + 4]))
-
-
 class _Row(NamedTuple):
     sequence: int
     stored_ns: int
@@ -318,11 +301,11 @@ class _Cursor:
         link.say(subject, batch=most, max_bytes=_BYTES, expires=_EXPIRES_S * NS_PER_S)
         while len(rows) < most and self._pending and (not rows or rows[-1].sequence < self._end - 1):
             message = link.next()
-            if not message.reply.startswith(_ACK):  # this question is over
+            if not message.reply.startswith(nats.ACK_PREFIX):  # this question is over
                 if rows:
                     break
                 raise Away(f"{self._address} delivers nothing: {message.status}")
-            told = _Delivered.by(message.reply)
+            told = Delivered.by(message.reply)
             self._delivered, self._pending = self._delivered + 1, told.pending
             if told.number != self._delivered:
                 raise Away(f"{self._address} lost messages on their way here")

@@ -136,6 +136,7 @@ class Answer(msgspec.Struct, frozen=True):
     contracts: dict[Name, Contract] | None = None
     engine: str = "local"  # that delivers its topics
     engine_problem: str | None = None  # why that takes nothing
+    engine_address: str | None = None  # where subscribers find it; without what is secret
     stores: bool = True  # it can keep topics on disk
 
 
