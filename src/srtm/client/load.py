@@ -5,7 +5,8 @@ and reconnected like any other (`Stream`); one pass over the merged schedule wri
 connection per broker takes everything back.
 
 Latency is counted from the scheduled time to the kernel's time of arrival at the subscriber's socket, so that a load
-that falls behind cannot hide it, and what it takes to read and count is not part of it. How late a message was written
+that falls behind cannot hide it, and what it takes to read and count is not part of it. At an engine that does not
+speak NSQ's protocol, or speaks it through TLS, the time of arrival is that of reading. How late a message was written
 is kept beside it: where that is a considerable part, the load was the bottleneck and not the cluster. Without a channel
 it is counted to the answer instead, which brokers with a delivery engine give when that has the message, or, where the
 topic is on disk, when that has.
@@ -33,7 +34,10 @@ from srtm.broker.ioloop import SO_TIMESTAMPNS
 from srtm.broker.timer import Alarm
 from srtm.client.cluster import Assigned, Cluster, Fixed, PublisherSpec
 from srtm.client.connection import Connection, ConnectionOptions, split_address
+from srtm.client.links import Message, check_login, engine_at
+from srtm.client.places import Places
 from srtm.client.stream import Stream
+from srtm.client.subscriber import Subscriber
 from srtm.errors import ClientError, InputError, ProtocolError, SRTMError
 from srtm.model.latency import Distribution
 from srtm.protocol import client as say
@@ -56,6 +60,7 @@ _AHEAD = 128  # commands that are made at once
 _OPENING = 200  # connections that are opened at the same time
 _CONSIDERABLE = 0.2  # part of the latency that the load may cause itself before it has to say so
 _NOTICED_NS = 100_000  # lateness that no one would call a bottleneck
+_IN_FLIGHT = 2_500  # at an engine that is not read in bulk; as much as an nsqd allows
 _MOMENT_S = 0.001  # that finished messages may wait for others
 _OPTIONS = ConnectionOptions(heartbeat_ms=30_000, timeout_s=10.0)
 _TIMESPEC = Struct("@ll")
@@ -80,6 +85,7 @@ class LoadOptions:
     brokers: tuple[str, ...] = ()
     settle_s: float = 5.0  # how long the last messages may take after nothing came any more
     patience_s: float = 10.0  # how long a broker may take to be there at all
+    engine: str | None = field(default=None, repr=False)  # a login and files for a delivery engine
 
     def __post_init__(self) -> None:
         """What cannot be is refused before anybody is asked."""
@@ -186,6 +192,8 @@ class Load:
         self._commands = _Commands(options, self._batch, self.run)
         self._streams: list[Stream] = []
         self.ears: dict[str, _Ear] = {}
+        self._places = Places(options.topic, _OPTIONS, options.engine)
+        self._listener: _Listener | None = None  # instead of ears
         self._brokers: set[str] = set()  # at its beginning
         self._alarm: Alarm | None = None
         self._sent_all: asyncio.Event = asyncio.Event()
@@ -196,7 +204,7 @@ class Load:
         watching: asyncio.Task[None] | None = None
         try:
             await self._connect()
-            if self._cluster is not None and self._options.channel is not None:
+            if self._cluster is not None and self.ears:
                 watching = asyncio.create_task(self._watch(self._cluster))
             with _no_collector():
                 began_ns, cpu_s = await self._send(progress)
@@ -210,6 +218,8 @@ class Load:
                 self._alarm.close()
             for ear in self.ears.values():
                 ear.close()
+            if self._listener is not None:
+                await self._listener.close()
             await asyncio.gather(*(stream.abort() for stream in self._streams))
 
     def stop(self) -> bool:
@@ -240,7 +250,8 @@ class Load:
         here = {stream.connection.address for stream in self._streams if stream.connection is not None}
         self._brokers = {*known, *here}
         if options.channel is not None:
-            await asyncio.gather(*(self._hear(address, options.channel) for address in self._brokers))
+            delivery = cluster.delivery(options.topic) if cluster is not None else set()
+            await self._listen(delivery or self._brokers, options.channel)
 
     async def _open(self, streams: list[Stream], patience_s: float) -> None:
         """All of these, some at a time; the first that cannot be is the end of it."""
@@ -258,18 +269,52 @@ class Load:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hear(self, address: str, channel: str) -> None:
-        if address not in self.ears:
-            ear = self.ears[address] = _Ear(self, address)
+    async def _listen(self, places: set[str], channel: str) -> None:
+        """Hear at all of these places, or at none: who leaves an ephemeral channel takes its messages away."""
+        wanted = self._places.keys(places)
+        if all(self._places.plain(key, place) for key, place in wanted.items()):
+            ears = [_Ear(self, key, self._places.options(key)) for key in wanted]
             try:
+                if await self._all_hear(ears, channel):
+                    self.ears = {ear.address: ear for ear in ears if not ear.closed}
+                    return
+            finally:
+                for ear in ears if not self.ears else ():
+                    ear.close()
+        options = self._options
+        where: dict[str, Any] = {"controller": self._cluster} if self._cluster else {"brokers": options.brokers}
+        self._listener = _Listener(self, options.topic, channel, engine=options.engine, **where)
+        await self._listener.heard(options.patience_s)
+
+    async def _all_hear(self, ears: list[_Ear], channel: str) -> bool:
+        """Subscribe everywhere, if nobody is against it; False where a broker delivers through an engine."""
+        found = await asyncio.gather(*(ear.prepare() for ear in ears), return_exceptions=True)
+        there = [ear for ear, problem in zip(ears, found, strict=True) if problem is None]
+        for ear, problem in zip(ears, found, strict=True):
+            if problem is not None and not (there and isinstance(problem, ClientError)):
+                raise problem
+            if problem is not None:  # an engine of a broker that is dead; should it come back, `_watch` hears it
+                ear.close()
+        if any(ear.engine for ear in there):
+            return False
+        await there[0].open(self._options.topic, channel)  # if one agrees, so will the others
+        await asyncio.gather(*(ear.open(self._options.topic, channel) for ear in there[1:]))
+        return True
+
+    async def _hear(self, address: str, channel: str) -> None:
+        ear = self.ears[address] = _Ear(self, address, self._places.options(address))
+        try:
+            await ear.prepare()
+            if ear.engine is None:
                 await ear.open(self._options.topic, channel)
-            except (ClientError, ProtocolError):
-                del self.ears[address]
-                raise
+        except (ClientError, ProtocolError):
+            ear.close()
+            del self.ears[address]
+            raise
 
     async def _watch(self, cluster: Cluster) -> None:
         """Hear brokers that the topic gets, or that came back; a load that hears too little would call it lost."""
-        brokers, channel = set[str](), self._options.channel
+        places, channel = set[str](), self._options.channel
         assert channel is not None
         changes = cluster.watch(self._options.topic)
         waiting: asyncio.Future[dict[str, str]] = asyncio.ensure_future(anext(changes))
@@ -277,11 +322,12 @@ class Load:
             while True:
                 done, _ = await asyncio.wait([waiting], timeout=0.25)
                 if done:
-                    brokers = set(waiting.result().values())
+                    waiting.result()
+                    places = set(self._places.keys(cluster.delivery(self._options.topic)))
                     waiting = asyncio.ensure_future(anext(changes))
                 for address in [address for address, ear in self.ears.items() if ear.closed]:
                     del self.ears[address]
-                for address in brokers - self.ears.keys():
+                for address in places - self.ears.keys():
                     with suppress(ClientError, ProtocolError):
                         await self._hear(address, channel)
         finally:
@@ -410,7 +456,7 @@ class Load:
         return LoadReport(
             self._options.topic,
             len(self._streams),
-            sorted(self.ears or self._brokers),
+            sorted(self.ears or (self._listener.brokers if self._listener else self._brokers)),
             seconds,
             self._next * self._batch,
             self._answers * self._batch,
@@ -484,12 +530,44 @@ def _frame(size: int) -> np.dtype[Any]:
     )
 
 
+class _Listener(Subscriber):
+    """A subscription at places that are not read in bulk: messages are counted when they come."""
+
+    def __init__(self, load: Load, topic: str, channel: str, **options: Any) -> None:
+        super().__init__(topic, channel, max_in_flight=_IN_FLIGHT, close_s=1.0, **options)
+        self._load = load
+
+    def deliver(self, message: Message) -> None:
+        """Count a message, and finish it."""
+        stamp_ns, body = _now_ns(), message.body
+        message.finish_nowait()
+        if len(body) < SMALLEST or int.from_bytes(body[:8], "big") != self._load.run:
+            self._load.foreign += 1
+        else:
+            self._load.heard(np.array([int.from_bytes(body[12:20], "big")], np.int64), stamp_ns)
+
+    async def heard(self, patience_s: float) -> None:
+        """Until it is subscribed wherever the topic is delivered."""
+        await self.open()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self.wait_subscribed()
+        except TimeoutError:
+            raise ClientError(
+                f"topic {self.topic!r} cannot be heard within {patience_s:g} s: {self.trouble or 'nobody answers'};"
+                " measure to the answers with --channel none"
+            ) from None
+
+
 class _Ear:
     """The subscription at one broker: frames of one size, read and finished in bulk."""
 
-    def __init__(self, load: Load, address: str) -> None:
+    def __init__(self, load: Load, address: str, options: ConnectionOptions) -> None:
         self.address = address
         self.closed = False
+        self.engine: str | None = None  # that delivers, instead of the broker
+        self._options = options
+        self._connection: Connection | None = None
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._subscribed: asyncio.Future[bytes] = self._loop.create_future()
@@ -500,9 +578,17 @@ class _Ear:
         self._out = bytearray()
         self._protocol = say.ClientProtocol()
 
+    async def prepare(self) -> None:
+        """Connect, and see whether messages are delivered there."""
+        self._connection = await Connection.open(self.address, self, self._options)
+        self.engine = engine_at(self._connection)
+        if self.engine is None:
+            check_login(self._connection, self._options, nsqd=True)
+
     async def open(self, topic: str, channel: str) -> None:
         """Subscribe, and take over the socket."""
-        connection = await Connection.open(self.address, self, _OPTIONS)
+        connection = self._connection
+        assert connection is not None
         connection.send(say.sub(topic, channel))
         async with asyncio.timeout(_OPTIONS.timeout_s):
             await self._subscribed
@@ -516,6 +602,8 @@ class _Ear:
     def close(self) -> None:
         """Hear no more."""
         self.closed = True
+        if self._connection is not None:
+            self._connection.close()
         if self._sock is not None:
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)

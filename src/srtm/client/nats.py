@@ -216,7 +216,8 @@ class NatsConnection:
         self._listener.ended(ended)
 
     def _give_up(self, problem: Exception) -> None:
-        for answer in (*self._answers.values(), *self._pongs):
+        waiting: list[asyncio.Future[Any]] = [*self._answers.values(), *self._pongs]
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(problem)
                 answer.exception()  # whoever waits hears it; nobody need

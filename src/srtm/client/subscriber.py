@@ -121,6 +121,17 @@ class Subscriber:
         following = [self._follow(number, source) for number, source in enumerate(sources)]
         self._tasks = [asyncio.create_task(work) for work in (*following, self._look())]
 
+    async def wait_subscribed(self) -> None:
+        """Until it is subscribed at every place that is known, and there is one; an error when it was refused."""
+        while not self._subscribed_everywhere():
+            if self._problem is not None:
+                raise self._problem
+            await self._change.wait()
+
+    def _subscribed_everywhere(self) -> bool:
+        links = [link for link in self._links.values() if link.listed and link.standing != "elsewhere"]
+        return bool(links) and not self._unheard and all(link.subscribed for link in links)
+
     async def close(self) -> None:
         """Take no more messages, wait until those that were taken are finished, and end.
 
@@ -230,7 +241,7 @@ class Subscriber:
         self.rebalance()
 
     def problem(self, link: Link, problem: SRTMError) -> None:
-        """A place cannot be reached, or refuses; before any has agreed, or where it is all there is, that is the end."""
+        """A place cannot be reached, or refuses; if none has agreed, or none is left, a refusal is the end."""
         refuses = isinstance(problem, InputError) or not isinstance(problem, ClientError)
         subscribed = any(each.subscribed for each in self._links.values())
         if refuses and not (self._agreed and subscribed):
@@ -272,6 +283,7 @@ class Subscriber:
     def _fail(self, problem: SRTMError) -> None:
         self._problem = problem
         self._queue.put_nowait(None)
+        self._changed()
 
     async def _follow(self, number: int, source: AsyncIterator[set[str]]) -> None:
         """Be subscribed wherever any source says that the topic is."""

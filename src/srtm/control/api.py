@@ -102,8 +102,8 @@ def router(service: Service) -> APIRouter:
 
     @api.get("/topics/{topic}")
     async def topic_(topic: InPath) -> dict[str, Any]:
-        """One topic: contract, shares, latencies, events."""
-        return topic_out(known(topic), controller, now_ns())
+        """One topic: contract, shares, latencies, where it is delivered, events."""
+        return {**topic_out(known(topic), controller, now_ns()), "delivery": _delivery(service, topic)}
 
     @changes.put("/topics/{topic}", responses={409: {"description": "under another contract"}})
     async def create(topic: InPath, wish: TopicIn, request: Request) -> dict[str, Any]:

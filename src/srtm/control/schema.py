@@ -311,7 +311,6 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "penalty_ms": _penalty_ms(access, one_bucket_ms, split=len(held) > 1),
         "moving": len(topic.moving),
         "brokers": brokers,
-        "delivery": delivery_out(controller, topic.name, topic.brokers()),
         "fitted": described(topic.fitted) if topic.fitted else None,
         "fitting": fitting_out(topic),
         "generation": topic.generation,
