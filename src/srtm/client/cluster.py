@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -226,7 +226,7 @@ class Cluster:
         except ValueError:
             raise ControllerAway(f"{self.controller} is no controller: {answer.text[:100]!r}") from None
 
-    async def watch(self, topic: str) -> AsyncIterator[dict[str, str]]:
+    async def watch(self, topic: str) -> AsyncGenerator[dict[str, str], None]:
         """The topic's brokers, address by name: now and at every change, for as long as anybody asks."""
         backoff = Backoff()
         while True:

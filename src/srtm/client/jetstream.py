@@ -38,6 +38,7 @@ _IDLE_S: Final = 30  # after which an ephemeral channel without members is forgo
 _EXPIRES_S, _HEARTBEAT_S, _LOST_S = 10, 2, 7  # of what is asked for; and how long nothing may be heard of it
 _PASSED, _IDLE = 408, 100  # statuses: nothing more comes of what was asked for; it goes on
 _NOT_FOUND: Final = 404
+_PULLED, _PULLS = "pulled", 2  # where messages come
 _SETTLE_S: Final = 1.0  # for acknowledgements to be counted
 _ACK, _NAK, _WORKING = b"+ACK", b"-NAK", b"+WPI"
 
@@ -90,6 +91,8 @@ class StreamLink(Link):
             raise InputError(f"{self._engine} refuses channel {self._hub.channel!r}: {problem}") from None
         self._asked, self.ready = 0, 0
         assert self._connection is not None
+        # Apart from answers: whoever leaves hears no more messages, and by that the server knows what was asked for.
+        self._connection.say(nats.subscribe(f"{self._connection.inbox}.{_PULLED}.*".encode(), _PULLS))
         for data in self._unsaid:
             self._connection.say(data)
         self._unsaid.clear()
@@ -182,7 +185,7 @@ class StreamLink(Link):
         self._asked += room
         wanted = {"batch": room, "expires": _EXPIRES_S * NS_PER_S, "idle_heartbeat": _HEARTBEAT_S * NS_PER_S}
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-        reply = f"{self._connection.inbox}.pull{self._requests}"
+        reply = f"{self._connection.inbox}.{_PULLED}.{self._requests}"
         self._connection.say(nats.publish(subject.encode(), reply.encode(), msgspec.json.encode(wanted)))
         self._sign_s = asyncio.get_running_loop().time()
 
@@ -268,7 +271,7 @@ class StreamLink(Link):
         self.listed = False
         if self.subscribed:
             assert self._connection is not None
-            self._connection.say(nats.unsubscribe(1))
+            self._connection.say(nats.unsubscribe(_PULLS))
             await self._connection.flush()
 
     async def leave(self) -> None:
@@ -278,7 +281,6 @@ class StreamLink(Link):
         assert self._connection is not None
         await self._connection.flush()
         if self._ephemeral:
-            self._connection.say(nats.subscribe(f"{self._connection.inbox}.*".encode(), 2))
             with suppress(Refused):
                 await self._end_channel()
 

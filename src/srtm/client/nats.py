@@ -46,7 +46,7 @@ class Listener(Protocol):
     """Who is told what comes."""
 
     def came(self, message: Msg) -> None:
-        """A message, or a status, that is not the answer to a question."""
+        """A message, or a status, that is not the answer to a question; over a subscription of the listener's."""
 
     def ended(self, problem: ClientError) -> None:
         """The connection is over."""

@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from srtm.client.cluster import DEFAULT_CONTROLLER, Cluster
@@ -285,14 +286,15 @@ class Subscriber:
         self._queue.put_nowait(None)
         self._changed()
 
-    async def _follow(self, number: int, source: AsyncIterator[set[str]]) -> None:
+    async def _follow(self, number: int, source: AsyncGenerator[set[str], None]) -> None:
         """Be subscribed wherever any source says that the topic is."""
         try:
-            async for found in source:
-                self._found[number] = found
-                self._settle()
-                self._unheard.discard(number)
-                self._changed()
+            async with aclosing(source) as places:
+                async for found in places:
+                    self._found[number] = found
+                    self._settle()
+                    self._unheard.discard(number)
+                    self._changed()
         except SRTMError as problem:
             self._hopeless = True
             self._fail(problem)
@@ -308,7 +310,7 @@ class Subscriber:
         for key, link in self._links.items():
             link.listed = key in wanted
 
-    def _sources(self) -> list[AsyncIterator[set[str]]]:
+    def _sources(self) -> list[AsyncGenerator[set[str], None]]:
         if self._fixed is not None:
             return [_always(set(self._fixed))]
         if self._lookupd is not None:
@@ -350,10 +352,11 @@ class Subscriber:
             link.set_ready(each + (number < more))
 
 
-async def _always(addresses: set[str]) -> AsyncIterator[set[str]]:
+async def _always(addresses: set[str]) -> AsyncGenerator[set[str], None]:
     yield addresses
 
 
-async def _watched(cluster: Cluster, topic: str) -> AsyncIterator[set[str]]:
-    async for _ in cluster.watch(topic):
-        yield cluster.delivery(topic)
+async def _watched(cluster: Cluster, topic: str) -> AsyncGenerator[set[str], None]:
+    async with aclosing(cluster.watch(topic)) as changes:
+        async for _ in changes:
+            yield cluster.delivery(topic)
