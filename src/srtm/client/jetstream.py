@@ -226,11 +226,13 @@ class StreamLink(Link):
     def _again(self, why: str) -> None:
         log.info("%s/%s: connected anew after %s", self._topic, self._hub.channel, why)
         self._hang_up()
+        self.ready = 0
         self._ended()
 
     def ended(self, problem: ClientError) -> None:
         """The connection is over; messages may still be answered over the next."""
         log.info("%s/%s: %s", self._topic, self._hub.channel, problem)
+        self.ready = 0
         self._ended()
 
     # How messages are answered.

@@ -83,8 +83,9 @@ class Places:
         if given is None or given.kind != "nsqd" or key in self._brokers:
             return replace(options, tls=_context(named)) if named and named.tls and options.tls is None else options
         tls = _context(given) if given.tls or (named is not None and named.tls) else options.tls
-        secret = given.user.encode() if given.user else options.auth_secret
-        return replace(options, tls=tls, auth_secret=secret)
+        if given.user:
+            return replace(options, tls=tls, auth_secret=given.user.encode(), auth_if_asked=True)
+        return replace(options, tls=tls)
 
     def _checked(self, place: str) -> EngineAddress:
         """The address of an engine; if we were given one of NATS, ours."""
