@@ -30,7 +30,7 @@ import msgspec
 
 from srtm.broker.credentials import Credentials, explained
 from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError, ProtocolError
-from srtm.pipeline.logs import Away, Contract, Extent, Logs, Refused, ask, patiently
+from srtm.pipeline.logs import Away, Contract, Extent, Logs, Refused, Spools, ask, patiently
 from srtm.protocol import engine as engines
 from srtm.protocol import greeting, nats
 from srtm.protocol.nats import Delivered, Err, Event, Info, Msg, NatsProtocol, Ping, Pong
@@ -382,31 +382,58 @@ def located(settings: Settings) -> Logs | None:
         return Streams(settings, settings.engine)
     logs = Logs(settings)
     here = list(settings.brokers or logs.look().values())  # brokers with an engine are not listed
-    elsewhere = [] if settings.brokers else _with_nats(settings.controller)
-    if not elsewhere and not settings.brokers:
+    members = [] if settings.brokers else _members(settings.controller)
+    engined = [each for each in members if each.kind != "local" and each.alive]
+    found = {each.engine for each in engined if each.engine is not None}
+    elsewhere = [each.url for each in engined if each.engine is None]
+    if not engined and not settings.brokers:
         return logs if here else None
-    found, away = set(), None
+    if any(each.kind == "nsqd" for each in engined):  # whose nsqds may be listed, beside brokers of ours
+        here = [url for url in here if url in {each.url for each in members}]
+    away = None
     for url in [*elsewhere, *here]:
         try:
             found.add(_engine_of(url))
         except Away as problem:
             away = problem
-    if len(found) > 1:
+    nsqds = {engine for engine in found if engine.startswith("nsqd")}  # each broker has its own
+    if len(found - nsqds) + bool(nsqds) > 1:
         ways = ", ".join(sorted(found))
         raise InputError(f"topic {settings.topic!r} is delivered in several ways ({ways}): {_ONE_WAY}")
     if not found and elsewhere and away:
         raise away
     engine = found.pop() if found else "local"
+    if nsqds:
+        return Spools(settings, {each.name: each.url for each in engined})
     return logs if engine == "local" else Streams(settings, engine)
 
 
-def _with_nats(controller: str) -> list[str]:
-    """Brokers of a controller that deliver through NATS; a stock nsqlookupd knows of none."""
+class _Member(NamedTuple):
+    """A broker as the controller knows it; of an older version it does not know the address of the engine."""
+
+    name: str
+    url: str
+    alive: bool
+    kind: str
+    engine: str | None
+
+
+def _members(controller: str) -> list[_Member]:
+    """All brokers of a controller; a stock nsqlookupd knows of none."""
     try:
         listed = json.loads(ask(f"{controller}/v1/brokers"))["brokers"]
+        return [
+            _Member(
+                each["name"],
+                each["http"],
+                each["status"] != "dead",
+                each.get("engine", "local"),
+                each.get("engine_address"),
+            )
+            for each in listed
+        ]
     except (Refused, ValueError, KeyError, TypeError):
         return []
-    return [each["http"] for each in listed if each.get("engine") == "nats" and each["status"] != "dead"]
 
 
 def _engine_of(url: str) -> str:
