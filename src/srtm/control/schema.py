@@ -244,7 +244,7 @@ def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[
         elif member.engine == "local" and member.name in brokers and member.status != "dead":
             found["local"].append(member.address)
     return [
-        {"engine": engine, "addresses": addresses, **({"subject": topic} if engine == "nats" else {})}
+        {"engine": engine, "addresses": addresses, "subject": topic if engine == "nats" else None}
         for engine, addresses in sorted(found.items())
     ]
 
