@@ -12,15 +12,19 @@ from typing import Any
 import nats
 import pytest
 
-from srtm.client import Publisher, Subscriber
+from srtm.client import Cluster, Publisher, Subscriber
+from srtm.client.load import Load, LoadOptions, LoadReport
 from srtm.errors import InputError, ProtocolError
 from srtm.protocol import client as say
+from srtm.units import NS_PER_S
+from srtm.workload.publishers import Population, Workload
 from tests import programs
 from tests.broker.running import Client, Running, running
 from tests.client.test_publisher import at
 from tests.client.test_subscriber import take, until
 from tests.control.running import controller
-from tests.engines import NatsServer, Nsqd
+from tests.engines import Load as Sending
+from tests.engines import NatsCluster, NatsServer, Nsqd, leader_of
 
 BODIES = [b"%d" % number for number in range(200)]
 
@@ -269,3 +273,68 @@ def test_engines_on_a_brokers_own_host_are_told_by_its_name() -> None:
         address = parse(told)
         assert address is not None
         assert str(seen_from_elsewhere(address, "host-a")) == seen
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("nsqd", marks=pytest.mark.needs("nsqd")),
+        pytest.param("nats", marks=pytest.mark.needs("nats-server")),
+    ],
+)
+def test_tls_to_an_engine_is_given_by_the_client(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
+    from tests.broker.test_engine_tls import Files, address, secured
+
+    files = Files(tmp_path)
+
+    async def story(url: str, broker: Running, engine: str) -> LoadReport:
+        await publish(broker, *BODIES)
+        async with Subscriber("t", "c", controller=url) as subscriber:
+            await until(lambda: "certificate" in str(subscriber.trouble))
+            assert not subscriber.brokers
+        async with Subscriber("t", "c", controller=url, engine=engine) as subscriber:
+            assert sorted(await take(subscriber, 200)) == sorted(BODIES)
+        workload = Workload((Population(5, 40.0, 1),), NS_PER_S, 1)
+        async with Cluster(url) as cluster:
+            return await Load(LoadOptions("t", workload, channel="load", engine=engine), cluster).go(lambda _: None)
+
+    with secured(kind, files) as server, controller() as served:
+        engine = address(server, f"?ca={files.ca}")
+        with brokered(engine, controller=f"127.0.0.1:{served.tcp}") as broker:
+            programs.wait_for(lambda: "alive" in str(programs.ask(served.http, "/v1/brokers")))
+            report = asyncio.run(story(f"http://127.0.0.1:{served.http}", broker, engine))
+    assert report.received == report.sent > 100
+    assert (report.lost, report.doubled) == (0, 0)
+
+
+@pytest.mark.needs("nats-server")
+@pytest.mark.parametrize("channel", ["c", "c#ephemeral"])
+def test_a_killed_node_of_three_costs_a_subscriber_no_message(channel: str, tmp_path: Path) -> None:
+    async def story(engine: NatsCluster, broker: Running) -> tuple[set[bytes], set[bytes]]:
+        got: set[bytes] = set()
+
+        async def collect(subscriber: Subscriber) -> None:
+            async for message in subscriber:
+                got.add(message.body)
+                await message.finish()
+
+        async with Subscriber("t", channel, brokers=[at(broker)], msg_timeout_ms=5000) as subscriber:
+            collecting = asyncio.create_task(collect(subscriber))
+            with Sending(broker.address, "t", publishers=2, pause_s=0.01) as sending:
+                await asyncio.to_thread(sending.flows)
+                await until(lambda: got)
+                leader = await leader_of(engine.url, "t")
+                next(server for server in engine.servers if server.name == leader).kill()
+                await asyncio.to_thread(sending.flows)
+            async with asyncio.timeout(40):
+                while not sending.acknowledged.keys() <= got:
+                    await asyncio.sleep(0.05)
+            await subscriber.close()
+            await collecting
+        return set(sending.acknowledged), got
+
+    with NatsCluster(tmp_path) as engine, brokered(engine.url) as broker:
+        sent, got = asyncio.run(story(engine, broker))
+    assert sent <= got
+    assert len(sent) > 300
