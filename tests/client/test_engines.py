@@ -323,7 +323,9 @@ def test_a_killed_node_of_three_costs_a_subscriber_no_message(channel: str, tmp_
             collecting = asyncio.create_task(collect(subscriber))
             with Sending(broker.address, "t", publishers=2, pause_s=0.01) as sending:
                 await asyncio.to_thread(sending.flows)
-                await until(lambda: got)
+                async with asyncio.timeout(40):  # servers that have just met elect their leaders first
+                    while not got:
+                        await asyncio.sleep(0.05)
                 leader = await leader_of(engine.url, "t")
                 next(server for server in engine.servers if server.name == leader).kill()
                 await asyncio.to_thread(sending.flows)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _READ = 256 * 1024
 _OPEN_S = 5.0
-_ANSWER_S = 5.0  # JetStream leaves questions unanswered while it elects a leader
+_ANSWER_S = 3.0  # JetStream leaves questions unanswered while it elects a leader
 _SIGN_S = 5.0
 _SILENCE = 2.5  # signs of life
 _PASSING = 500  # from this code of HTTP on, an error may be over soon
