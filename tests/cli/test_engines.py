@@ -59,21 +59,22 @@ class Cluster:
     def delivery(self, topic: str) -> Any:
         return httpx.get(f"{self.url}/v1/topics/{topic}", trust_env=False).json()["delivery"]
 
-    def waited_for(self, topic: str, durability: str, subscriber: subprocess.Popen[bytes]) -> None:
-        """Until a subscriber waits for messages, or, if nobody has a topic before the first one, for the topic."""
-        if self.kind == "nsqd":
-            until(lambda: all(self._nsqd_has_channel(place, topic) for place in self.engines))
-        elif self.kind == "nats" and durability == "disk":
-            until(lambda: asyncio.run(self._consumers(topic)))
-        else:
-            assert subscriber.stderr is not None
-            assert b"; waiting" in subscriber.stderr.readline()
+    def waited_for(self, topic: str, subscriber: subprocess.Popen[bytes]) -> None:
+        """Until a subscriber waits for messages or, as it then says, for somebody to have the topic."""
+        assert subscriber.stderr is not None
+        os.set_blocking(subscriber.stderr.fileno(), False)
+        until(lambda: self._subscribed(topic) or b"; waiting" in (subscriber.stderr.read() or b""))  # type: ignore[union-attr]
+        os.set_blocking(subscriber.stderr.fileno(), True)
 
-    def _nsqd_has_channel(self, place: str, topic: str) -> bool:
-        lookup = httpx.get(f"{self.url}/nodes", trust_env=False).json()["producers"]
-        port = next(each["http_port"] for each in lookup if place.endswith(f":{each['tcp_port']}"))
-        found = httpx.get(f"http://127.0.0.1:{port}/stats?format=json&topic={topic}", trust_env=False).json()["topics"]
-        return any(channel["client_count"] for each in found or () for channel in each["channels"] or ())
+    def _subscribed(self, topic: str) -> bool:
+        if self.kind == "nats":
+            return bool(asyncio.run(self._consumers(topic)))
+        if self.kind == "nsqd":
+            nodes = httpx.get(f"{self.url}/nodes", trust_env=False).json()["producers"]
+            ports = [each["http_port"] for each in nodes if f"127.0.0.1:{each['tcp_port']}" in self.engines]
+            return all(_has_consumer(f"http://127.0.0.1:{port}", topic) for port in ports)
+        found = httpx.get(f"{self.url}/v1/brokers", trust_env=False).json()["brokers"]
+        return any(_has_consumer(each["http"], topic) for each in found)
 
     async def _consumers(self, topic: str) -> list[Any]:
         client = await nats.connect(f"nats://{self.engines[0]}")
@@ -83,6 +84,11 @@ class Cluster:
             return []
         finally:
             await client.close()
+
+
+def _has_consumer(url: str, topic: str) -> bool:
+    found = httpx.get(f"{url}/stats?format=json&topic={topic}", trust_env=False).json()["topics"] or []
+    return any(channel["client_count"] for each in found for channel in each["channels"] or [])
 
 
 KINDS = [
@@ -133,7 +139,7 @@ def test_who_subscribed_before_receives_what_is_published(cluster: Cluster, dura
     cluster.create(topic, durability)
     with cluster.start("sub", topic, "--count", str(COUNT), "--timeout", "30s") as subscriber:
         try:
-            cluster.waited_for(topic, durability, subscriber)
+            cluster.waited_for(topic, subscriber)
             cluster.publish(topic)
             received, problem = subscriber.communicate(timeout=60)
         finally:

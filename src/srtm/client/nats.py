@@ -64,6 +64,7 @@ class NatsConnection:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
         self._protocol, self._events = NatsProtocol(), deque[Event]()
+        self._said: list[bytes] = []
         self._asked = 0
         self._answers: dict[bytes, asyncio.Future[Msg]] = {}
         self._pongs: deque[asyncio.Future[None]] = deque()
@@ -101,6 +102,9 @@ class NatsConnection:
                 assert credentials.tls is not None
                 self._protocol, self._events = NatsProtocol(), deque()  # what came in the clear is nobody's
                 await self._writer.start_tls(credentials.tls, server_hostname=host)
+                if self._reader._buffer:  # type: ignore[attr-defined]
+                    # A server says nothing before CONNECT: it came in the clear, during the handshake.
+                    raise EOFError(f"{self.place} speaks in the clear beside TLS")
         except (InputError, ssl.SSLError) as problem:
             raise InputError(f"{self._address}: {explained(problem)}; {_ENGINE}") from None
         login = credentials.login(str(event.fields.get("nonce", "")))
@@ -112,6 +116,7 @@ class NatsConnection:
 
     def close(self) -> None:
         """End it; the listener hears nothing more."""
+        self._write()
         self.closed = True
         for task in self._tasks:
             task.cancel()
@@ -120,8 +125,15 @@ class NatsConnection:
         self._give_up(ClientError(f"{self._address} was left"))
 
     def say(self, data: bytes) -> None:
-        """Write this."""
-        if self._writer is not None and not self.closed:
+        """Write this at the end of the loop's turn, with all else that is said until then."""
+        if not self._said:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._said.append(data)
+
+    def _write(self) -> None:
+        data = b"".join(self._said)
+        self._said.clear()
+        if data and self._writer is not None and not self._writer.is_closing():
             self._writer.write(data)
 
     async def ask(self, subject: str, /, **wanted: Any) -> dict[str, Any]:
