@@ -121,7 +121,7 @@ class NatsConnection:
         for task in self._tasks:
             task.cancel()
         if self._writer is not None:
-            self._writer.close()
+            self._writer.transport.abort()  # what had to be said was flushed; TLS would wait for the server's farewell
         self._give_up(ClientError(f"{self._address} was left"))
 
     def say(self, data: bytes) -> None:
@@ -219,7 +219,7 @@ class NatsConnection:
             return
         self.closed = True
         if self._writer is not None:
-            self._writer.close()
+            self._writer.transport.abort()
         self._give_up(problem)
         ended = problem if isinstance(problem, ClientError) else ClientError(str(problem))
         for task in self._tasks:
