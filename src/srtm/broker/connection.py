@@ -419,7 +419,8 @@ class Connection:
                 self.publisher = identity.srtm.publisher
                 broker.groups[self.publisher] = identity.srtm.group
                 broker.control.came(self)
-            self.send(frames.response(identify_response(identity, broker.options.settings)))
+            engine = broker.engine.delivery if broker.engine is not None else None
+            self.send(frames.response(identify_response(identity, broker.options.settings, engine)))
             broker.expect_heartbeat(self)
             if identity.upgrades:
                 self._upgrade(identity, arrival_ns)

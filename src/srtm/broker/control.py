@@ -260,6 +260,7 @@ class Control:
             refused=refused,
             engine=broker.engine.kind if broker.engine else "local",
             engine_problem=broker.engine.trouble if broker.engine else None,
+            engine_address=broker.engine.delivery if broker.engine else None,
             stores=broker.durable is not None,
         )
 

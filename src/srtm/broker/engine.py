@@ -32,6 +32,7 @@ from srtm.broker.lane import FIRST_WAIT_S, LONGEST_WAIT_S, Lane, settle
 from srtm.broker.transport import BadStream, Tls
 from srtm.errors import BrokerError, InputError, ProtocolError
 from srtm.protocol import engine as addresses
+from srtm.protocol.engine import is_local, seen_from_elsewhere
 
 if TYPE_CHECKING:
     from srtm.broker.ioloop import Broker
@@ -103,6 +104,12 @@ class Engine(ABC):
         """What the certificate of the server in use must bear."""
         host, port = self.place
         return host if port else "localhost"
+
+    @property
+    def delivery(self) -> str:
+        """Where subscribers find it, without what is secret."""
+        options = self._broker.options
+        return str(self.address if is_local(options.host) else seen_from_elsewhere(self.address, options.address))
 
     def objection(self, publisher: str, body: bytes) -> str | None:  # noqa: ARG002 - not every engine knows
         """Why it will never take such a message, as far as that is known before it is sent."""

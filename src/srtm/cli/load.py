@@ -9,7 +9,7 @@ import typer
 
 from srtm.cli.common import STOPPED, AsJson, new_table, print_json, print_table
 from srtm.cli.pub import Brokers, run
-from srtm.cli.remote import HERE, Controller, Token, topic_at
+from srtm.cli.remote import HERE, Controller, Engine, Token, topic_at
 from srtm.cli.topic import FitBy, Policy
 from srtm.units import NS_PER_MS, format_ns, parse_duration_ns
 
@@ -37,6 +37,7 @@ def load(
     controller: Controller = HERE,
     broker: Brokers = None,
     token: Token = None,
+    engine: Engine = None,
     channel: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +76,7 @@ def load(
     population = Population(publishers, rate, batch, process, group_size, spread_ns, prefix)  # type: ignore[arg-type]
     workload = Workload((population,), parse_duration_ns(duration), seed)
     heard_on = None if channel == "none" else channel or own_channel()
-    options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()))
+    options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()), engine=engine)
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
     contract: dict[str, object] | None = (
         {"slo_ms": slo_ms, "policy": policy.value, "fit": fit.value} if create else None

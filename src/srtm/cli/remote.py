@@ -22,6 +22,15 @@ Controller = Annotated[
 Token = Annotated[
     str | None, typer.Option(envvar="SRTM_TOKEN", help="What the controller wants to be shown, if anything.")
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SRTM_ENGINE",
+        metavar="ADDRESS",
+        help="Login and TLS files for a delivery engine that wants them, as in nats+tls://user:password@host?ca=ca.pem."
+        " Pass secrets in the variable; other users can see command lines.",
+    ),
+]
 HERE = "http://127.0.0.1:4161"
 _PATIENCE_S = 120.0  # an explanation is computed
 _LATE_S = 2.0
@@ -61,9 +70,13 @@ def text_at(url: str, path: str) -> str:
 
 @asynccontextmanager
 async def telling_if_late(
-    topic: str, controller: str, brokers: Sequence[str], found: Callable[[], object]
+    topic: str,
+    controller: str,
+    brokers: Sequence[str],
+    found: Callable[[], object],
+    trouble: Callable[[], str | None] = lambda: None,
 ) -> AsyncIterator[None]:
-    """Say on stderr what is waited for, once, if nothing is `found` for a while."""
+    """Say on stderr what is waited for, once, if nothing is `found` for a while; `trouble` is what was in the way."""
 
     async def tell() -> None:
         await asyncio.sleep(_LATE_S)
@@ -73,6 +86,7 @@ async def telling_if_late(
                 await asyncio.to_thread(text_at, controller, "/ping")
         except ControlError as problem:
             why = str(problem)
+        why = trouble() or why
         if not found():
             print(f"srtm: {why}; waiting", file=sys.stderr, flush=True)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from srtm.cli.pub import Brokers, run
-from srtm.cli.remote import HERE, Controller, Token, telling_if_late
+from srtm.cli.remote import HERE, Controller, Engine, Token, telling_if_late
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -28,11 +28,12 @@ def sub(
         typer.Option("--lookupd-http-address", metavar="HOST:PORT", help="Instead: an nsqlookupd; repeatable."),
     ] = None,
     token: Token = None,
+    engine: Engine = None,
     as_json: Annotated[bool, typer.Option("--json", help="Each message as a JSON object, one a line.")] = False,
 ) -> None:
     """Print the bodies of messages, one a line, until it is stopped (Ctrl-C) or --count have come.
 
-    For example:
+    It subscribes where the topic is delivered: at its brokers, or at their delivery engine. For example:
 
     srtm sub traffic --channel billing --count 10
     """
@@ -41,6 +42,7 @@ def sub(
     options: dict[str, Any] = {"brokers": broker} if broker else {"lookupd": lookupd}
     if not broker and not lookupd:
         options = {"controller": controller, "token": token}
+    options["engine"] = engine
     wait_s = None if timeout is None else parse_duration_ns(timeout) / NS_PER_S
     where = (lookupd or [controller])[0]
     printed = run(_print(topic, channel, options, where, count, wait_s, as_json))
@@ -65,7 +67,9 @@ async def _print(
     printed = 0
     async with (
         Subscriber(topic, channel, **options) as subscriber,
-        telling_if_late(topic, where, options.get("brokers", ()), lambda: subscriber.brokers),
+        telling_if_late(
+            topic, where, options.get("brokers", ()), lambda: subscriber.brokers, lambda: subscriber.trouble
+        ),
     ):
         while count is None or printed < count:
             try:

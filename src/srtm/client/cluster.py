@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -107,6 +107,7 @@ class Cluster:
             raise ClientError(f"{controller!r} is no address of a controller: {error}") from None
         self._brokers: dict[str, dict[str, str]] = {}
         self._names: dict[str, str] = {}  # of brokers, by address
+        self._delivery: dict[str, set[str]] = {}
         self._asking: dict[str, list[tuple[PublisherSpec, set[str], asyncio.Future[str]]]] = {}
         self._requests: set[asyncio.Task[None]] = set()
         self._users = 0
@@ -147,6 +148,11 @@ class Cluster:
         """Addresses of the topic's brokers by name, as the controller said last."""
         return self._brokers.get(topic, {})
 
+    def delivery(self, topic: str) -> set[str]:
+        """Where the topic's messages are delivered, as the controller said last: brokers, or addresses of engines."""
+        found = self._delivery.get(topic)
+        return set(self.brokers(topic).values()) if found is None else found
+
     async def where(self, topic: str, publisher: PublisherSpec, lost: Iterable[str] = ()) -> str:
         """The address of the publisher's broker; asking registers it. `lost` are addresses that it cannot reach."""
         loop = asyncio.get_running_loop()
@@ -173,7 +179,7 @@ class Cluster:
         places: dict[str, str] = {}
         try:
             answer = await self.request("POST", topic_path(topic, "publishers"), document)
-            self._remember(topic, answer["brokers"])
+            self._remember(topic, answer)
             for name, place in answer["publishers"].items():
                 places[name] = place["address"]
                 self._names[place["address"]] = place["broker"]
@@ -191,9 +197,12 @@ class Cluster:
                 else:  # an exception for each: one that is raised in many places collects all of their frames
                     waiting.set_exception(type(problem)(str(problem), **problem.facts))
 
-    def _remember(self, topic: str, brokers: dict[str, str]) -> None:
+    def _remember(self, topic: str, said: dict[str, Any]) -> None:
+        brokers: dict[str, str] = said["brokers"]
         self._brokers[topic] = dict(brokers)
         self._names |= {address: name for name, address in brokers.items()}
+        if (places := _places(said.get("delivery"))) is not None:
+            self._delivery[topic] = places
 
     async def remove(self, topic: str, publisher: str) -> None:
         """The publisher is gone for good."""
@@ -217,7 +226,7 @@ class Cluster:
         except ValueError:
             raise ControllerAway(f"{self.controller} is no controller: {answer.text[:100]!r}") from None
 
-    async def watch(self, topic: str) -> AsyncIterator[dict[str, str]]:
+    async def watch(self, topic: str) -> AsyncGenerator[dict[str, str], None]:
         """The topic's brokers, address by name: now and at every change, for as long as anybody asks."""
         backoff = Backoff()
         while True:
@@ -225,7 +234,7 @@ class Cluster:
                 async with aclosing(self._events(topic)) as events:
                     async for name, data in events:
                         if name == "brokers":
-                            self._remember(topic, data["brokers"])
+                            self._remember(topic, data)
                             backoff = Backoff()
                             yield self.brokers(topic)
             except (httpx.HTTPError, ControllerAway, ValueError, KeyError):
@@ -250,6 +259,13 @@ class Cluster:
                 elif not line and data:
                     yield name, json.loads(data)
                     name, data = "", ""
+
+
+def _places(delivery: Any) -> set[str] | None:
+    """The places of a controller's answer; None of one that does not tell them."""
+    if not isinstance(delivery, list):
+        return None
+    return {str(address) for each in delivery for address in each["addresses"]}
 
 
 def topic_path(topic: str, *more: str) -> str:

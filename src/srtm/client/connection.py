@@ -42,6 +42,7 @@ class ConnectionOptions:
     deflate: bool = False
     snappy: bool = False
     auth_secret: bytes | None = None
+    auth_if_asked: bool = False  # show the secret to a server that wants one, and to no other
     heartbeat_ms: int = 10_000
     timeout_s: float = 5.0  # for everything that opening takes
     identity: Mapping[str, Any] = field(default_factory=dict)  # further fields of IDENTIFY, such as msg_timeout
@@ -238,7 +239,8 @@ class Connection:
         if codec is not None:
             self._layer = self._codec = codec
             yield
-        if options.auth_secret is not None:
+        asked = not options.auth_if_asked or settled.get("auth_required")
+        if options.auth_secret is not None and asked:
             self.send(say.auth(options.auth_secret))
             yield
         self._plain = self._tls is None and self._codec is None

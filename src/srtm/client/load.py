@@ -5,7 +5,8 @@ and reconnected like any other (`Stream`); one pass over the merged schedule wri
 connection per broker takes everything back.
 
 Latency is counted from the scheduled time to the kernel's time of arrival at the subscriber's socket, so that a load
-that falls behind cannot hide it, and what it takes to read and count is not part of it. How late a message was written
+that falls behind cannot hide it, and what it takes to read and count is not part of it. At an engine that does not
+speak NSQ's protocol, or speaks it through TLS, the time of arrival is that of reading. How late a message was written
 is kept beside it: where that is a considerable part, the load was the bottleneck and not the cluster. Without a channel
 it is counted to the answer instead, which brokers with a delivery engine give when that has the message, or, where the
 topic is on disk, when that has.
@@ -19,48 +20,38 @@ from __future__ import annotations
 import asyncio
 import gc
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from srtm.broker.ioloop import SO_TIMESTAMPNS
 from srtm.broker.timer import Alarm
 from srtm.client.cluster import Assigned, Cluster, Fixed, PublisherSpec
-from srtm.client.connection import Connection, ConnectionOptions, split_address
+from srtm.client.connection import split_address
+from srtm.client.ears import OPTIONS, SMALLEST, Ears, frame_of
 from srtm.client.stream import Stream
-from srtm.errors import ClientError, InputError, ProtocolError, SRTMError
+from srtm.errors import InputError, SRTMError
 from srtm.model.latency import Distribution
 from srtm.protocol import client as say
-from srtm.protocol import frames
 from srtm.protocol.names import EPHEMERAL
 from srtm.units import NS_PER_MS, NS_PER_S, percentile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from srtm.protocol.orders import Order
     from srtm.workload.publishers import Workload
 
     Ints = NDArray[np.int64]
 
-SMALLEST = 20  # bytes of a body
 _MOST = 100_000_000  # messages: each takes 8 bytes until the end
 _AT_ONCE = 64  # writes between two looks at what else there is to do
 _AHEAD = 128  # commands that are made at once
 _OPENING = 200  # connections that are opened at the same time
 _CONSIDERABLE = 0.2  # part of the latency that the load may cause itself before it has to say so
 _NOTICED_NS = 100_000  # lateness that no one would call a bottleneck
-_MOMENT_S = 0.001  # that finished messages may wait for others
-_OPTIONS = ConnectionOptions(heartbeat_ms=30_000, timeout_s=10.0)
-_TIMESPEC = Struct("@ll")
-_ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
-_FIN = np.dtype([("verb", "S4"), ("id", "V16"), ("end", "S1")])
 _now_ns = time.time_ns  # the clock that the kernel stamps with
 
 
@@ -80,6 +71,7 @@ class LoadOptions:
     brokers: tuple[str, ...] = ()
     settle_s: float = 5.0  # how long the last messages may take after nothing came any more
     patience_s: float = 10.0  # how long a broker may take to be there at all
+    engine: str | None = field(default=None, repr=False)  # a login and files for a delivery engine
 
     def __post_init__(self) -> None:
         """What cannot be is refused before anybody is asked."""
@@ -182,10 +174,10 @@ class Load:
         self._recent_ns: Ints = np.empty(max(10_000, round(2 * options.workload.total_mps)), np.int64)
         self._recents = 0  # latencies of this second, as far as there is room for them
         self.run = secrets.randbits(64)
-        self.frame = _frame(options.size)
+        self.frame = frame_of(options.size)
         self._commands = _Commands(options, self._batch, self.run)
         self._streams: list[Stream] = []
-        self.ears: dict[str, _Ear] = {}
+        self._ears = Ears(self, options.topic, options.channel, options.engine) if options.channel else None
         self._brokers: set[str] = set()  # at its beginning
         self._alarm: Alarm | None = None
         self._sent_all: asyncio.Event = asyncio.Event()
@@ -193,23 +185,17 @@ class Load:
 
     async def go(self, progress: Callable[[Second], None]) -> LoadReport:
         """Connect, send everything when it is due, wait for the rest, and say how it went."""
-        watching: asyncio.Task[None] | None = None
         try:
             await self._connect()
-            if self._cluster is not None and self._options.channel is not None:
-                watching = asyncio.create_task(self._watch(self._cluster))
             with _no_collector():
                 began_ns, cpu_s = await self._send(progress)
             seconds = (_now_ns() - began_ns) / NS_PER_S
             return self._report(seconds, time.process_time() - cpu_s)
         finally:
-            if watching is not None:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
             if self._alarm is not None:
                 self._alarm.close()
-            for ear in self.ears.values():
-                ear.close()
+            if self._ears is not None:
+                await self._ears.close()
             await asyncio.gather(*(stream.abort() for stream in self._streams))
 
     def stop(self) -> bool:
@@ -230,7 +216,7 @@ class Load:
             places = await asyncio.gather(*(cluster.where(options.topic, spec) for spec in specs))
             homes = [Assigned(cluster, options.topic, spec, place) for spec, place in zip(specs, places, strict=True)]
         self._streams = [
-            Stream(options.topic, publisher.id, publisher.group, home, _OPTIONS, self._answered, self._refused)
+            Stream(options.topic, publisher.id, publisher.group, home, OPTIONS, self._answered, self._refused)
             for publisher, home in zip(publishers, homes, strict=True)
         ]
         first = max(1, len(options.brokers))  # one at each broker: who is not there is told from who has much to do
@@ -239,8 +225,9 @@ class Load:
         known = cluster.brokers(options.topic).values() if cluster is not None else ()
         here = {stream.connection.address for stream in self._streams if stream.connection is not None}
         self._brokers = {*known, *here}
-        if options.channel is not None:
-            await asyncio.gather(*(self._hear(address, options.channel) for address in self._brokers))
+        if self._ears is not None:
+            delivery = cluster.delivery(options.topic) if cluster is not None else set()
+            await self._ears.open(delivery or self._brokers, cluster, options.patience_s)
 
     async def _open(self, streams: list[Stream], patience_s: float) -> None:
         """All of these, some at a time; the first that cannot be is the end of it."""
@@ -257,36 +244,6 @@ class Load:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _hear(self, address: str, channel: str) -> None:
-        if address not in self.ears:
-            ear = self.ears[address] = _Ear(self, address)
-            try:
-                await ear.open(self._options.topic, channel)
-            except (ClientError, ProtocolError):
-                del self.ears[address]
-                raise
-
-    async def _watch(self, cluster: Cluster) -> None:
-        """Hear brokers that the topic gets, or that came back; a load that hears too little would call it lost."""
-        brokers, channel = set[str](), self._options.channel
-        assert channel is not None
-        changes = cluster.watch(self._options.topic)
-        waiting: asyncio.Future[dict[str, str]] = asyncio.ensure_future(anext(changes))
-        try:
-            while True:
-                done, _ = await asyncio.wait([waiting], timeout=0.25)
-                if done:
-                    brokers = set(waiting.result().values())
-                    waiting = asyncio.ensure_future(anext(changes))
-                for address in [address for address, ear in self.ears.items() if ear.closed]:
-                    del self.ears[address]
-                for address in brokers - self.ears.keys():
-                    with suppress(ClientError, ProtocolError):
-                        await self._hear(address, channel)
-        finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
 
     async def _send(self, progress: Callable[[Second], None]) -> tuple[int, float]:
         """Everything, when it is due, and then the rest of what comes; gives when it began, and the CPU time then."""
@@ -410,7 +367,7 @@ class Load:
         return LoadReport(
             self._options.topic,
             len(self._streams),
-            sorted(self.ears or self._brokers),
+            sorted((self._ears.brokers if self._ears is not None else []) or self._brokers),
             seconds,
             self._next * self._batch,
             self._answers * self._batch,
@@ -465,170 +422,6 @@ class _Commands:
         found["messages"]["number"] = np.arange(first * batch, (first + count) * batch).reshape(count, batch)
         data = found.tobytes()
         return [data[at : at + size] for at in range(0, len(data), size)]
-
-
-def _frame(size: int) -> np.dtype[Any]:
-    """A message frame with a body of the load's."""
-    return np.dtype(
-        [
-            ("size", ">i4"),
-            ("kind", ">i4"),
-            ("timestamp_ns", ">i8"),
-            ("attempts", ">u2"),
-            ("id", "V16"),
-            ("run", ">u8"),
-            ("publisher", ">u4"),
-            ("number", ">u8"),
-            ("rest", f"V{size - SMALLEST}"),
-        ]
-    )
-
-
-class _Ear:
-    """The subscription at one broker: frames of one size, read and finished in bulk."""
-
-    def __init__(self, load: Load, address: str) -> None:
-        self.address = address
-        self.closed = False
-        self._load = load
-        self._loop = asyncio.get_running_loop()
-        self._subscribed: asyncio.Future[bytes] = self._loop.create_future()
-        self._sock: socket.socket | None = None
-        self._buffer = bytearray(1024 * 1024)
-        self._view = memoryview(self._buffer)
-        self._end = 0  # of what was read and not understood yet
-        self._out = bytearray()
-        self._protocol = say.ClientProtocol()
-
-    async def open(self, topic: str, channel: str) -> None:
-        """Subscribe, and take over the socket."""
-        connection = await Connection.open(self.address, self, _OPTIONS)
-        connection.send(say.sub(topic, channel))
-        async with asyncio.timeout(_OPTIONS.timeout_s):
-            await self._subscribed
-        limit = connection.settled.get("max_rdy_count", 2500)
-        self._sock = connection.detach()
-        with suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        self._loop.add_reader(self._sock, self._readable)
-        self._say(say.rdy(limit))
-
-    def close(self) -> None:
-        """Hear no more."""
-        self.closed = True
-        if self._sock is not None:
-            self._loop.remove_reader(self._sock)
-            self._loop.remove_writer(self._sock)
-            self._sock.close()
-            self._sock = None
-
-    def _readable(self) -> None:
-        assert self._sock is not None
-        try:
-            size, ancillary, _, _ = self._sock.recvmsg_into([self._view[self._end :]], _ANCILLARY)
-        except BlockingIOError:
-            return
-        except OSError:
-            size = 0
-        if not size:
-            self.close()
-            return
-        if ancillary:
-            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
-            stamp_ns = seconds * NS_PER_S + nanoseconds
-        else:
-            stamp_ns = _now_ns()
-        end = self._end + size
-        at = self._take(end, stamp_ns)
-        self._view[: end - at] = self._view[at:end]
-        self._end = end - at
-
-    def _take(self, end: int, stamp_ns: int) -> int:
-        """Understand what is there up to `end`; gives up to where."""
-        frame, at = self._load.frame, 0
-        while True:
-            count = (end - at) // frame.itemsize
-            if count:
-                found = np.frombuffer(self._buffer, frame, count, at)
-                fits = (found["size"] == frame.itemsize - 4) & (found["kind"] == frames.MESSAGE)
-                if not fits.all():
-                    found = found[: int(fits.argmin())]
-                self._messages(found, stamp_ns)
-                at += len(found) * frame.itemsize
-            if end - at < 8:
-                return at
-            (size, _) = frames.FRAME_HEAD.unpack_from(self._buffer, at)
-            stop = at + 4 + size
-            if stop > end:
-                return at
-            self._other(bytes(self._view[at:stop]))
-            at = stop
-
-    def _messages(self, found: NDArray[Any], stamp_ns: int) -> None:
-        if not len(found):
-            return
-        fins = np.empty(len(found), _FIN)
-        fins["verb"], fins["id"], fins["end"] = b"FIN ", found["id"], b"\n"
-        self._say(fins.tobytes())
-        own = found["run"] == self._load.run
-        if not own.all():
-            self._load.foreign += len(found) - int(np.count_nonzero(own))
-            found = found[own]
-        self._load.heard(found["number"].astype(np.int64), stamp_ns)
-
-    def _other(self, data: bytes) -> None:
-        """A frame that is none of the load's messages."""
-        for event in self._protocol.feed(data):
-            if isinstance(event, say.Heartbeat):
-                self._say(say.nop())
-            elif isinstance(event, say.Message):
-                self._load.foreign += 1
-                self._say(say.fin(event.id))
-
-    def _say(self, data: bytes) -> None:
-        """Say it in a moment, with what comes until then: nobody waits for it."""
-        if not self._out:
-            self._loop.call_later(_MOMENT_S, self._push)
-        self._out += data
-
-    def _push(self) -> None:
-        if self._sock is None:
-            return
-        try:
-            del self._out[: self._sock.send(self._out)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._out.clear()  # reading says what happened
-        if self._out:
-            self._loop.add_writer(self._sock, self._push)
-        else:
-            self._loop.remove_writer(self._sock)
-
-    def answered(self, data: bytes) -> None:
-        """To SUB."""
-        self._subscribed.set_result(data)
-
-    def refused(self, problem: ProtocolError) -> None:
-        """SUB was."""
-        if not self._subscribed.done():
-            self._subscribed.set_exception(problem)
-
-    def delivered(self, message: say.Message) -> None:
-        """Nothing comes before RDY."""
-        raise AssertionError(message)
-
-    def ordered(self, connection: Connection, order: Order) -> None:
-        """Orders are for publishers."""
-
-    def writable(self) -> None:
-        """The socket is written by hand."""
-
-    def ended(self, connection: Connection, problem: Exception | None) -> None:
-        """It ended before it could be taken over."""
-        del connection
-        if not self._subscribed.done():
-            self._subscribed.set_exception(ClientError(f"{self.address} closed the connection: {problem}"))
 
 
 @contextmanager

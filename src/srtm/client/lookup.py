@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from random import random
 
 import httpx
@@ -17,7 +17,7 @@ _JITTER = 0.3  # of the interval, so that clients that started together do not a
 
 async def lookup(
     addresses: list[str], topic: str, poll_s: float, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[set[str]]:
+) -> AsyncGenerator[set[str], None]:
     """All brokers that any of these nsqlookupds knows for the topic, now and at every poll."""
     if not addresses:
         raise InputError("lookupd: give at least one address, as in 127.0.0.1:4161")

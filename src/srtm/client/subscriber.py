@@ -1,8 +1,12 @@
-"""A subscriber: one channel of a topic, at every broker that the topic has.
+"""A subscriber: one channel of a topic, at every place that delivers it.
 
-In: a topic, a channel, and who knows its brokers: a controller (which pushes changes of its own brokers, and is polled
-for stock nsqds that are registered there), nsqlookupds (which are polled), or a list. Out: messages, each to be
-finished or requeued; one that is neither is delivered again after its time-out.
+In: a topic, a channel, and who knows where it is delivered: a controller (which pushes changes of its own brokers and
+their engines, and is polled for stock nsqds that are registered there), nsqlookupds (which are polled), or a list. Out:
+messages, each to be finished or requeued; one that is neither is delivered again after its time-out.
+
+Always holds: nobody is subscribed to before every place that is known has been asked, as far as that is possible
+without subscribing, and none refuses; then one place is subscribed to, and the others after it has agreed. A refusal
+would otherwise cost what ephemeral channels at other places had already taken.
 
 `max_in_flight` is shared out: a connection that delivered nothing lately keeps room for one message, the others have
 the rest. A broker that is no longer listed is kept until it has been idle for a minute, because publishers that moved
@@ -14,17 +18,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any
 
-from srtm.client.backoff import Backoff
 from srtm.client.cluster import DEFAULT_CONTROLLER, Cluster
-from srtm.client.connection import Connection, ConnectionOptions, split_address
+from srtm.client.connection import ConnectionOptions, split_address
+from srtm.client.links import Link, Message
 from srtm.client.lookup import lookup
-from srtm.errors import ClientError, InputError, ProtocolError, SRTMError
+from srtm.client.places import Places
+from srtm.errors import ClientError, InputError, SRTMError
 from srtm.protocol import client as say
-from srtm.protocol.orders import Order
+
+__all__ = ["Message", "Subscriber"]
 
 log = logging.getLogger(__name__)
 
@@ -33,175 +39,11 @@ _HEARTBEAT_MS = 5_000
 _LINGER = 120  # looks at an idle broker that is no longer listed, before it is left: a minute
 
 
-class Message:
-    """A message of a channel: `finish` it, or `requeue` it; `touch` it where that takes longer than its time-out."""
-
-    __slots__ = ("_link", "attempts", "body", "id", "timestamp_ns")
-
-    def __init__(self, message: say.Message, link: _Link) -> None:
-        self.timestamp_ns, self.attempts, self.id, self.body = message
-        self._link: _Link | None = link
-
-    @property
-    def broker(self) -> str | None:
-        """The address of the broker that it came from; None once it was finished or requeued."""
-        return self._link.address if self._link else None
-
-    @property
-    def held(self) -> bool:
-        """Whether it is to be answered here, and its connection stands."""
-        return self._link is not None and self._link.held.get(self.id) is self
-
-    async def finish(self) -> None:
-        """It is done. If its connection was lost meanwhile, it will be delivered again all the same."""
-        self._answer(say.fin(self.id))
-
-    async def requeue(self, delay_s: float = 0.0) -> None:
-        """Deliver it again, to anybody, after a while."""
-        self._answer(say.req(self.id, round(delay_s * 1000)))
-
-    async def touch(self) -> None:
-        """It takes longer: begin its time-out anew."""
-        if self._link is None:
-            raise ClientError("the message was finished or requeued already")
-        self._link.tell(say.touch(self.id))
-
-    @property
-    def answered(self) -> bool:
-        """Whether it was finished or requeued."""
-        return self._link is None
-
-    def _answer(self, data: bytes) -> None:
-        link, self._link = self._link, None
-        if link is None:
-            raise ClientError("the message was finished or requeued already")
-        link.finish(self, data)
-
-    def __repr__(self) -> str:
-        return f"Message({self.body[:32]!r}, attempts={self.attempts})"
-
-
-class _Link:
-    """The subscription at one broker: connected, or about to be."""
-
-    def __init__(self, subscriber: Subscriber, address: str) -> None:
-        self.address = address
-        self.listed = True
-        self.ready = 0  # what it was told last
-        self.lately = 0  # messages since the last look
-        self.idle = 0  # looks without any
-        self.held: dict[bytes, Message] = {}  # delivered, and not finished
-        self.connection: Connection | None = None
-        self.limit = 1  # of RDY, at this broker
-        self._subscriber = subscriber
-        self._answers: deque[asyncio.Future[bytes]] = deque()
-        self._over: asyncio.Future[None] | None = None
-        self.task = asyncio.create_task(self._run())
-
-    @property
-    def subscribed(self) -> bool:
-        return self.connection is not None and not self.connection.closed
-
-    async def _run(self) -> None:
-        backoff = Backoff()
-        try:
-            while self.listed:
-                try:
-                    await self._subscribe()
-                except (ClientError, ProtocolError) as problem:
-                    if self.connection is not None:
-                        self.connection.close()
-                    self._answers.clear()
-                    self._subscriber.problem(problem)
-                    await asyncio.sleep(backoff.next_s())
-                    continue
-                backoff = Backoff()
-                self._subscriber.rebalance()
-                assert self._over is not None
-                await self._over
-                self._subscriber.rebalance()
-        finally:
-            if self.connection is not None:
-                self.connection.close()
-            self._subscriber.left(self)
-
-    async def _subscribe(self) -> None:
-        self.connection = connection = await Connection.open(self.address, self, self._subscriber.options)
-        self.ready = 0
-        self.limit = connection.settled.get("max_rdy_count", 2500)
-        self._over = asyncio.get_running_loop().create_future()
-        await self.ask(say.sub(self._subscriber.topic, self._subscriber.channel))
-
-    async def ask(self, data: bytes) -> bytes:
-        """The answer to a command."""
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._answers.append(answer)
-        self.tell(data)
-        return await answer
-
-    def tell(self, data: bytes) -> None:
-        """Say something, if there is anybody who hears it."""
-        if self.subscribed:
-            self.connection.say(data)  # type: ignore[union-attr]
-
-    def set_ready(self, count: int) -> None:
-        """Take so many messages in flight."""
-        count = min(count, self.limit)
-        if count != self.ready and self.subscribed:
-            self.ready = count
-            self.tell(say.rdy(count))
-
-    def finish(self, message: Message, data: bytes) -> None:
-        """A message was answered; nobody is told if it came over a connection that is no more."""
-        if self.held.pop(message.id, None) is message:
-            self.tell(data)
-            if not self.held:
-                self._subscriber.settled()
-
-    async def close(self) -> None:
-        """Take no more messages."""
-        self.listed = False
-        if self.subscribed:
-            await self.ask(say.cls())
-
-    def answered(self, data: bytes) -> None:
-        if self._answers:
-            self._answers.popleft().set_result(data)
-
-    def refused(self, problem: ProtocolError) -> None:
-        if problem.fatal and self._answers:
-            self._answers.popleft().set_exception(problem)
-        elif not problem.fatal:
-            log.warning("%s: %s", self.address, problem)
-
-    def delivered(self, message: say.Message) -> None:
-        self.lately += 1
-        found = self.held[message.id] = Message(message, self)
-        self._subscriber.deliver(found)
-
-    def ordered(self, connection: Connection, order: Order) -> None:
-        """Orders are for publishers."""
-
-    def writable(self) -> None:
-        """What a subscriber says is bounded by what it has in flight."""
-
-    def ended(self, connection: Connection, problem: Exception | None) -> None:
-        del connection
-        self.held.clear()  # the broker gives them to others
-        self.ready = 0
-        lost = ClientError(f"{self.address} closed the connection{f': {problem}' if problem else ''}")
-        while self._answers:
-            self._answers.popleft().set_exception(lost)
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
-        self._subscriber.settled()
-
-
 class Subscriber:
     """Messages of one channel: `async with Subscriber("traffic", "billing") as s: async for message in s: …`.
 
     `run(handler)` calls back instead. Give one of: `controller`, `brokers` (addresses), `lookupd` (addresses of
-    nsqlookupd's HTTP).
+    nsqlookupd's HTTP). `engine` is a login and files for a delivery engine, as brokers are given them.
     """
 
     def __init__(
@@ -222,6 +64,7 @@ class Subscriber:
         auth_secret: bytes | None = None,
         msg_timeout_ms: int | None = None,
         identity: Mapping[str, Any] | None = None,
+        engine: str | None = None,
     ) -> None:
         if sum(given is not None for given in (controller, brokers, lookupd)) > 1:
             raise InputError("give one of controller, brokers and lookupd")
@@ -248,8 +91,15 @@ class Subscriber:
         self._close_s = close_s
         self._token = token
         self._cluster: Cluster | None = None
-        self._found: dict[int, set[str]] = {}  # addresses, by the number of their source
-        self._links: dict[str, _Link] = {}
+        self._timeout_ms = msg_timeout_ms
+        self._places = Places(topic, self.options, engine)
+        self._found: dict[object, set[str]] = {}  # places, by their source: a number, or a broker that is a signpost
+        self._unheard: set[int] = set()  # sources that have said nothing yet
+        self._links: dict[str, Link] = {}
+        self._hopeless = False  # what was given does not fit what delivers the topic
+        self._agreed = False  # a place has agreed to be subscribed to
+        self._change = asyncio.Event()  # of how links stand
+        self.trouble: str | None = None  # what was last in the way
         self._turn = 0
         self._queue: asyncio.Queue[Message | None] = asyncio.Queue()  # None: nothing more comes
         self._problem: SRTMError | None = None
@@ -267,8 +117,21 @@ class Subscriber:
     async def open(self) -> None:
         """Begin to look for brokers; messages come as they are found."""
         self._open = True
-        following = [self._follow(number, source) for number, source in enumerate(self._sources())]
+        sources = self._sources()
+        self._unheard = set(range(len(sources)))
+        following = [self._follow(number, source) for number, source in enumerate(sources)]
         self._tasks = [asyncio.create_task(work) for work in (*following, self._look())]
+
+    async def wait_subscribed(self) -> None:
+        """Until it is subscribed at every place that is known, and there is one; an error when it was refused."""
+        while not self._subscribed_everywhere():
+            if self._problem is not None:
+                raise self._problem
+            await self._change.wait()
+
+    def _subscribed_everywhere(self) -> bool:
+        links = [link for link in self._links.values() if link.listed and link.standing != "elsewhere"]
+        return bool(links) and not self._unheard and all(link.subscribed for link in links)
 
     async def close(self) -> None:
         """Take no more messages, wait until those that were taken are finished, and end.
@@ -292,6 +155,7 @@ class Subscriber:
                 while any(link.held for link in links if link.subscribed):
                     self._settled.clear()
                     await self._settled.wait()
+                await asyncio.gather(*(link.leave() for link in links), return_exceptions=True)
         except TimeoutError:
             log.warning("%s/%s: messages were not finished within %g s", self.topic, self.channel, self._close_s)
         await asyncio.sleep(0)  # what was said last is written at the end of a turn
@@ -343,7 +207,7 @@ class Subscriber:
     @property
     def brokers(self) -> list[str]:
         """Addresses at which it is subscribed now."""
-        return [address for address, link in self._links.items() if link.ready or link.subscribed]
+        return [link.address for link in self._links.values() if link.ready or link.subscribed]
 
     @property
     def in_flight(self) -> int:
@@ -358,35 +222,95 @@ class Subscriber:
         """A broker has nothing in flight here any more."""
         self._settled.set()
 
-    def problem(self, problem: SRTMError) -> None:
-        """A broker could not be subscribed to; where it refused, no other will agree."""
-        log.info("%s/%s: %s", self.topic, self.channel, problem)
-        if isinstance(problem, ProtocolError):
+    async def turn(self, link: Link) -> None:
+        """Wait until a link may subscribe."""
+        while not self._may_subscribe(link):
+            await self._change.wait()
+
+    def _may_subscribe(self, link: Link) -> bool:
+        if self._agreed:
+            return True
+        in_the_way = ("asking", "refused", "subscribing")
+        others = (each for each in self._links.values() if each is not link and each.listed)
+        return not (self._hopeless or self._unheard) and not any(other.standing in in_the_way for other in others)
+
+    def agreed(self, link: Link) -> None:
+        """A place is subscribed to: others will not refuse."""
+        del link
+        self._agreed = True
+        self._changed()
+        self.rebalance()
+
+    def problem(self, link: Link, problem: SRTMError) -> None:
+        """A place cannot be reached, or refuses; if none has agreed, or none is left, a refusal is the end."""
+        refuses = isinstance(problem, InputError) or not isinstance(problem, ClientError)
+        subscribed = any(each.subscribed for each in self._links.values())
+        if refuses and not (self._agreed and subscribed):
+            self._fail(problem)
+        elif refuses and link.standing != "refused":
+            log.warning("%s/%s: %s", self.topic, self.channel, problem)
+        else:
+            log.info("%s/%s: %s", self.topic, self.channel, problem)
+        link.standing = "refused" if refuses else "away"
+        self.trouble = str(problem)
+        self._changed()
+
+    def elsewhere(self, link: Link, place: str) -> None:
+        """A broker delivers through an engine: go there."""
+        self._found[link.address] = {place}
+        try:
+            self._settle()
+        except SRTMError as problem:
+            self._hopeless = True
             self._fail(problem)
 
-    def left(self, link: _Link) -> None:
-        """A broker is no longer followed."""
-        if self._links.get(link.address) is link:
-            del self._links[link.address]
+    def lost(self) -> None:
+        """A connection ended, or is not needed."""
+        self._changed()
+        self.rebalance()
+
+    def left(self, link: Link) -> None:
+        """A place is no longer followed."""
+        for key, found in list(self._links.items()):
+            if found is link:
+                del self._links[key]
+        self._found.pop(link.address, None)
+        self._changed()
+
+    def _changed(self) -> None:
+        change, self._change = self._change, asyncio.Event()
+        change.set()
 
     def _fail(self, problem: SRTMError) -> None:
         self._problem = problem
         self._queue.put_nowait(None)
+        self._changed()
 
-    async def _follow(self, number: int, source: AsyncIterator[set[str]]) -> None:
+    async def _follow(self, number: int, source: AsyncGenerator[set[str], None]) -> None:
         """Be subscribed wherever any source says that the topic is."""
         try:
-            async for found in source:
-                self._found[number] = found
-                addresses = set().union(*self._found.values())
-                for address in addresses - self._links.keys():
-                    self._links[address] = _Link(self, address)
-                for address, link in self._links.items():
-                    link.listed = address in addresses
+            async with aclosing(source) as places:
+                async for found in places:
+                    self._found[number] = found
+                    self._settle()
+                    self._unheard.discard(number)
+                    self._changed()
         except SRTMError as problem:
+            self._hopeless = True
             self._fail(problem)
 
-    def _sources(self) -> list[AsyncIterator[set[str]]]:
+    def _settle(self) -> None:
+        """A link to every place, and to no other."""
+        if self._cluster is not None:
+            for address in self._cluster.brokers(self.topic).values():
+                self._places.is_broker(address)
+        wanted = self._places.keys(set().union(*self._found.values()))
+        for key in wanted.keys() - self._links.keys():
+            self._links[key] = self._places.link(self, key, wanted[key], self._timeout_ms)
+        for key, link in self._links.items():
+            link.listed = key in wanted
+
+    def _sources(self) -> list[AsyncGenerator[set[str], None]]:
         if self._fixed is not None:
             return [_always(set(self._fixed))]
         if self._lookupd is not None:
@@ -428,10 +352,11 @@ class Subscriber:
             link.set_ready(each + (number < more))
 
 
-async def _always(addresses: set[str]) -> AsyncIterator[set[str]]:
+async def _always(addresses: set[str]) -> AsyncGenerator[set[str], None]:
     yield addresses
 
 
-async def _watched(cluster: Cluster, topic: str) -> AsyncIterator[set[str]]:
-    async for brokers in cluster.watch(topic):
-        yield set(brokers.values())
+async def _watched(cluster: Cluster, topic: str) -> AsyncGenerator[set[str], None]:
+    async with aclosing(cluster.watch(topic)) as changes:
+        async for _ in changes:
+            yield cluster.delivery(topic)

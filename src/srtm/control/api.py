@@ -24,6 +24,7 @@ from srtm.control.expected import expected
 from srtm.control.explain import explained
 from srtm.control.schema import (
     ContractChange,
+    DeliveryOut,
     MoveIn,
     PlaceOut,
     PlacesOut,
@@ -32,6 +33,7 @@ from srtm.control.schema import (
     TopicIn,
     TopicName,
     bucket_of,
+    delivery_out,
     members_out,
     topic_out,
 )
@@ -100,8 +102,8 @@ def router(service: Service) -> APIRouter:
 
     @api.get("/topics/{topic}")
     async def topic_(topic: InPath) -> dict[str, Any]:
-        """One topic: contract, shares, latencies, events."""
-        return topic_out(known(topic), controller, now_ns())
+        """One topic: contract, shares, latencies, where it is delivered, events."""
+        return {**topic_out(known(topic), controller, now_ns()), "delivery": _delivery(service, topic)}
 
     @changes.put("/topics/{topic}", responses={409: {"description": "under another contract"}})
     async def create(topic: InPath, wish: TopicIn, request: Request) -> dict[str, Any]:
@@ -199,6 +201,7 @@ def router(service: Service) -> APIRouter:
                 for publisher, broker in places.items()
             },
             brokers=_addresses(service, topic),
+            delivery=[DeliveryOut(**each) for each in _delivery(service, topic)],
         )
 
     @api.get("/topics/{topic}/publishers")
@@ -327,20 +330,30 @@ def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
         managed=False,
         publishers={each.id: place for each in asked.publishers},
         brokers={each.name: each.address for each in service.controller.members.values() if each.usable},
+        delivery=[DeliveryOut(**each) for each in _delivery(service, topic)],
     )
 
 
+def _brokers(service: Service, topic: str) -> set[str]:
+    """Brokers that have messages of a topic, or get some."""
+    found = service.controller.topics.get(topic)
+    return service.producers_of(topic) | (found.brokers() if found else set())
+
+
 def _addresses(service: Service, topic: str) -> dict[str, str]:
-    """Where a topic's messages are."""
-    controller = service.controller
-    found = controller.topics.get(topic)
-    names = service.producers_of(topic) | (found.brokers() if found else set())
-    members = [controller.members[name] for name in sorted(names) if name in controller.members]
-    return {member.name: member.address for member in members if member.status != "dead"}
+    """Where a topic is published to."""
+    members = service.controller.members
+    here = [members[name] for name in sorted(_brokers(service, topic)) if name in members]
+    return {member.name: member.address for member in here if member.status != "dead"}
+
+
+def _delivery(service: Service, topic: str) -> list[dict[str, Any]]:
+    """Where subscribers find a topic's messages."""
+    return delivery_out(service.controller, topic, _brokers(service, topic))
 
 
 async def _events(service: Service, topic: str) -> AsyncIterator[str]:
-    told: dict[str, str] | None = None
+    told: dict[str, Any] | None = None
     noted = 0
     found = service.controller.topics.get(topic)
     since = found.events[-1] if found and found.events else None
@@ -349,10 +362,10 @@ async def _events(service: Service, topic: str) -> AsyncIterator[str]:
     while True:
         if not changed:
             yield ":\n\n"
-        addresses = _addresses(service, topic)
-        if addresses != told:
-            told = addresses
-            yield _event("brokers", {"topic": topic, "brokers": addresses})
+        places = {"brokers": _addresses(service, topic), "delivery": _delivery(service, topic)}
+        if places != told:
+            told = places
+            yield _event("brokers", {"topic": topic, **places})
         found = service.controller.topics.get(topic)
         for event in found.events if found else ():
             if since is None or event.at_ns > since.at_ns:

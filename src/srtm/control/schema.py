@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -161,6 +161,14 @@ class PlaceOut(BaseModel):
     address: str
 
 
+class DeliveryOut(BaseModel):
+    """Where subscribers find a topic's messages: brokers (host:port) or servers of an engine (its address)."""
+
+    engine: str
+    addresses: list[str]
+    subject: str | None = None  # of NATS
+
+
 class PlacesOut(BaseModel):
     """Where publishers publish, and the brokers of the topic for when one of them is lost."""
 
@@ -168,6 +176,7 @@ class PlacesOut(BaseModel):
     managed: bool
     publishers: dict[str, PlaceOut]
     brokers: dict[str, str]
+    delivery: list[DeliveryOut]
 
 
 class Problem(BaseModel):
@@ -217,8 +226,28 @@ def member_out(member: Member, declared_mps: float) -> dict[str, Any]:
         "lag_ms": member.lag_ns / NS_PER_MS,
         "engine": member.engine,
         "engine_problem": member.engine_problem,
+        "engine_address": member.engine_address,
         "oddities": member.oddities,
     }
+
+
+def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[dict[str, Any]]:
+    """Where subscribers find a topic's messages; `brokers` are those that have any.
+
+    An engine keeps messages when publishers have moved on and when its broker is dead, so that all engines are named.
+    """
+    members = [member for _, member in sorted(controller.members.items())]
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for member in members:
+        if member.engine_address is not None:
+            if member.engine_address not in found[member.engine]:
+                found[member.engine].append(member.engine_address)
+        elif member.engine == "local" and member.name in brokers and member.status != "dead":
+            found["local"].append(member.address)
+    return [
+        {"engine": engine, "addresses": addresses, "subject": topic if engine == "nats" else None}
+        for engine, addresses in sorted(found.items())
+    ]
 
 
 def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool = True) -> dict[str, Any]:

@@ -30,10 +30,10 @@ import msgspec
 
 from srtm.broker.credentials import Credentials, explained
 from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError, ProtocolError
-from srtm.pipeline.logs import Away, Contract, Extent, Logs, Refused, ask, patiently
+from srtm.pipeline.logs import Away, Contract, Extent, Logs, Refused, Spools, ask, patiently
 from srtm.protocol import engine as engines
 from srtm.protocol import greeting, nats
-from srtm.protocol.nats import Err, Event, Info, Msg, NatsProtocol, Ping, Pong
+from srtm.protocol.nats import Delivered, Err, Event, Info, Msg, NatsProtocol, Ping, Pong
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ _EXPIRES_S = 2  # of what a consumer is asked for; shorter, so that it is said
 _READ = 1024 * 1024
 _ROWS, _BYTES = 2_000, 2 * nats.MAX_BODY  # that are asked for at once
 _IDLE_S = 30  # after which a server forgets a consumer whose reader was killed
-_ACK = b"$JS.ACK."
 _NOT_FOUND = 404
 _PASSING = 500  # from this code on, an error may be over soon
 _STREAM = re.compile(r"[^\s.*>/\\]+")
@@ -109,7 +108,7 @@ class Link:
         """The next message of a consumer, or the answer to the last question."""
         while True:
             event = self._event()
-            if isinstance(event, Msg) and (event.reply.startswith(_ACK) or event.subject == self._reply):
+            if isinstance(event, Msg) and (event.reply.startswith(nats.ACK_PREFIX) or event.subject == self._reply):
                 return event
 
     def _connect(self) -> tuple[str, socket.socket]:
@@ -237,22 +236,6 @@ def read(
         cursor.close()
 
 
-class _Delivered(NamedTuple):
-    """What the reply subject of a delivered message says."""
-
-    sequence: int
-    number: int  # of this consumer
-    stored_ns: int
-    pending: int  # messages that this consumer has not delivered
-
-    @classmethod
-    def by(cls, reply: bytes) -> _Delivered:
-        # $JS.ACK.[domain.account.]stream.consumer.times.sequence.number.time.pending[.random]
-        words = reply.split(b".")
-        at = 5 if len(words) == 9 else 7
-        return cls(*map(int, words[at : at + 4]))
-
-
 class _Row(NamedTuple):
     sequence: int
     stored_ns: int
@@ -318,11 +301,11 @@ class _Cursor:
         link.say(subject, batch=most, max_bytes=_BYTES, expires=_EXPIRES_S * NS_PER_S)
         while len(rows) < most and self._pending and (not rows or rows[-1].sequence < self._end - 1):
             message = link.next()
-            if not message.reply.startswith(_ACK):  # this question is over
+            if not message.reply.startswith(nats.ACK_PREFIX):  # this question is over
                 if rows:
                     break
                 raise Away(f"{self._address} delivers nothing: {message.status}")
-            told = _Delivered.by(message.reply)
+            told = Delivered.by(message.reply)
             self._delivered, self._pending = self._delivered + 1, told.pending
             if told.number != self._delivered:
                 raise Away(f"{self._address} lost messages on their way here")
@@ -399,31 +382,58 @@ def located(settings: Settings) -> Logs | None:
         return Streams(settings, settings.engine)
     logs = Logs(settings)
     here = list(settings.brokers or logs.look().values())  # brokers with an engine are not listed
-    elsewhere = [] if settings.brokers else _with_nats(settings.controller)
-    if not elsewhere and not settings.brokers:
+    members = [] if settings.brokers else _members(settings.controller)
+    engined = [each for each in members if each.kind != "local" and each.alive]
+    found = {each.engine for each in engined if each.engine is not None}
+    elsewhere = [each.url for each in engined if each.engine is None]
+    if not engined and not settings.brokers:
         return logs if here else None
-    found, away = set(), None
+    if any(each.kind == "nsqd" for each in engined):  # whose nsqds may be listed, beside brokers of ours
+        here = [url for url in here if url in {each.url for each in members}]
+    away = None
     for url in [*elsewhere, *here]:
         try:
             found.add(_engine_of(url))
         except Away as problem:
             away = problem
-    if len(found) > 1:
+    nsqds = {engine for engine in found if engine.startswith("nsqd")}  # each broker has its own
+    if len(found - nsqds) + bool(nsqds) > 1:
         ways = ", ".join(sorted(found))
         raise InputError(f"topic {settings.topic!r} is delivered in several ways ({ways}): {_ONE_WAY}")
     if not found and elsewhere and away:
         raise away
     engine = found.pop() if found else "local"
+    if nsqds:
+        return Spools(settings, {each.name: each.url for each in engined})
     return logs if engine == "local" else Streams(settings, engine)
 
 
-def _with_nats(controller: str) -> list[str]:
-    """Brokers of a controller that deliver through NATS; a stock nsqlookupd knows of none."""
+class _Member(NamedTuple):
+    """A broker as the controller knows it; of an older version it does not know the address of the engine."""
+
+    name: str
+    url: str
+    alive: bool
+    kind: str
+    engine: str | None
+
+
+def _members(controller: str) -> list[_Member]:
+    """All brokers of a controller; a stock nsqlookupd knows of none."""
     try:
         listed = json.loads(ask(f"{controller}/v1/brokers"))["brokers"]
+        return [
+            _Member(
+                each["name"],
+                each["http"],
+                each["status"] != "dead",
+                each.get("engine", "local"),
+                each.get("engine_address"),
+            )
+            for each in listed
+        ]
     except (Refused, ValueError, KeyError, TypeError):
         return []
-    return [each["http"] for each in listed if each.get("engine") == "nats" and each["status"] != "dead"]
 
 
 def _engine_of(url: str) -> str:

@@ -192,6 +192,35 @@ class Logs:
             raise _explained(refused, topic, broker) from None
 
 
+class Spools(Logs):
+    """Logs of brokers before an nsqd, which itself keeps nothing that can be read again."""
+
+    def __init__(self, settings: Settings, brokers: dict[str, str]) -> None:
+        super().__init__(settings)
+        self._members = brokers
+
+    def _listed(self, controller: str) -> list[tuple[str, str]]:
+        del controller
+        return list(self._members.items())
+
+    def extent(self, broker: str) -> Extent | None:
+        """How far a broker's log reaches; an error if it forgets what the engine has."""
+        topic, where = self._settings.topic, f"topic {self._settings.topic!r} at broker {broker!r}"
+        try:
+            document = json.loads(ask(f"{self._urls[broker]}/srtm/log", topic=topic))
+        except Refused as refused:
+            if "TOPIC_NOT_FOUND" in str(refused):
+                return None
+            if "NOT_ON_DISK" in str(refused):
+                raise InputError(
+                    f"{where} is in memory and then at nsqd, which cannot be read again: {_ON_DISK}"
+                ) from None
+            raise _explained(refused, topic, broker) from None
+        if not document["retention"]["retain_acknowledged"]:
+            raise InputError(f"{where} forgets what its nsqd has: {_RETAIN}")
+        return Extent(document["begin"], document["end"])
+
+
 def read(url: str, broker: str, topic: str, begin: int, end: int, timeout_s: float) -> Iterator[pa.RecordBatch]:
     """The rows of a range as a broker gives them; OffsetTrimmed or LogError if it does not have them all."""
     import pyarrow as pa
@@ -233,3 +262,5 @@ def _http(host: str, port: int) -> str:
 
 
 _CONTROLLER = "write the address of its HTTP, as in http://127.0.0.1:4161, or name brokers with option brokers"
+_RETAIN = "start its brokers with --retain-acknowledged, and a limit by size or age, so that Spark can read it"
+_ON_DISK = f"create it with durability=disk, and {_RETAIN}"

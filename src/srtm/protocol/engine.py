@@ -7,7 +7,7 @@ when the topic is created (docs/engines.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
@@ -49,8 +49,7 @@ class EngineAddress:
 
     def __str__(self) -> str:
         """Without what is secret, and without files, which are of this host alone."""
-        places = (f"{host}:{port}" if port else host for host, port in self.servers)
-        return f"{self.scheme}://{','.join(places)}"
+        return f"{self.scheme}://{','.join(written(*each) for each in self.servers)}"
 
     @property
     def scheme(self) -> str:
@@ -108,6 +107,13 @@ def _objection(kind: str, options: dict[str, str], *, tls: bool, login: str) -> 
     return None
 
 
+def written(host: str, port: int) -> str:
+    """A server as addresses name it."""
+    if not port:  # a unix socket
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def server(place: str, kind: str) -> tuple[str, int]:
     """Host and port of one server."""
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
@@ -116,6 +122,18 @@ def server(place: str, kind: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f"{place!r} is no address of an engine: {_SYNTAX}", address=place)
     return host.strip("[]"), int(port)
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is the machine that names it, and no other."""
+    return host == "localhost" or host == "::1" or (host.startswith("127.") and host.replace(".", "").isdecimal())
+
+
+def seen_from_elsewhere(address: EngineAddress, host: str) -> EngineAddress:
+    """An engine as clients on other machines reach it, if its broker is reached at `host`."""
+    here = ("0.0.0.0", "::")
+    servers = ((host if is_local(name) or name in here else name, port) for name, port in address.servers)
+    return replace(address, servers=tuple(servers))
 
 
 def refusal(kind: str, topic: str) -> str | None:

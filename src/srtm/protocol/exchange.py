@@ -157,6 +157,7 @@ class Answer(msgspec.Struct, frozen=True):
     refused: dict[Name, str] = {}  # grants of this exchange that were not put in force, and why
     engine: str = "local"  # that delivers its topics
     engine_problem: str | None = None  # why that takes nothing
+    engine_address: str | None = None  # where subscribers find it; without what is secret
     stores: bool = True  # it can keep topics on disk
 
 

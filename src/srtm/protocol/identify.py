@@ -5,7 +5,8 @@ and the body of the response. Times are whole milliseconds, as on the wire; 0 me
 
 SRTM's clients add `"srtm": {"publisher": str, "group": str or null, "topic": str or null}`. nsqd passes over it; our
 response repeats it, to those alone who sent it. A subscriber that wants a log from an offset on adds
-`"srtm": {"replay": {"offset": n}}`.
+`"srtm": {"replay": {"offset": n}}`. A broker that delivers through an engine says so to everybody, by
+`"srtm": {"engine": address}`, so that nobody learns it by a SUB that is refused.
 """
 
 from __future__ import annotations
@@ -119,8 +120,11 @@ def negotiate(body: bytes, settings: Settings, before: Identity) -> Identity:
     )
 
 
-def response(identity: Identity, settings: Settings) -> bytes:
-    """The body of the answer to IDENTIFY: OK, or what was settled where the client asked to negotiate."""
+def response(identity: Identity, settings: Settings, engine: str | None = None) -> bytes:
+    """The body of the answer to IDENTIFY: OK, or what was settled where the client asked to negotiate.
+
+    `engine` is the address at which the broker's messages are delivered, if that is not the broker itself.
+    """
     if not identity.feature_negotiation:
         return b"OK"
     settled: dict[str, Any] = {
@@ -141,6 +145,8 @@ def response(identity: Identity, settings: Settings) -> bytes:
     ours: dict[str, Any] = identity.srtm._asdict() if identity.srtm else {}
     if identity.replay is not None:
         ours["replay"] = {"offset": identity.replay}
+    if engine is not None:
+        ours["engine"] = engine
     if ours:
         settled["srtm"] = ours
     return gojson.write(settled)

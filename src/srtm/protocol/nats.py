@@ -28,6 +28,7 @@ from srtm.errors import ProtocolError
 MAX_LINE: Final = 64 * 1024  # INFO of a large cluster
 MAX_BODY: Final = 8 * 1024 * 1024
 NO_RESPONDERS: Final = 503
+ACK_PREFIX: Final = b"$JS.ACK."  # of reply subjects of messages that a consumer delivered
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
 _CRLF: Final = b"\r\n"
@@ -61,6 +62,23 @@ class Msg(NamedTuple):
     def value(self, name: bytes) -> bytes:
         """What its header says under a name; empty where that is not there."""
         return self.header.partition(b"\r\n%b: " % name)[2].partition(_CRLF)[0]
+
+
+class Delivered(NamedTuple):
+    """What the reply subject of a message that a consumer delivered says."""
+
+    times: int  # that it was delivered, with this one
+    sequence: int  # of the stream
+    number: int  # of this consumer
+    stored_ns: int
+    pending: int  # messages that this consumer has not delivered
+
+    @classmethod
+    def by(cls, reply: bytes) -> Delivered:
+        """Read `$JS.ACK.[domain.account.]stream.consumer.times.sequence.number.time.pending[.random]`."""
+        words = reply.split(b".")
+        at = 4 if len(words) == 9 else 6
+        return cls(*map(int, words[at : at + 5]))
 
 
 class Ping(NamedTuple):
@@ -165,6 +183,16 @@ def fields(body: bytes) -> dict[str, Any]:
 def connect(**told: Any) -> bytes:
     """CONNECT with these fields."""
     return b"CONNECT %b\r\n" % msgspec.json.encode(told)
+
+
+def unsubscribe(sid: int) -> bytes:
+    """Subscribe no more."""
+    return b"UNSUB %d\r\n" % sid
+
+
+def tell(subject: bytes, body: bytes) -> bytes:
+    """Publish a message that nobody answers."""
+    return b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body)
 
 
 def subscribe(subject: bytes, sid: int) -> bytes:

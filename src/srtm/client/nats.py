@@ -1,0 +1,241 @@
+"""One connection to a server of NATS, as clients use it.
+
+In: an address with several servers, questions, bytes. Out: answers; messages, told to a listener as they are read.
+Opening settles TLS and the login. A server that is not heard for two and a half signs of life counts as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import ssl
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from srtm.broker.credentials import Credentials, explained
+from srtm.errors import ClientError, InputError, ProtocolError
+from srtm.protocol import greeting, nats
+from srtm.protocol.engine import written
+from srtm.protocol.nats import Err, Event, Info, Msg, NatsProtocol, Ping, Pong
+
+if TYPE_CHECKING:
+    from srtm.protocol.engine import EngineAddress
+
+_READ = 256 * 1024
+_OPEN_S = 5.0
+_ANSWER_S = 3.0  # JetStream leaves questions unanswered while it elects a leader
+_SIGN_S = 5.0
+_SILENCE = 2.5  # signs of life
+_PASSING = 500  # from this code of HTTP on, an error may be over soon
+_OURS = ("Authorization", "Permissions", "User Authentication")  # errors that waiting does not mend
+
+
+class Refused(Exception):
+    """JetStream's answer is an error that stays; its code is that of HTTP."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Listener(Protocol):
+    """Who is told what comes."""
+
+    def came(self, message: Msg) -> None:
+        """A message, or a status, that is not the answer to a question; over a subscription of the listener's."""
+
+    def ended(self, problem: ClientError) -> None:
+        """The connection is over."""
+
+
+class NatsConnection:
+    """A connection on which everything is settled."""
+
+    def __init__(self, address: EngineAddress, listener: Listener) -> None:
+        self._address = address
+        self._listener = listener
+        self.place = ""  # host:port of the server
+        self.inbox = f"_INBOX.{secrets.token_hex(8)}"
+        self.closed = False
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+        self._protocol, self._events = NatsProtocol(), deque[Event]()
+        self._said: list[bytes] = []
+        self._asked = 0
+        self._answers: dict[bytes, asyncio.Future[Msg]] = {}
+        self._pongs: deque[asyncio.Future[None]] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._heard = True
+
+    @classmethod
+    async def open(cls, address: EngineAddress, listener: Listener) -> NatsConnection:
+        """Connect to any of the servers; ClientError where none answers, InputError where one will not have us."""
+        problem: Exception | None = None
+        for server in random.sample(address.servers, len(address.servers)):
+            connection = cls(address, listener)
+            try:
+                async with asyncio.timeout(_OPEN_S):
+                    await connection._open(*server)
+            except (OSError, TimeoutError, EOFError, ProtocolError) as error:
+                connection.close()
+                problem = error
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                return connection
+        assert problem is not None
+        raise ClientError(f"{address} does not answer ({explained(problem)})")
+
+    async def _open(self, host: str, port: int) -> None:
+        self.place = written(host, port)
+        self._reader, self._writer = await asyncio.open_connection(host, port)
+        while not isinstance(event := await self._event(), Info):
+            pass
+        credentials = Credentials.read(self._address)
+        try:
+            if greeting.nats_tls(self._address, event.fields):
+                assert credentials.tls is not None
+                self._protocol, self._events = NatsProtocol(), deque()  # what came in the clear is nobody's
+                await self._writer.start_tls(credentials.tls, server_hostname=host)
+                if self._reader._buffer:  # type: ignore[attr-defined]
+                    # A server says nothing before CONNECT: it came in the clear, during the handshake.
+                    raise EOFError(f"{self.place} speaks in the clear beside TLS")
+        except (InputError, ssl.SSLError) as problem:
+            raise InputError(f"{self._address}: {explained(problem)}; {_ENGINE}") from None
+        login = credentials.login(str(event.fields.get("nonce", "")))
+        told = nats.connect(verbose=False, headers=True, no_responders=True, name="srtm", lang="python", **login)
+        self.say(told + nats.subscribe(f"{self.inbox}.*".encode(), 1) + nats.PING)
+        while not isinstance(await self._event(), Pong):
+            pass
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._listen())]
+
+    def close(self) -> None:
+        """End it; the listener hears nothing more."""
+        self._write()
+        self.closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._writer is not None:
+            self._writer.transport.abort()  # what had to be said was flushed; TLS would wait for the server's farewell
+        self._give_up(ClientError(f"{self._address} was left"))
+
+    def say(self, data: bytes) -> None:
+        """Write this at the end of the loop's turn, with all else that is said until then."""
+        if not self._said:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._said.append(data)
+
+    def _write(self) -> None:
+        data = b"".join(self._said)
+        self._said.clear()
+        if data and self._writer is not None and not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def ask(self, subject: str, /, **wanted: Any) -> dict[str, Any]:
+        """JetStream's answer; Refused where it is an error that stays, ClientError where there is none."""
+        self._asked += 1
+        reply = f"{self.inbox}.{self._asked}".encode()
+        if self.closed:
+            raise ClientError(f"{self._address} closed the connection")
+        answer = self._answers[reply] = asyncio.get_running_loop().create_future()
+        self.say(nats.publish(subject.encode(), reply, msgspec.json.encode(wanted) if wanted else b""))
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                found = await answer
+        except TimeoutError:
+            raise ClientError(f"{self._address} did not answer within {_ANSWER_S:g} s ({subject})") from None
+        finally:
+            self._answers.pop(reply, None)
+        if found.status:
+            raise ClientError(f"{self._address} answers {found.status}: it has no leader, or JetStream is off")
+        document = nats.fields(found.body)
+        if error := document.get("error"):
+            code, text = int(error.get("code", _PASSING)), str(error.get("description", "unknown error"))
+            if code >= _PASSING:
+                raise ClientError(f"{self._address} answers {code}: {text}")
+            raise Refused(code, text)
+        return document
+
+    async def flush(self) -> None:
+        """Until the server has read all that was said, and we all that it said before."""
+        pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pongs.append(pong)
+        self.say(nats.PING)
+        await pong
+
+    async def _event(self) -> Event:
+        while not self._events:
+            data = await self._reader.read(_READ)
+            if not data:
+                raise EOFError(f"{self.place} closed the connection")
+            self._heard = True
+            self._events += self._protocol.feed(data)
+        event = self._events.popleft()
+        if isinstance(event, Ping):
+            self.say(nats.PONG)
+        elif isinstance(event, Err) and event.text.startswith(_OURS):
+            raise InputError(f"{self._address} refuses: {event.text}; {_LOGIN}")
+        elif isinstance(event, Err):
+            raise EOFError(f"{self.place} says {event.text}")
+        return event
+
+    async def _read(self) -> None:
+        """Tell what comes, until the end."""
+        try:
+            while True:
+                event = await self._event()
+                if isinstance(event, Msg):
+                    answer = self._answers.get(event.subject)
+                    if answer is None or event.reply.startswith(nats.ACK_PREFIX):
+                        self._listener.came(event)
+                    elif not answer.done():
+                        answer.set_result(event)
+                elif isinstance(event, Pong) and self._pongs and not (pong := self._pongs.popleft()).done():
+                    pong.set_result(None)
+        except InputError as problem:
+            self._end(problem)
+        except (OSError, EOFError, ProtocolError) as problem:
+            self._end(ClientError(f"{self._address}: {explained(problem)}"))
+
+    async def _listen(self) -> None:
+        """Whether anything was heard since the last look."""
+        while True:
+            self._heard = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SIGN_S * _SILENCE):
+                    await self.flush()
+            if not self._heard:
+                self._end(ClientError(f"{self.place} is silent"))
+                return
+            await asyncio.sleep(_SIGN_S)
+
+    def _end(self, problem: Exception) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self._give_up(problem)
+        ended = problem if isinstance(problem, ClientError) else ClientError(str(problem))
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._listener.ended(ended)
+
+    def _give_up(self, problem: Exception) -> None:
+        waiting: list[asyncio.Future[Any]] = [*self._answers.values(), *self._pongs]
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(problem)
+                answer.exception()  # whoever waits hears it; nobody need
+        self._answers.clear()
+        self._pongs.clear()
+
+
+_ENGINE = "say how to reach it by SRTM_ENGINE, as in nats+tls://host:4222?ca=ca.pem (docs/engines.md)"
+_LOGIN = "give a login that may by SRTM_ENGINE, as in nats://user:password@host:4222 (docs/engines.md)"

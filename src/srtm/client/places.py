@@ -1,0 +1,117 @@
+"""Where a topic's messages are delivered, and what this client has been given to be let in there.
+
+In: places as the controller, brokers and nsqlookupds name them, `host:port` or the address of an engine; the client's
+own address of the engine, with its login and files (`SRTM_ENGINE`). Out: links.
+
+Nobody tells secrets to others, so a client that needs a login or a file is given them by its user. Servers of NATS are
+then those of the user's address. Of NSQ every broker has its own, so the address gives login and TLS for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from srtm.client.connection import ConnectionOptions
+from srtm.client.links import BrokerLink, Hub, Link
+from srtm.errors import InputError
+from srtm.protocol import engine as engines
+
+if TYPE_CHECKING:
+    from srtm.protocol.engine import EngineAddress
+
+log = logging.getLogger(__name__)
+
+
+class Places:
+    """Makes links of places."""
+
+    def __init__(self, topic: str, options: ConnectionOptions, engine: str | None) -> None:
+        self._topic = topic
+        self._options = options
+        # The words without an address are for `srtm up`, which starts an engine that wants nothing of its clients.
+        self._given = None if not engine or engine in engines.KINDS else engines.parse(engine)
+        self._named: dict[str, EngineAddress] = {}  # nsqds that are engines, by host:port
+        self._brokers: set[str] = set()  # addresses that are known to be brokers
+        self._unreachable: set[str] = set()
+
+    def keys(self, places: Iterable[str]) -> dict[str, str]:
+        """What links are known by, for places; an nsqd may be named by several sources."""
+        found: dict[str, str] = {}
+        for place in sorted(places):
+            if "://" not in place:
+                found.setdefault(place, place)
+                continue
+            address = self._checked(place)
+            if address.kind == "nats":
+                found[str(address)] = place
+                continue
+            host, port = address.servers[0]
+            if not port:
+                self._cannot_reach(place)
+                continue
+            key = engines.written(host, port)
+            self._named[key] = address
+            found[key] = place
+        return found
+
+    def is_broker(self, address: str) -> None:
+        """An address that a controller names is a broker's."""
+        self._brokers.add(address)
+
+    def link(self, hub: Hub, key: str, place: str, timeout_ms: int | None) -> Link:
+        """A link to a place."""
+        if place.startswith(("nats:", "nats+tls:")):
+            try:
+                from srtm.client.jetstream import StreamLink
+            except ImportError:
+                raise InputError(f"{place} takes msgspec: pip install 'srtm[client]'") from None
+            return StreamLink(hub, self._checked(place), timeout_ms)
+        return BrokerLink(hub, key, self.options(key), nsqd=key in self._named)
+
+    def plain(self, key: str, place: str) -> bool:
+        """Whether NSQ's protocol is spoken there without TLS or compression."""
+        options = self.options(key)
+        return not place.startswith("nats") and not (options.tls or options.deflate or options.snappy)
+
+    def options(self, key: str) -> ConnectionOptions:
+        """How to connect to a broker, or an nsqd."""
+        given, named = self._given, self._named.get(key)
+        options = self._options
+        if given is None or given.kind != "nsqd" or key in self._brokers:
+            return replace(options, tls=_context(named)) if named and named.tls and options.tls is None else options
+        tls = _context(given) if given.tls or (named is not None and named.tls) else options.tls
+        if given.user:
+            return replace(options, tls=tls, auth_secret=given.user.encode(), auth_if_asked=True)
+        return replace(options, tls=tls)
+
+    def _checked(self, place: str) -> EngineAddress:
+        """The address of an engine; if we were given one of NATS, ours."""
+        address, given = engines.parse(place), self._given
+        if address is None:
+            raise InputError(f"{place!r} is not the address of an engine")
+        if given is not None and given.kind != address.kind:
+            raise InputError(
+                f"topic {self._topic!r} is delivered by {address}, and SRTM_ENGINE (--engine) is {given}:"
+                f" leave it out, or give one of the engine {address.kind}"
+            )
+        return given if given is not None and given.kind == "nats" else address
+
+    def _cannot_reach(self, place: str) -> None:
+        if place not in self._unreachable:
+            self._unreachable.add(place)
+            log.warning(
+                "%s: %s is a socket of the broker's host: have that nsqd listen to TCP, and register with the"
+                " controller (--lookupd-tcp-address)",
+                self._topic,
+                place,
+            )
+
+
+def _context(address: EngineAddress) -> Any:
+    """The client's side of TLS."""
+    from srtm.broker.transport import client_context
+
+    return client_context(address.ca, address.cert, address.key)
