@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
@@ -299,3 +301,34 @@ def test_a_publisher_is_told_when_a_full_topic_has_room_again() -> None:
         broker.post("/channel/create?topic=t&channel=c%23ephemeral", b"")
         broker.post("/topic/limit?topic=t&r=1000000&b=100", b"")
         assert ours.next() == Throttle("t", 0)
+
+
+def test_a_topic_that_is_deleted_and_made_again_is_another_contract(tmp_path: Path) -> None:
+    """Old grants, moves and tokens mean nothing to it, and a recording tells the two apart."""
+    with (
+        running(controller=NOBODY, trace_folder=str(tmp_path)) as broker,
+        Client(broker.address) as publisher,
+        Client(broker.address).subscribe("t", "c", 100) as reader,
+    ):
+        broker.post("/srtm/trace/start?file=run.parquet")
+        exchange(broker, said(grants={"t": Grant(BIRTH, 1, share(1, 50), 50 * TOKEN)}))
+        publisher.publish("t", b"of the first")
+        assert reader.message().body == b"of the first"
+        again = {"t": Listed(BIRTH + 1, CONTRACT)}
+        late = {"t": Grant(BIRTH, 2, share(1000, 1000), 1000 * TOKEN)}
+        answer = exchange(broker, said(2, version=2, contracts=again, grants=late))
+        assert answer.refused == {"t": "this broker knows another contract"}
+        report = answer.topics["t"]
+        assert (report.birth, report.sequence, report.share) == (BIRTH + 1, 0, None)
+        publisher.publish("t", b"of the second")
+        assert reader.silent()
+        answer = exchange(broker, said(3, grants={"t": Grant(BIRTH + 1, 3, share(1, 5), TOKEN)}))
+        assert not answer.refused
+        assert answer.topics["t"].share == share(1, 5)
+        assert reader.message().body == b"of the second"
+        overtaken = exchange(broker, said(2, grants={"t": Grant(BIRTH + 1, 4, share(9, 9), 9 * TOKEN)}))
+        assert (overtaken.number, overtaken.acted) == (2, 3)
+        assert overtaken.topics["t"].share == share(1, 5)
+        broker.post("/srtm/trace/stop")
+    births = json.loads(pq.read_metadata(tmp_path / "run.parquet").metadata[b"srtm.births"])
+    assert [birth for _, birth in births["t"]] == [BIRTH, BIRTH + 1]

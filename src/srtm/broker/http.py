@@ -376,7 +376,8 @@ class Pages:
         path = Path(folder) / name
         if path.exists():
             raise Refused(409, "TRACE_EXISTS")
-        recorder = Recorder(path, self.broker.options.name, self.broker.groups, self.broker.loop)
+        broker = self.broker
+        recorder = Recorder(path, broker.options.name, broker.groups, broker.loop, broker.control.birth)
         recorder.start()
         self.broker.recorder = recorder
         return JSONResponse({"file": str(path)})

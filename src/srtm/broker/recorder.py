@@ -3,12 +3,14 @@
 In: what topics released and what was written to subscribers, turn by turn, kept as plain columns. Out: a Parquet file
 that is complete or not there, written by a thread. A row is closed when its message was written to its first
 subscriber, or after two seconds, then without `sent_ns`. Memory is bounded: a disk that cannot follow ends the
-recording.
+recording. The file's metadata has, under `srtm.births`, the contracts that topics were under: since which release, and
+their births, so that a contract which was deleted and made again is not taken for one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
 import threading
 from array import array
@@ -23,7 +25,7 @@ from srtm.errors import SRTMError, TraceError
 from srtm.workload.trace import RECORDED_SCHEMA, encoded, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from srtm.broker.message import Message
@@ -52,14 +54,22 @@ class Recorder:
     """One recording, from `start` to `stop`."""
 
     def __init__(
-        self, path: Path, broker: str, groups: Mapping[str, str | None], loop: asyncio.AbstractEventLoop
+        self,
+        path: Path,
+        broker: str,
+        groups: Mapping[str, str | None],
+        loop: asyncio.AbstractEventLoop,
+        birth: Callable[[str], int | None] = lambda _: None,
     ) -> None:
+        """`birth` tells which contract a topic is under now."""
         self.path = path
         self.rows = 0
         self.problem: SRTMError | None = None
         self._broker = broker
         self._groups = groups
         self._loop = loop
+        self._birth = birth
+        self._births: dict[str, list[tuple[int, int | None]]] = {}
         self._topics: dict[str, int] = {}
         self._publishers: dict[str, int] = {}
         self._open: dict[bytes, int] = {}  # rows of messages that no subscriber was sent yet
@@ -78,6 +88,9 @@ class Recorder:
         """Messages of a topic got their tokens."""
         chunk, publishers, opened = self._chunk, self._publishers, self._open
         code = self._topics.setdefault(topic, len(self._topics))
+        births, birth = self._births.setdefault(topic, []), self._birth(topic)
+        if messages and (not births or births[-1][1] != birth):
+            births.append((messages[0].release_ns, birth))
         row = self.rows
         for message in messages:
             publisher = publishers.get(message.publisher)
@@ -151,6 +164,7 @@ class Recorder:
                         held.clear()
                 if held:
                     writer.write_batch(self._rows_of(held), row_group_size=_ROW_GROUP)
+                about["srtm.births"] = json.dumps(self._births)
                 if self.problem:
                     raise self.problem
         except SRTMError as problem:
