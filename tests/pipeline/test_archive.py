@@ -85,7 +85,9 @@ def test_a_program_that_measures_uses_an_archive_and_makes_none(
 
 
 def test_it_is_made_in_time_that_nobody_else_wants() -> None:
-    look = "from srtm.pipeline import archive; import os; archive._give_way(); print(os.sched_getscheduler(0), os.nice(0))"
+    look = (
+        "from srtm.pipeline import archive; import os; archive._give_way(); print(os.sched_getscheduler(0), os.nice(0))"
+    )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(os.SCHED_IDLE), "19"]
 
