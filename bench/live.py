@@ -1,4 +1,7 @@
-"""A live cluster on this machine under the demo's load, and what its brokers say is in force, look by look.
+"""A live cluster on this machine under a city's load, and what its brokers say is in force, look by look.
+
+At each of 50 junctions, four sensors report together whenever the light changes, ten messages each: 1,000 messages a
+second on average, under the contract (1300/s, 460).
 
 Everything is timed by the wall clock, because brokers stamp what they record with it.
 """
@@ -7,28 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from bench.peers import ROOT
 from srtm.client import Cluster, Publisher, Subscriber
 from srtm.control.local import LocalCluster, LocalOptions
 from srtm.errors import SRTMError
 
-sys.path.insert(0, str(ROOT / "examples/transport"))
-city = import_module("city")
-
-TOPIC: str = city.TRAFFIC
+TOPIC = "traffic"
+JUNCTIONS, SENSORS = 50, 4
+LANES = 10  # that a sensor counts; each is a message of its report
+CHANGES_S = 0.5  # of a light, a second
+R, B = 1300.0, 460.0
+SLO_MS = 50.0
 BROKERS = 4
 LOOK_S = 0.02
 ANSWER_S = 1.0  # that a broker may take before a look goes on without it
@@ -44,13 +46,26 @@ class Wish:
     policy: str
     r: float
     b: float
-    lanes: int = city.LANES
+    lanes: int = LANES
 
     def body(self, durability: str) -> dict[str, Any]:
-        """As the controller takes it, with the demo's SLO."""
-        sensors = [{**each, "rate": city.CHANGES_S * self.lanes, "batch": self.lanes} for each in city.sensors()]
-        wish = {"r": self.r, "b": self.b, "policy": self.policy, "slo_ms": city.SLO_MS, "durability": durability}
-        return {**wish, "publishers": sensors}
+        """As the controller takes it."""
+        wish = {"r": self.r, "b": self.b, "policy": self.policy, "slo_ms": SLO_MS, "durability": durability}
+        return {**wish, "publishers": sensors(self.lanes)}
+
+
+def sensors(lanes: int = LANES) -> list[dict[str, Any]]:
+    """All sensors, as the controller wants them declared: who bursts together is in `group`."""
+    return [
+        {
+            "id": f"junction-{junction}/sensor-{sensor}",
+            "group": f"junction-{junction}",
+            "rate": CHANGES_S * lanes,
+            "batch": lanes,
+        }
+        for junction in range(JUNCTIONS)
+        for sensor in range(SENSORS)
+    ]
 
 
 @dataclass(frozen=True)
@@ -144,7 +159,7 @@ class Load:
     """The city's sensors, which report whatever becomes of it, and a subscriber; counts what was answered and came."""
 
     def __init__(self, cluster: LocalCluster, seed: int) -> None:
-        self.lanes: int = city.LANES
+        self.lanes = LANES
         self.stopped = False
         self.skipped = self.refused = self.doubled = self.arrived = 0
         self._sent, self._came = array("H"), array("H")  # a bit a message, by report
@@ -175,12 +190,12 @@ class Load:
         async with AsyncExitStack() as stack:
             cluster = await stack.enter_async_context(Cluster(self._cluster.url))
             subscriber = await stack.enter_async_context(Subscriber(TOPIC, "bench", brokers=brokers))
-            publishers = [Publisher(TOPIC, controller=cluster, **each) for each in city.sensors()]
+            publishers = [Publisher(TOPIC, controller=cluster, **each) for each in sensors()]
             stack.push_async_callback(_all_aborted, publishers)
             await asyncio.gather(*(publisher.open() for publisher in publishers))
             tasks = [asyncio.create_task(self._hear(subscriber))]
-            for number in range(city.JUNCTIONS):
-                here = publishers[number * city.SENSORS : (number + 1) * city.SENSORS]
+            for number in range(JUNCTIONS):
+                here = publishers[number * SENSORS : (number + 1) * SENSORS]
                 tasks.append(asyncio.create_task(self._junction(number, here)))
             stack.push_async_callback(_cancelled, tasks)
             stack.callback(lambda: [task.cancel() for task in self._under_way])
@@ -202,7 +217,7 @@ class Load:
         rng = random.Random(f"{self._seed} {number}")
         at_s = time.time()
         while not self.stopped:
-            at_s += rng.expovariate(city.CHANGES_S)
+            at_s += rng.expovariate(CHANGES_S)
             await asyncio.sleep(at_s - time.time())
             for publisher in publishers:
                 if publisher.in_flight >= MOST_IN_FLIGHT:

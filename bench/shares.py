@@ -1,6 +1,6 @@
 """`python -m bench.shares [cycles|kills]`: how soon a contract that replaces another of its name is in force.
 
-Four brokers and a controller on this machine, under the demo's load (examples/transport).
+Four brokers and a controller on this machine, under a city's load (bench.live).
 cycles: DELETE and PUT at once, from `lb` to `srtm` and back, every second time to a tenth of (r, b); every contract's
 life is recorded, and Spark checks that it conformed.
 kills: kill -9 of the broker that holds everything, of the controller, or of both, within half a second of a change; the
@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import host
-from bench.live import Live, Look, Wish, certain, city
+from bench.live import LANES, B, Live, Look, R, Wish, certain
 from bench.measure import show
 from srtm import program
 from srtm.model.bucket import TokenBucket
@@ -40,9 +40,8 @@ from srtm.model.timeline import Timeline
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.trace import RECORDED_SCHEMA, encoded, writing
 
-R, B = float(city.CONTRACT["r"]), float(city.CONTRACT["b"])
 LB, SRTM = Wish("lb", R, B), Wish("srtm", R, B)
-SMALL = Wish("srtm", R / 10, B / 10, city.LANES // 10)
+SMALL = Wish("srtm", R / 10, B / 10, LANES // 10)
 OTHER = Wish("srtm", 0.9 * R, 0.9 * B)  # so that what was in force before can be told from what is
 FIRST_S = 3.0  # after PUT, whose access delays count
 SOON_S, TAIL_MS = 1.0, 50.0  # goals of cycles: in force, and the p99 of access, where it is not split

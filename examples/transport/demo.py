@@ -7,12 +7,14 @@ killed, it ends what is left of it, removes its files, and says how it went. The
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
@@ -20,19 +22,21 @@ import city
 import leave
 
 from srtm.control.local import die_with
+from srtm.pipeline import archive
 
 LEAST_S = 4.0
-_INTRODUCTION = f"""\
-A city: {len(city.sensors())} sensors publish to topic {city.TRAFFIC}; a Spark job counts vehicles and publishes
-to topic {city.SIGNALS}; traffic lights listen. All of {city.TRAFFIC} has one contract, a token bucket:
-{city.CONTRACT["r"]} messages a second, bursts of {city.CONTRACT["b"]}. Policy lb spreads the sensors, and with them
-the bucket, over all brokers; then policy srtm places the same sensors. In about two minutes a table
-compares the two. Ctrl-C ends it at any time.
+SECONDS = 20.0
+_INTRODUCTION = """\
+A city: {sensors} sensors publish to topic {traffic}; a Spark job counts vehicles and publishes to topic {signals};
+traffic lights subscribe to it. Topic {traffic} has one contract, a token bucket: {r} messages a second and
+bursts of {b}. Policy lb spreads the sensors, and with them the bucket, over all brokers; then policy srtm
+places the same sensors. After about 90 seconds a table compares the two. Ctrl-C stops the demo.
 """
 
 
-def main(seconds: float) -> None:
+def main(seconds: float, figures: Path | None = None) -> None:
     """Watch over a play."""
+    began = time.monotonic()
     leave.adopt()
     told: list[int] = []
     players: list[subprocess.Popen[bytes]] = []
@@ -47,17 +51,21 @@ def main(seconds: float) -> None:
     folder = Path(tempfile.mkdtemp(prefix="srtm-demo-"))
     player = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("play.py")), str(folder), str(seconds)],
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(folder), archive.SWITCH: os.environ.get(archive.SWITCH) or archive.EXISTING},
         start_new_session=True,  # Ctrl-C at a terminal is ours to pass on
         preexec_fn=partial(die_with, os.getpid()),
     )
     players.append(player)
-    print(_INTRODUCTION, flush=True)
+    names = {"sensors": len(city.sensors()), "traffic": city.TRAFFIC, "signals": city.SIGNALS}
+    print(_INTRODUCTION.format(**names, **city.CONTRACT), flush=True)
     if told:
         player.terminate()
     code = player.wait()
     leave.end_children()
     why = leave.why(folder)
+    if figures is not None and code == 0:
+        runs = json.loads((folder / "figures").read_text())
+        figures.write_text(json.dumps({"seconds": time.monotonic() - began, "runs": runs}))
     shutil.rmtree(folder, ignore_errors=True)
     if told:
         leave.last_line(f"stopped by {'Ctrl-C' if told[0] == signal.SIGINT else signal.Signals(told[0]).name}")
@@ -71,8 +79,11 @@ def main(seconds: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A city on SRTM: see the penalty happen, and disappear.")
-    parser.add_argument("--seconds", type=float, default=32.0, help="how long the sensors report under each policy")
-    seconds = parser.parse_args().seconds
-    if not seconds >= LEAST_S:
-        parser.error(f"--seconds {seconds:g}: sensors need {LEAST_S:g} s at least to be seen")
-    main(seconds)
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="how long the sensors report under each policy (%(default)g)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
+    options = parser.parse_args()
+    if not options.seconds >= LEAST_S:
+        parser.error(f"--seconds {options.seconds:g}: sensors need at least {LEAST_S:g} s")
+    main(options.seconds, options.json)

@@ -1,7 +1,8 @@
 """What `make demo` shows: `python play.py FOLDER SECONDS`; `demo.py` starts it and watches over it.
 
 It starts a cluster, the city's Spark job, sensors and lights; places topic `traffic` with `lb`, then with `srtm`, for
-so many seconds each; and asks Spark what the recorded runs say. What it writes is in the folder, but for the reports.
+so many seconds each; and asks Spark what the recorded runs say. Sensors report while Spark starts, too, so that its job
+is warm when the first run begins. What it writes is in the folder, but for the reports.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import httpx
 import leave
 import signals
 import table
+from fairness import Sample, Second, Stretch
 
 from srtm.control.local import die_with
 from srtm.errors import SRTMError
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 BROKERS = 4
 CLUSTER, SENSORS, LIGHTS = "the cluster (srtm up)", "the sensors' process", "the lights' process"
+PROBE = "the probe's process"
+SETTLE_S = 6.0  # of a run that are not recorded: sensors connect, and shares follow their traffic
+LATE_S = 4.0  # after the end of a run, until a line says what it waits for
+WARM_UP_S = 15.0  # at most, for Spark's job to finish its first batch
 RESTARTS = 2  # of Spark's job; on a busy host its Python may not start in the ten seconds that Spark gives it
 PATIENCE_S = 15.0  # with a controller or a broker that is being started again
 
@@ -66,6 +72,10 @@ class Play:
         self._heard: list[tuple[float, float]] = []
         self._looked: dict[str, tuple[float, float]] = {}
         self._runs: list[table.Run] = []
+        self._samples: list[Sample] = []
+        self._host: list[Second] = []
+        self._http = httpx.Client(timeout=30.0)
+        self._ready = threading.Event()
         self._controller = ""
 
     def say(self, text: str) -> None:
@@ -73,8 +83,7 @@ class Play:
         print(f"{time.monotonic() - self._began:5.1f} s  {text}", flush=True)
 
     def start_cluster(self) -> None:
-        """`srtm up`, and where it is."""
-        ready = threading.Event()
+        """`srtm up`, which takes a few seconds."""
 
         def hear(line: str) -> None:
             name, _, rest = line.partition(":")
@@ -83,22 +92,16 @@ class Play:
             elif name == "page":
                 self.say(f"see it live at {rest.strip()}")
             elif line.startswith("ready"):
-                ready.set()
+                self._ready.set()
             elif "ended" in line:  # and is started again
                 self.say(line)
 
         self.say(f"starting a controller and {BROKERS} brokers on this machine")
         command = ["srtm", "up", "--brokers", str(BROKERS), "--free-ports", "--data-path", str(self._folder / "data")]
         self._spawn(CLUSTER, ["-m", *command, "--trace-folder", str(self._traces)], hear)
-        while not ready.wait(0.1):
-            self.check()
-        self._ask("PUT", f"/v1/topics/{city.SIGNALS}", {**city.SIGNALS_CONTRACT, "slo_ms": 1000.0, "fit": "none"})
-        kept = f"topic={city.TRAFFIC}&durability=disk&retain_acknowledged=true"  # for Spark, who is no channel
-        for broker in self._brokers():
-            self._answer("POST", f"{broker['http']}/topic/create?{kept}").raise_for_status()
 
-    def start_city(self, spark: SparkSession) -> None:
-        """Spark's job and the lights."""
+    def start_city(self) -> None:
+        """Sensors and lights, as soon as there are brokers, and who watches the machine."""
 
         def hear(line: str) -> None:
             said = json.loads(line)
@@ -106,36 +109,90 @@ class Play:
                 self.say(f"first message seen by a subscriber: {json.dumps(said['first'])}")
             self._heard += said.get("heard", [])
 
+        while not self._ready.wait(0.1):
+            self.check()
+        self._ask("PUT", f"/v1/topics/{city.SIGNALS}", {**city.SIGNALS_CONTRACT, "slo_ms": 1000.0, "fit": "none"})
+        kept = f"topic={city.TRAFFIC}&durability=disk&retain_acknowledged=true"  # for Spark, which is not a channel
+        for broker in self._brokers():
+            self._answer("POST", f"{broker['http']}/topic/create?{kept}").raise_for_status()
+        self._place("lb")
+        self._spawn(LIGHTS, [str(HERE / "lights.py"), self._controller], hear)
+        self._spawn(PROBE, [str(HERE / "probe.py")], lambda line: self._host.append(Second(**json.loads(line))))
+        self._start_sensors(3600)
+
+    def warm_up(self, spark: SparkSession) -> None:
+        """Start Spark's job, and wait until it has counted its first reports."""
+        self.say("starting Spark's job; sensors report already, and nothing is measured yet")
         self._spark = spark
         self._start_job()
-        self._spawn(LIGHTS, [str(HERE / "lights.py"), self._controller], hear)
+        until = time.monotonic() + WARM_UP_S
+        while not self._counted() and time.monotonic() < until:
+            self.wait(0.2)
+        self._stop_sensors()
+        self._ask("DELETE", f"/v1/topics/{city.TRAFFIC}")
+
+    def _counted(self) -> bool:
+        return self._query is not None and any(batch["numInputRows"] for batch in self._query.recentProgress)
 
     def _start_job(self) -> None:
         assert self._spark is not None
         self._query = signals.start(self._spark, self._controller, self._folder / "checkpoint")
 
+    def _place(self, policy: str) -> None:
+        wish = {**city.CONTRACT, "slo_ms": city.SLO_MS, "policy": policy, "durability": "disk"}
+        self._ask("PUT", f"/v1/topics/{city.TRAFFIC}", {**wish, "publishers": city.sensors()})
+
+    def _start_sensors(self, seconds: float) -> subprocess.Popen[str]:
+        return self._spawn(SENSORS, [str(HERE / "sensors.py"), self._controller, str(seconds)])
+
+    def _stop_sensors(self) -> None:
+        process, _ = self._running.pop(SENSORS)
+        process.terminate()
+        process.wait()
+
     def run_policy(self, policy: str) -> None:
         """The sensors report for a while, placed by this policy."""
         count, junctions = len(city.sensors()), city.JUNCTIONS
         self.say(f"policy {policy}: {count} sensors at {junctions} junctions report for {self._seconds:g} s")
-        wish = {**city.CONTRACT, "slo_ms": city.SLO_MS, "policy": policy, "durability": "disk"}
-        self._ask("PUT", f"/v1/topics/{city.TRAFFIC}", {**wish, "publishers": city.sensors()})
-        sensors = self._spawn(SENSORS, [str(HERE / "sensors.py"), self._controller, str(self._seconds)])
-        settled = min(8.0, self._seconds / 3)
-        self.wait(settled)
-        begin_s = time.time()
+        self._place(policy)
+        sensors = self._start_sensors(self._seconds)
+        settle_s = min(SETTLE_S, self._seconds / 3)
+        began_s = time.time()
+        self._watch(settle_s)
+        settled_s = time.time()
         self._record("start", f"{policy}-")
-        self.wait(self._seconds - settled - 1)
-        run = table.Run(policy, self._ask("GET", f"/v1/topics/{city.TRAFFIC}"))
+        self.say(f"policy {policy}: recording")
+        seen = self._watch(self._seconds - settle_s - 1)
+        late = time.monotonic() + LATE_S
         while sensors.poll() is None:
             self.wait(0.1)
+            if time.monotonic() > late:
+                late = float("inf")
+                waiting = self._ask("GET", f"/v1/topics/{city.TRAFFIC}")["waiting"]
+                self.say(f"policy {policy}: {waiting} messages wait for tokens; the sensors wait until all have passed")
         self.check()
         self._running.pop(SENSORS)
         self._record("stop")
-        self._looked[policy] = begin_s, time.time()
+        ended_s = time.time()
+        self._looked[policy] = settled_s, ended_s
+        first, recorded = (
+            Stretch.between(begin_s, end_s, self._samples, self._host)
+            for begin_s, end_s in ((began_s, settled_s), (settled_s, ended_s))
+        )
+        run = table.Run(policy, seen, first, recorded)
         self._runs.append(run)
         self._ask("DELETE", f"/v1/topics/{city.TRAFFIC}")
         self.say(f"policy {policy}: over; on {run.seen['k']} of {BROKERS} brokers, p99 access {run.p99('access_ms')}")
+
+    def _watch(self, seconds: float) -> dict[str, Any]:
+        """Wait, and look each second at what is in force; the last look."""
+        until = time.monotonic() + seconds
+        while True:
+            self.wait(min(1.0, until - time.monotonic()))
+            seen: dict[str, Any] = self._ask("GET", f"/v1/topics/{city.TRAFFIC}")
+            self._samples.append(Sample.of(time.time(), seen))
+            if time.monotonic() >= until:
+                return seen
 
     def stop_city(self) -> None:
         """Let Spark's job and the lights finish."""
@@ -144,9 +201,10 @@ class Play:
         self._query.processAllAvailable()
         self.wait(0.5)
         self.stop_job()
-        process, hearing = self._running.pop(LIGHTS)
-        process.terminate()
-        hearing.join()
+        for name in (PROBE, LIGHTS):
+            process, hearing = self._running.pop(name)
+            process.terminate()
+            hearing.join()
         for run in self._runs:
             begin_s, end_s = self._looked[run.policy]
             run.ages_s = [age_s for reported_s, age_s in self._heard if begin_s <= reported_s < end_s]
@@ -175,6 +233,7 @@ class Play:
                 reports.append(Path(f"demo-report-{run.policy}.html").resolve())
                 write_report(reports[-1], run.found)
             self.check()
+        (self._folder / "figures").write_text(json.dumps([run.figures() for run in self._runs]))
         print(flush=True)
         table.show(self._runs)
         for report in reports:
@@ -211,7 +270,7 @@ class Play:
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
-                answer = httpx.request(method, url, json=body, timeout=30.0)
+                answer = self._http.request(method, url, json=body)
                 if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > until:
                     return answer
             except httpx.TransportError as error:
@@ -235,13 +294,14 @@ class Play:
     def _spawn(
         self, name: str, arguments: list[str], hear: Callable[[str], None] | None = None
     ) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=partial(die_with, os.getpid()),
-        )
+        with not_interrupted():
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                preexec_fn=partial(die_with, os.getpid()),
+            )
         assert process.stdout is not None
         lines = process.stdout
 
@@ -259,20 +319,51 @@ class Play:
 def play(folder: Path, seconds: float) -> None:
     """The whole of it."""
     demo = Play(folder, seconds)
+    if archive.being_made():
+        demo.say("an earlier command is still making Spark's class archive, in time that nobody else wants")
     demo.start_cluster()
-    demo.say("starting Spark")
-    options = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder}"}
+    demo.say("starting Spark meanwhile")
     with ExitStack() as stack:
-        with at_leisure():
-            spark = stack.enter_context(spark_session(options=options))
+        starting = StartingSpark(folder, stack)
+        demo.start_city()
+        spark = starting.wait(demo.wait)
         signal.signal(signal.SIGINT, _stop)  # Spark has one of its own
-        os.environ[archive.SWITCH] = "off"  # who makes one would outlive the demo
         stack.callback(demo.stop_job)
-        demo.start_city(spark)
+        demo.warm_up(spark)
         for policy in ("lb", "srtm"):
             demo.run_policy(policy)
         demo.stop_city()
         demo.conclude(spark)
+
+
+class StartingSpark:
+    """A Spark session that is being started by a thread, while the cluster starts."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._session: SparkSession | None = None
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._start, daemon=True)
+        self._thread.start()
+
+    def wait(self, pause: Callable[[float], None]) -> SparkSession:
+        """The session, or what went wrong; pauses meanwhile."""
+        while self._thread.is_alive():
+            pause(0.1)
+        if self._session is None:
+            raise self._problem or Over("Spark did not start")
+        self._session.createDataFrame([], "id int")  # Java looks for sinks in the session that its thread used last
+        return self._session
+
+    def _start(self) -> None:
+        added = f"-Djava.io.tmpdir={self._folder}"
+        options = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": added}
+        try:
+            with at_leisure():
+                self._session = self._stack.enter_context(spark_session(options=options))
+        except BaseException as problem:  # whatever it is, the main thread tells of it
+            self._problem = problem
 
 
 @contextmanager
@@ -291,7 +382,7 @@ def _stop_quietly(query: StreamingQuery) -> None:
         query.stop()
 
 
-_stopped = threading.Event()
+_stopped, _starting = threading.Event(), threading.Event()
 
 
 def _stop(*_: object) -> None:
@@ -299,7 +390,20 @@ def _stop(*_: object) -> None:
     _stopped.set()
     for number in leave.STOPS:
         signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    if not _starting.is_set():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def not_interrupted() -> Iterator[None]:
+    """Start a process as a whole: Python drops exceptions that are raised in what it calls when it forks."""
+    _starting.set()
+    try:
+        yield
+    finally:
+        _starting.clear()
+    if _stopped.is_set():
+        raise KeyboardInterrupt
 
 
 def main(folder: Path, seconds: float) -> int:

@@ -13,15 +13,14 @@ from srtm.client import Cluster, Publisher
 
 async def junction(number: int, publishers: list[Publisher], seconds: float) -> None:
     """Whenever the light changes, every sensor here reports what it counted."""
-    rng = random.Random(number)
+    rng = random.Random()
     loop = asyncio.get_running_loop()
-    at, end = loop.time(), loop.time() + seconds
+    began = loop.time()
     async with asyncio.TaskGroup() as reports:
-        while (at := at + rng.expovariate(city.CHANGES_S)) < end:
-            await asyncio.sleep(at - loop.time())
+        for at in city.changes(number, seconds):
+            await asyncio.sleep(began + at - loop.time())
             for sensor, publisher in enumerate(publishers):
-                lanes = [city.count(number, sensor, lane, rng.randrange(20)) for lane in range(city.LANES)]
-                reports.create_task(publisher.publish_many(lanes))
+                reports.create_task(publisher.publish_many(city.report(number, sensor, rng)))
 
 
 async def main(controller: str, seconds: float) -> None:

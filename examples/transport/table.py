@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import city
 import numpy as np
+from fairness import Stretch, causes, stall
 
 from srtm.cli.common import new_table, print_table
-from srtm.cli.latency import jitter
 from srtm.units import format_ns, percentiles
 
 if TYPE_CHECKING:
     from srtm.pipeline.report import Findings
 
 _UNKNOWN = "—"
+_NOTABLE_MS = city.SLO_MS / 5
 
 
 @dataclass
 class Run:
-    """One policy: what the controller saw, how old the news of the lights were, what Spark found."""
+    """One policy: what the controller saw, how old the news of the lights were, what Spark found, how fair it was."""
 
     policy: str
     seen: dict[str, Any]
+    first: Stretch
+    recorded: Stretch
     ages_s: list[float] = field(default_factory=list)
     found: Findings | None = None
 
     def p99(self, which: str) -> str:
         """Of the controller's last ten seconds."""
         return format_ns(self.seen[which]["p99"] * 1e6) if self.seen[which] else _UNKNOWN
+
+    def figures(self) -> dict[str, Any]:
+        """For programs that compare runs."""
+        return {
+            "policy": self.policy,
+            "k": self.seen["k"],
+            **{f"p99_{which}": self.seen[which] and self.seen[which]["p99"] for which in ("access_ms", "total_ms")},
+            "slo_met": self.seen["slo_met"],
+            "first": asdict(self.first),
+            "recorded": asdict(self.recorded),
+            "causes": causes(self.policy, self.seen, self.recorded),
+        }
 
 
 def _slo(run: Run) -> str:
@@ -69,11 +84,26 @@ def _conformance(run: Run) -> str:
     return ("yes" if line.conforms else "NO") if line else _UNKNOWN
 
 
+def _in_force(run: Run) -> str:
+    return " / ".join(_percent(stretch.in_force) for stretch in (run.first, run.recorded))
+
+
+def _percent(part: float | None) -> str:
+    return _UNKNOWN if part is None else f"{part:.0%}"
+
+
+def _first_access(run: Run) -> str:
+    return _UNKNOWN if run.first.access_ms is None else format_ns(run.first.access_ms * 1e6)
+
+
 _ROWS: list[tuple[str, Callable[[Run], str]]] = [
     ("brokers used", lambda run: str(run.seen["k"])),
     ("p99 access: waiting for tokens", lambda run: run.p99("access_ms")),
+    ("p99 access in the seconds before recording", _first_access),
     ("p99 total: into the broker and out again", lambda run: run.p99("total_ms")),
     (f"SLO: p99 total ≤ {city.SLO_MS:g} ms", _slo),
+    ("least of r in force: before / while recording", _in_force),
+    ("host: longest stall / time lost in stalls", lambda run: f"{stall(run.recorded)} / {run.recorded.stalled:.1%}"),
     ("sensor to traffic light: p50 / p99", _ages),
     ("Spark, profile: messages recorded, rate", _profile),
     (f"Spark, groups: found ({city.JUNCTIONS} junctions)", _groups),
@@ -83,7 +113,7 @@ _ROWS: list[tuple[str, Callable[[Run], str]]] = [
 
 
 def show(runs: list[Run]) -> None:
-    """Print it, and why the objective is what it is."""
+    """Print it, why the objective is what it is, and whether the figures are those of the placements."""
     title = (
         f"{len(city.sensors())} sensors, one contract ({city.CONTRACT['r']}/s, {city.CONTRACT['b']}), two placements"
     )
@@ -91,16 +121,31 @@ def show(runs: list[Run]) -> None:
     for name, cell in _ROWS:
         table.add_row(name, *map(cell, runs))
     print_table(table)
-    longest_ns, lost = jitter()
     print(
         f"Why {city.SLO_MS:g} ms: the topic is on disk, every OK waits for an fsync, and all of this shares"
-        f" {os.cpu_count()} cores,\nwhich this host took away for up to {format_ns(longest_ns)} at a time just now"
-        f" ({lost:.0%} of a second in all)."
+        f" {os.cpu_count()} cores."
     )
+    for line in _fairness(runs):
+        print(line)
+
+
+def _fairness(runs: list[Run]) -> list[str]:
+    """What spoilt a run, and which first seconds were worse than what was recorded."""
+    lines = [cause for run in runs for cause in causes(run.policy, run.seen, run.recorded)]
+    if not lines:
+        lines.append(
+            "Neither run was spoilt: all of r was in force, and stalls of the host did not decide about the SLO."
+        )
     for run in runs:
-        access = run.seen["access_ms"]
-        if run.seen["slo_met"] is False and access and access["p99"] < city.SLO_MS / 10:
-            print(
-                f"Under {run.policy} it was not met for another reason than the split: messages did not wait for tokens"
-                f" (p99 {run.p99('access_ms')}),\nbut for this machine. On one that does less beside it, it is."
+        first, access = run.first, run.seen["access_ms"]
+        if first.access_ms is not None and access and first.access_ms > max(2 * access["p99"], _NOTABLE_MS):
+            lines.append(
+                f"The first {first.seconds:.0f} s of {run.policy}, which were not recorded, were worse: p99 access"
+                f" {_first_access(run)}, and {_percent(first.in_force)} of r in force at the least."
             )
+        if run.seen["slo_met"] is False and not run.recorded.stalls and access and access["p99"] < _NOTABLE_MS:
+            lines.append(
+                f"Policy {run.policy} missed the SLO, and not because of a split: messages did not wait for tokens"
+                f" (p99 {run.p99('access_ms')}) but for the disk or a broker."
+            )
+    return lines

@@ -6,6 +6,7 @@ prints how each went.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -22,10 +23,10 @@ from tests.conftest import ROOT
 
 MOMENTS = {  # the line after which it happens
     "at once": "starting a controller",
-    "set-up": "starting Spark",
-    "lb": "first message seen",
+    "set-up": "first message seen",
+    "lb": "policy lb: 40 sensors",
     "between": "policy lb: over",
-    "srtm": "policy srtm: 200 sensors",
+    "srtm": "policy srtm: 40 sensors",
     "analysis": "recorded under lb",
 }
 PROCESSES = {  # what its command line holds
@@ -38,11 +39,12 @@ PROCESSES = {  # what its command line holds
     "Spark's Python": "pyspark.daemon",
     "lights.py": "lights.py",
     "sensors.py": "sensors.py",
+    "probe.py": "probe.py",
 }
 NOT_THERE = {
-    "set-up": {"Spark's Python", "lights.py", "sensors.py"},
+    "set-up": {"Spark's Python"},
     "between": {"sensors.py"},
-    "analysis": {"lights.py", "sensors.py"},
+    "analysis": {"lights.py", "sensors.py", "probe.py"},
 }
 ALL = [("Ctrl-C", moment) for moment in MOMENTS] + [
     (process, moment)
@@ -51,7 +53,7 @@ ALL = [("Ctrl-C", moment) for moment in MOMENTS] + [
     if moment != "at once" and process not in NOT_THERE.get(moment, ())
 ]
 FEW = [("Ctrl-C", "set-up"), ("Ctrl-C", "lb"), ("demo.py", "lb"), ("play.py", "srtm"), ("Spark's JVM", "lb")]
-MEASURED = ("brokers used", "p99 access", "p99 total", "SLO", "sensor to traffic light")
+MEASURED = ("brokers used", "p99 access:", "p99 total", "SLO", "least of r in force", "host", "sensor to traffic light")
 ROWS = (*MEASURED, *(f"Spark, {job}" for job in ("profile", "groups", "penalty", "conformance")))
 STARTED_AGAIN = {"controller", *(f"broker-{n}" for n in (1, 2, 3, 4))}
 
@@ -65,7 +67,7 @@ class Demo:
         self.files = folder / "files"
         self.files.mkdir()
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "examples/transport/demo.py"), "--seconds", "4"],
+            [sys.executable, str(ROOT / "examples/transport/demo.py"), "--seconds", "4", "--json", "figures.json"],
             cwd=folder,
             env={**os.environ, name: value, "TMPDIR": str(self.files)},
             stdout=subprocess.PIPE,
@@ -141,6 +143,10 @@ def test_it_ends_with_a_table(tmp_path: Path) -> None:
     assert all(len(found) == 1 and "—" not in found[0] for found in cells.values()), said
     assert cells["brokers used"][0][0] == "4"
     assert cells["Spark, conformance"] == [("yes", "yes")]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert [(run["policy"], run["k"]) for run in figures["runs"]] == [("lb", 4), ("srtm", 1)]
+    causes = [cause for run in figures["runs"] for cause in run["causes"]]
+    assert all(cause in said for cause in causes or ["Neither run was spoilt"]), said
     assert {file.name for file in tmp_path.glob("*.html")} == {"demo-report-lb.html", "demo-report-srtm.html"}
 
 

@@ -63,8 +63,33 @@ def test_while_one_is_made_another_is_not(few_classes: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         assert not archive.make_archive(few_classes)
+        assert archive.being_made()
         process.communicate(b"\n")
     assert not few_classes.exists()
+    assert not archive.being_made()
+
+
+def test_a_program_that_measures_uses_an_archive_and_makes_none(
+    few_classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setenv(archive.SWITCH, archive.EXISTING)
+    with monkeypatch.context() as without_processes:
+        without_processes.setattr(subprocess, "Popen", refuse)
+        archive.make_archive_later()
+    assert not archive.being_made()
+    assert archive.make_archive(few_classes)
+    assert archive.archive_options()[0] == f"-XX:SharedArchiveFile={few_classes}"
+
+
+def test_it_is_made_in_time_that_nobody_else_wants() -> None:
+    look = (
+        "from srtm.pipeline import archive; import os; archive._give_way(); print(os.sched_getscheduler(0), os.nice(0))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(os.SCHED_IDLE), "19"]
 
 
 def test_what_fails_once_is_not_tried_again(few_classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ Most of a cold start is Java reading and checking some 17,000 classes. An archiv
 half. In: the Java, the Spark and the options of a local session. Out: options, or none. The archive is made once, by a
 process in the background, after the first session has ended; it appears by renaming, so that nobody sees half of one.
 Nothing depends on it: where it cannot be made or does not fit, Java starts as it would without, and says nothing.
-`SRTM_CLASS_ARCHIVE=off` switches it off.
+`SRTM_CLASS_ARCHIVE=off` switches it off; `existing` uses an archive that is there, and makes none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from srtm.errors import PipelineError
 from srtm.pipeline.java import cache_folder, java_program
 
 SWITCH = "SRTM_CLASS_ARCHIVE"
+EXISTING = "existing"  # for programs that measure something: to make an archive takes a core for a minute
 KEPT = 2  # archives; each takes about 200 MB
 # Both for a short life of the JVM, and part of what an archive is made for.
 JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -43,6 +44,8 @@ def archive_options() -> list[str]:
 
 def make_archive_later() -> None:
     """Have the archive made in the background, unless it is there, is being made or could not be made before."""
+    if os.environ.get(SWITCH, "").lower() == EXISTING:
+        return
     archive = _archive()
     if archive is None or archive.exists() or _failed(archive).exists():
         return
@@ -56,6 +59,18 @@ def make_archive_later() -> None:
             start_new_session=True,
         )
         maker.returncode = 0  # it outlives this process, and Python need not warn of it
+
+
+def being_made() -> bool:
+    """Whether a process in the background is making an archive now."""
+    try:
+        with (cache_folder() / "classes" / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # nobody ever made one here
+        return False
+    return False
 
 
 def make_archive(archive: Path) -> bool:
@@ -154,6 +169,13 @@ def _remove_old(folder: Path) -> None:
         old.unlink(missing_ok=True)
 
 
+def _give_way() -> None:
+    """Take only the time that nobody else wants, for this process and the Java that it starts."""
+    os.nice(19)
+    with suppress(AttributeError, OSError):  # Linux alone has it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 if __name__ == "__main__":
-    os.nice(10)
+    _give_way()
     sys.exit(not make_archive(Path(sys.argv[1])))
