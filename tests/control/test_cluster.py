@@ -260,9 +260,12 @@ class Liar(BaseHTTPRequestHandler):
 
     lies: tuple[Any, ...] = ()
     told = 0
+    birth = 0  # of topic t, which it was told once
 
     def do_POST(self) -> None:
         said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if said["contracts"]:
+            Liar.birth = said["contracts"]["t"]["birth"]
         lie = self.lies[type(self).told % len(self.lies)]
         type(self).told += 1
         status, body = lie(said)
@@ -276,13 +279,14 @@ class Liar(BaseHTTPRequestHandler):
 
 
 def answer(said: Any, **changes: Any) -> dict[str, Any]:
-    base = {"broker": "liar", "incarnation": 1, "number": said["number"], "stamp": 1, "version": said["version"]}
-    return {**base, "topics": {}, **changes}
+    base = {"broker": "liar", "incarnation": 1, "number": said["number"], "acted": said["number"]}
+    return {**base, "stamp": time.monotonic_ns(), "version": said["version"], "topics": {}, **changes}
 
 
 def report(**changes: Any) -> dict[str, Any]:
-    base = {"epoch": 0, "sequence": 0, "share": None, "safe": False, "surrendered_ntok": 0, "waiting": 0}
-    return {**base, "publishers": 0, "durable": False, "seconds": [], **changes}
+    base = {"birth": Liar.birth, "epoch": 0, "sequence": 0, "share": None, "safe": False, "surrendered_ntok": 0}
+    more = {"waiting": 0, "publishers": 0, "durable": False, "rate_mps": 0, "arrived": 0, "seconds": []}
+    return {**base, **more, **changes}
 
 
 def second(**changes: Any) -> dict[str, Any]:
@@ -318,8 +322,11 @@ def lies() -> list[Any]:
         told(rate_mps=float("nan")),
         told(rate_mps=HUGE, free_mps=HUGE, lag_ns=HUGE),
         told(contracts={"t": {"r_mtps": 1, "b_ntok": 1}}),
+        told(acted=HUGE),
         told(topics={"unheard of": report()}),
         told(topics={"unheard-of": report(share={"r_mtps": 10**12, "b_ntok": HUGE})}),
+        of_topic(birth=HUGE, share={"r_mtps": 10**12, "b_ntok": HUGE}),
+        of_topic(rate_mps=HUGE, arrived=HUGE),
         of_topic(share={"r_mtps": 10**12, "b_ntok": HUGE}),
         of_topic(share={"r_mtps": -1, "b_ntok": 0}),
         of_topic(epoch=HUGE, sequence=HUGE, surrendered_ntok=HUGE),

@@ -687,7 +687,10 @@ class Controller:
             if grant.broker == name and (report.epoch, report.sequence) == (self.epoch, grant.sequence):
                 transfer.acknowledged(grant, report.surrendered_ntok)
         share = report.share.bucket if report.share else None
-        transfer.found(name, share, safe=report.safe, answered=acted)
+        if transfer.possibly(share):
+            transfer.found(name, share, safe=report.safe, answered=acted)
+        else:
+            member.oddities += 1
         seen.waiting = min(report.waiting, MOST_MESSAGES)
         seen.count(report.arrived, report.rate_mps, now_ns)
         seen.publishers, seen.durable = report.publishers, report.durable

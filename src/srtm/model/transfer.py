@@ -91,6 +91,9 @@ class Transfer:
         """
         self._whole = whole
         self._held = {name: _amount(share) for name, share in held.items()}
+        self._largest = _amount(whole)  # that a share can ever have been
+        for amount in self._held.values():
+            self._largest = _most(self._largest, amount)
         self._former = {name: _amount(share) for name, share in remains.shares.items()} if remains else {}
         self._sent: dict[str, Grant] = {}
         # Grants that nobody waits for any more and that may be put in force yet, with the exchange that settles it.
@@ -119,6 +122,7 @@ class Transfer:
         Nobody has the tokens that a larger b has more: they come with time.
         """
         self._whole = whole
+        self._largest = _most(self._largest, _amount(whole))
         self.retarget(scaled(whole, self.wanted))
         self._pool_ntok = min(self._pool_ntok, self._free().b_ntok)
 
@@ -126,6 +130,11 @@ class Transfer:
     def whole(self) -> TokenBucket:
         """The bucket that is shared."""
         return self._whole
+
+    def possibly(self, share: TokenBucket | None) -> bool:
+        """Whether any broker can ever have been granted such a share."""
+        amount = _amount(share)
+        return _most(amount, self._largest) == self._largest
 
     @property
     def pool_ntok(self) -> int:
