@@ -305,6 +305,7 @@ class Controller:
             raise InputError(f"topic {name!r} has no publisher {publisher!r}", publisher=publisher)
         topic.roster += 1
         topic.place.pop(publisher, None)
+        topic.unshared = topic.unshared or not topic.established
         topic.undeclared.discard(publisher)
         topic.attendance.forget(publisher)
         self.store.delete_publisher(topic, publisher)
@@ -711,9 +712,12 @@ class Controller:
                 seen.hear(second, now_ns)
 
     def _adopt(self, topic: Topic, broker: str, report: TopicReport) -> None:
-        """Publishers that came before the contract are under it where they are: they do not know to register."""
-        unknown = {each: group for each, group in report.roll or () if each not in topic.publishers}
-        known = topic.former_publishers
+        """Publishers that came before the contract are under it where they are: they do not know to register.
+
+        So are those that had no place left to go to, and went on where they could.
+        """
+        unknown = {each: group for each, group in report.roll or () if each not in topic.place}
+        known = {**topic.former_publishers, **topic.publishers}
         strangers = [known.get(each) or Declared(each, group=group) for each, group in unknown.items()]
         if strangers:
             topic.undeclared |= unknown.keys() - known.keys()

@@ -162,7 +162,9 @@ class Topic:
     @property
     def established(self) -> bool:
         """Whether shares follow traffic that was seen, and not what was declared."""
-        return all(len(self.seen[broker].history) >= LEAST_STEPS for broker in set(self.place.values()))
+        return self.contract.adapt and all(
+            len(self.seen[broker].history) >= LEAST_STEPS for broker in set(self.place.values())
+        )
 
     def uneven(self, broker: str) -> bool:
         """Whether a broker has more or fewer publishers than are placed there."""

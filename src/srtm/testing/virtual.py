@@ -293,6 +293,9 @@ class VirtualCluster:
         self.at(_DRAIN_NS, self._turn)
 
     def _second(self) -> None:
+        for name in self.brokers:  # which look for a controller for as long as they have none
+            if self.controller and name not in self.controller.members:
+                self._register(name)
         for broker in self.brokers.values():
             if broker.name not in self.paused:
                 broker.second()
