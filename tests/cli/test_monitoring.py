@@ -89,7 +89,7 @@ def test_no_controller_is_critical_and_nonsense_unknown(capfd: pytest.CaptureFix
 def topic(**changes: Any) -> dict[str, Any]:
     points = {"p50": 0.1, "p95": 0.2, "p99": 0.5}
     usual = {"topic": "t", "slo_met": True, "opening_s": None, "waits_for": [], "state": "fitted"}
-    usual |= {"over_contract": False, "rate": 20.0, "r": 10.0}
+    usual |= {"over_contract": False, "rate": 20.0, "r": 10.0, "shares": {"overdue": False}}
     return {**usual, "waiting": 0, "total_ms": points, "slo_ms": 1.0, **changes}
 
 
@@ -116,6 +116,21 @@ ALIVE = {"name": "one", "status": "alive", "rate": 5}
         ([ALIVE], [topic(state="opening", opening_s=29.0)], Verdict.OK, "1 topic"),
         ([ALIVE], [topic(opening_s=31.0, waits_for=["two"])], Verdict.WARNING, "t waits for two"),
         ([ALIVE], [topic(state="no capacity")], Verdict.WARNING, "t fits nowhere"),
+        (
+            [ALIVE],
+            [
+                topic(
+                    shares={
+                        "overdue": True,
+                        "short_of": "67 % of (r, b) is in force",
+                        "short_since_s": 40.0,
+                        "waits_for": ["two"],
+                    }
+                )
+            ],
+            Verdict.WARNING,
+            "t: 67 % of (r, b) is in force, for 40 s now, waiting for two",
+        ),
         ([ALIVE, {"name": "a\nb", "status": "silent", "rate": 0}], [], Verdict.WARNING, "a\\nb is silent"),
     ],
 )
@@ -171,7 +186,7 @@ def test_prometheus_takes_rules_and_configuration(tmp_path: Path, capfd: pytest.
     assert run(["generate", "prometheus", "--out", str(rules)]) == 0
     assert run(["generate", "prometheus", "--scrape", "--controller", "10.0.0.7:4161", "--out", str(config)]) == 0
     capfd.readouterr()
-    assert "9 rules found" in promtool("check", "rules", str(rules))
+    assert "10 rules found" in promtool("check", "rules", str(rules))
     promtool("check", "config", str(config), cwd=tmp_path)
     assert '"http://10.0.0.7:4161/v1/targets"' in config.read_text()
 
@@ -182,6 +197,8 @@ STORIES: list[tuple[dict[str, str], list[str]]] = [
     ({'srtm_cluster_topic_slo_met{topic="t"}': "1x12"}, []),
     ({'srtm_cluster_broker_up{broker="a"}': "1x12", 'srtm_cluster_broker_up{broker="b"}': "0x12"}, ["SRTMBrokerDown"]),
     ({'up{job="srtm-controller"}': "0x12"}, ["SRTMControllerDown"]),
+    ({'srtm_topic_shares_idle_ratio{topic="t"}': "0.33x12"}, ["SRTMSharesIdle"]),
+    ({'srtm_topic_shares_idle_ratio{topic="t"}': "0.33x2 0x10"}, []),
     ({'up{job="srtm-controller"}': "1x12"}, ["SRTMNoBroker"]),
     (
         {

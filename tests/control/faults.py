@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import structs
 
+from srtm.broker.message import Message
 from srtm.control.controller import Controller
 from srtm.control.members import Declared
 from srtm.control.options import ControllerOptions
@@ -72,6 +73,11 @@ class Nameless(VirtualCluster):
         reports = {topic: structs.replace(each, birth=births.get(topic, 1)) for topic, each in answer.topics.items()}
         unlike = structs.replace(answer, topics=reports)
         super()._answered(controller, name, said, exchange.write(unlike))
+
+    def released(self, topic: str, broker: str, message: Message, birth: int | None) -> None:
+        """Brokers cannot say under which contract: under the one that is open."""
+        known = self.controller.topics.get(topic) if self.controller else None
+        super().released(topic, broker, message, known.birth if known and known.opened else None)
 
 
 class Life:

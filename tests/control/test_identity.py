@@ -286,6 +286,9 @@ def test_the_system_says_itself_that_it_is_short() -> None:
         pytest.param(206, id="a new contract was granted more than it had while the old one was booked"),
         pytest.param(358, id="the Adaptor wanted more than there was for brokers without a token left"),
         pytest.param(509, id="a broker that an operator had removed was remembered by a topic"),
+        pytest.param(52, id="shares of publishers that declare nothing were always on their way"),
+        pytest.param(340, id="a publisher without a place stayed without one where it was"),
+        pytest.param(451, id="shares that do not adapt did not follow a publisher that was adopted"),
     ],
 )
 def test_seeds_that_failed(seed: int) -> None:
@@ -293,5 +296,7 @@ def test_seeds_that_failed(seed: int) -> None:
     assert outcome.holds, outcome
 
 
-def test_they_fail_if_births_are_not_told_apart() -> None:
-    assert not all(Run(seed, identity=False).go().holds for seed in range(10))
+def test_without_births_a_seed_exceeds_its_contract() -> None:
+    """A broker that takes the new contract for the old one keeps its tokens, and gets those of the new one, too."""
+    assert Run(14).go().holds
+    assert Run(14, identity=False).go().worst_tokens > 1

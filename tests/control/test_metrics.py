@@ -23,6 +23,7 @@ def test_names_and_units_are_as_prometheus_wants_them() -> None:
         api = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{served.http}", trust_env=False))
         wait_for(lambda: [each["status"] for each in api.get("/v1/brokers").json()["brokers"]] == ["alive"])
         api.put("/v1/topics/t", json={"r": 100, "b": 10}).raise_for_status()
+        wait_for(lambda: api.get("/v1/topics/t").json()["state"] == "placed")
         client = stack.enter_context(Client(broker.address))
         stack.enter_context(Client(broker.address)).subscribe("t", "c", 10)
         client.publish("t", b"x")

@@ -101,7 +101,7 @@ def _slos(topics: list[dict[str, Any]]) -> str:
 def _short(topic: dict[str, Any]) -> str:
     shares = topic["shares"]
     waits = f", waiting for {', '.join(shares['waits_for'])}" if shares["waits_for"] else ""
-    return f"{topic['topic']}: {shares['short_of']} since {shares['short_since_s']:.0f} s{waits}"
+    return f"{topic['topic']}: {shares['short_of']}, for {shares['short_since_s']:.0f} s now{waits}"
 
 
 def _missed(topic: dict[str, Any]) -> str:
