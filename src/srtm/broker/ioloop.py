@@ -185,7 +185,7 @@ class Broker:
             self.changed(topic)
         return channel
 
-    def replay(self, name: str, channel: str, offset: int) -> Channel:
+    def replay(self, name: str, channel: str, offset: int, log: str | None = None) -> Channel:
         """A new channel that begins at an offset of a disk topic; LogError where there can be none."""
         topic = self.topics.get(name)
         if topic is None or topic.durable is None:
@@ -195,7 +195,7 @@ class Broker:
                 f"channel {channel!r} cannot be replayed to: it needs a name of its own that ends with #ephemeral",
                 channel=channel,
             )
-        found = topic.channels[channel] = topic.durable.replay(topic, channel, offset)
+        found = topic.channels[channel] = topic.durable.replay(topic, channel, offset, log)
         self.to_drain[topic] = None
         self.changed(topic)
         return found
@@ -449,12 +449,15 @@ class Broker:
 
     def delete_channel(self, topic: Topic, channel: Channel) -> None:
         """Forget a channel; its consumers are disconnected. With its last channel goes an ephemeral topic."""
-        if topic.channels.pop(channel.name, None) is None:
+        if topic.channels.get(channel.name) is not channel:  # gone, and perhaps another one has its name
             return
+        del topic.channels[channel.name]
         for consumer in list(channel.consumers):
             self.close(consumer)  # type: ignore[arg-type]
         if topic.durable is not None:
             topic.durable.forget_channel(topic, channel)
+        if self.durable is not None:
+            self.durable.drop_saved(topic, channel)
         channel.empty()
         self.to_pump.pop(channel, None)
         self.changed(topic)
@@ -463,20 +466,24 @@ class Broker:
 
     def delete_topic(self, topic: Topic) -> None:
         """Forget a topic with its channels."""
-        if self.topics.pop(topic.name, None) is None:
+        if self.topics.get(topic.name) is not topic:
             return
+        del self.topics[topic.name]
         for _, connection in topic.farewells:
             self.close(connection)
         for channel in list(topic.channels.values()):
             self.delete_channel(topic, channel)
         if topic.durable is not None:
             topic.durable.forget_topic(topic)
+        if self.durable is not None:
+            self.durable.drop_saved(topic)
         if self.engine is not None:
             self.engine.forget(topic)
-        topic.empty(time.time_ns())
+        topic.abandon(time.time_ns())
         self.to_drain.pop(topic, None)
         self._limited.pop(topic, None)
         for connection in self._blocked.pop(topic, {}):
+            resumed(connection, topic)
             connection.release()
         self.changed(topic)
 
