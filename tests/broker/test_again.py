@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import threading
 import time
 import urllib.request
@@ -19,7 +20,7 @@ from srtm.broker.lane import Receipt, Tracked
 from srtm.broker.log import Log
 from srtm.broker.topic import Topic
 from srtm.protocol import client as say
-from srtm.protocol.orders import Throttle
+from srtm.protocol.orders import Migrate, Throttle
 from tests.broker.running import Client, Running, fetch, running
 from tests.broker.test_durable import bodies_of, broker_process, disk_topic
 from tests.broker.test_log import made
@@ -349,3 +350,43 @@ def test_publishers_that_were_held_by_a_crowded_topic_are_told_to_go_on() -> Non
             broker.post("/topic/delete?topic=t")
             assert publisher.next() == Throttle("t", 0)
             publisher.publish("t", b"new")
+
+
+def leaving(broker: Running, *bodies: bytes) -> Client:
+    """A publisher that has said that it sends no more, as after MIGRATE, and waits for the broker's own end."""
+    client = Client(broker.address, srtm={"publisher": "p", "group": None, "topic": "t"})
+    client.publish("t", *bodies)
+    client.sock.shutdown(socket.SHUT_WR)
+    broker.wait_until(lambda b: len(b.topics["t"].farewells) == 1)
+    return client
+
+
+@pytest.mark.parametrize("path", ["/topic/empty?topic=t", "/topic/delete?topic=t"])
+def test_who_leaves_does_not_wait_for_messages_that_are_gone(broker: Running, path: str) -> None:
+    assert broker.post("/topic/limit?topic=t&r=0.001&b=1")[0] == 200
+    with leaving(broker, b"1", b"2", b"3") as client:
+        assert client.silent()
+        assert broker.post(path)[0] == 200
+        assert client.ended()
+
+
+def test_who_leaves_a_topic_without_a_share_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may be there any more who could give it one."""
+    monkeypatch.setattr("srtm.broker.ioloop.PARTING_S", 0.5)
+    with running(controller="127.0.0.1:1") as broker, leaving(broker, b"1") as client:
+        assert broker.do(lambda: broker.broker.topics["t"].closed)
+        assert client.silent(0.2)
+        assert client.ended()
+        assert broker.do(lambda: len(broker.broker.topics["t"].waiting)) == 1  # it keeps its message
+
+
+def test_a_publisher_that_is_here_twice_is_here_until_both_are_gone(broker: Running) -> None:
+    """Its old connection is half-open: nobody has told the broker that it is dead."""
+    declared = {"publisher": "p", "group": None, "topic": "t"}
+    with Client(broker.address, srtm=declared) as new:
+        with Client(broker.address, srtm=declared):
+            broker.wait_until(lambda b: len(b.control._publishers["t"]["p"]) == 2)
+        broker.wait_until(lambda b: len(b.control._publishers["t"]["p"]) == 1)
+        broker.do(lambda: broker.broker.control.migrate("t", ["p"], ("127.0.0.1:9",)))
+        assert new.next() == Migrate("t", ("127.0.0.1:9",))
+    broker.wait_until(lambda b: not b.control._publishers["t"])

@@ -268,6 +268,9 @@ class Pages:
             except LogError as problem:
                 raise Refused(503, f"EMPTY_FAILED: {problem}") from None
         topic.empty(time.time_ns())
+        if self.broker.topics.get(topic.name) is topic:
+            self.broker.touch(topic.name)  # publishers that leave wait no longer for what is gone
+            self.broker.wake()
         return Response()
 
     async def topic_pause(self, request: Request) -> Response:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srtm.broker import transport
-from srtm.broker.connection import REST_S, TICK_NS, TICK_S, Connection
+from srtm.broker.connection import PARTING_S, REST_S, TICK_NS, TICK_S, Connection
 from srtm.broker.control import Control, resumed, throttled
 from srtm.broker.engine import check_topic, engine_of, no_channels
 from srtm.broker.message import ids
@@ -296,8 +296,19 @@ class Broker:
     def part(self, topic: Topic, connection: Connection) -> None:
         """Close a publisher's connection when all of its messages have their tokens: then it may go on elsewhere."""
         topic.farewells.append((topic.sent_by(connection.publisher), connection))
+        self.loop.call_later(PARTING_S, self._part_anyway, topic, connection)
         self.to_drain[topic] = None
         self.wake()
+
+    def _part_anyway(self, topic: Topic, connection: Connection) -> None:
+        """Keep nobody for a topic without a share: nobody knows when it will have one, and another broker waits."""
+        if not any(each is connection for _, each in topic.farewells):
+            return
+        if not topic.closed:
+            self.loop.call_later(PARTING_S, self._part_anyway, topic, connection)
+            return
+        topic.farewells = [(sent, each) for sent, each in topic.farewells if each is not connection]
+        connection.end()
 
     def _let_go(self, topic: Topic) -> None:
         behind = topic.leaves or topic.spooled > 0  # perhaps for hours: then nobody waits, and order is not kept
@@ -469,8 +480,9 @@ class Broker:
         if self.topics.get(topic.name) is not topic:
             return
         del self.topics[topic.name]
-        for _, connection in topic.farewells:
-            self.close(connection)
+        farewells, topic.farewells = topic.farewells, []
+        for _, connection in farewells:
+            connection.end()
         for channel in list(topic.channels.values()):
             self.delete_channel(topic, channel)
         if topic.durable is not None:
