@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import heapq
 import logging
+import secrets
 import socket
 import time
 from contextlib import suppress
@@ -91,7 +92,7 @@ class Broker:
         self.read_little = [self.read_view[:_LITTLE]]  # from publishers whose messages have to wait for tokens
         # Answers that a client may leave unread before it is not read either; messages alone never come to so much.
         self.most_unsent = 2 * options.max_unsent_bytes + options.settings.max_msg_size
-        self.next_id: Callable[[], bytes] = ids(self.started_ns).__next__
+        self.next_id: Callable[[], bytes] = ids(secrets.randbits(62)).__next__
         self.to_drain: dict[Topic, None] = {}
         self.to_pump: dict[Channel, None] = {}
         self.to_deliver: list[Connection] = []  # before the answers: a message's latency ends with its own write
