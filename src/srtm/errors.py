@@ -11,7 +11,8 @@ SRTMError
 ├── TraceError            a trace file or folder that cannot be read or written
 ├── LogError              the durable log cannot be opened, written or read; the message names the file and the remedy
 │   ├── LogFull           no room on the disk: nothing of this append was stored, a later one may be
-│   └── OffsetTrimmed     the offset is older than what the log still holds
+│   ├── OffsetTrimmed     the offset is older than what the log still holds
+│   └── LogReplaced       the topic has another log than the one that an offset was of
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
 │   └── OldEpoch          a controller that another one has replaced gives orders
@@ -81,6 +82,10 @@ class LogFull(LogError):
 
 class OffsetTrimmed(LogError):
     """The log no longer holds the offset; `facts["begin"]` is the oldest that it holds."""
+
+
+class LogReplaced(LogError):
+    """The topic has another log than the one that an offset was of: offsets of the two have nothing in common."""
 
 
 class PipelineError(SRTMError):

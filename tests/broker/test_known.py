@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.request
 from pathlib import Path
 
-from srtm.broker.log import Known, Log
+from srtm.broker.log import Known, Log, Record
 from tests.broker.running import Client, Running, fetch, running
 from tests.broker.test_durable import bodies_of, broker_process, disk_topic
 
@@ -111,8 +111,17 @@ def test_a_pause_that_cannot_be_saved_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_a_log_of_an_older_version_gets_what_it_lacks(tmp_path: Path) -> None:
     log = Log.open(tmp_path)
-    log.call(lambda: log._store._db.executescript("DROP TABLE known; PRAGMA user_version = 2"))
+    for topic in ("a", "b"):
+        log.append_wait(topic, [Record(bytes(16), 1, "p", b"x")])
+    older = "DROP TABLE known; ALTER TABLE topic DROP COLUMN log; PRAGMA user_version = 2"
+    log.call(lambda: log._store._db.executescript(older))
     log.close()
-    log = Log.open(tmp_path)
-    assert log.known() == {}
-    log.close()
+    ids = []
+    for _ in range(2):
+        log = Log.open(tmp_path)
+        assert log.known() == {}
+        assert (log.end("a"), log.end("b")) == (1, 1)
+        ids.append((log.identity("a"), log.identity("b")))
+        log.close()
+    assert ids[0] == ids[1]  # given once
+    assert len({*ids[0], None}) == 3

@@ -396,6 +396,35 @@ def test_pausing_emptying_and_deleting(engine: Any, start: Start, tmp_path: Path
     assert bodies(engine, "t", 109) == [b"%d" % number for number in range(1, 110)]
 
 
+@pytest.mark.needs("nats-server")
+def test_jetstream_takes_no_new_message_for_one_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the time that it remembers ids: a clock that is set back, an empty disk, a topic that is created again."""
+    numbers, start_ns = iter(range(1_000)), time.time_ns()
+    published: list[bytes] = []
+
+    def use(broker: Running) -> None:
+        with Client(broker.address) as client:
+            for topic in ("t", "m"):
+                client.publish(topic, *(some := [b"%d" % next(numbers) for _ in range(20)]))
+                published.extend(some)
+        delivered(broker)
+
+    with NatsServer(tmp_path) as server:
+        for folder in ("one", "one", "two"):
+            clock = iter([start_ns])  # each starts at the same time
+            monkeypatch.setattr("srtm.broker.ioloop._now_ns", lambda clock=clock: next(clock, None) or time.time_ns())
+            with running(engine=server.url, data_path=str(tmp_path / folder)) as broker:
+                assert broker.broker.started_ns == start_ns
+                disk_topic(broker)
+                use(broker)
+                if folder == "two":
+                    for topic in ("t", "m"):
+                        assert broker.post(f"/topic/delete?topic={topic}")[0] == 200
+                    disk_topic(broker)
+                    use(broker)
+        assert sorted(bodies(server, "t", 0) + bodies(server, "m", 0)) == sorted(published)
+
+
 def test_the_log_can_be_read_and_channels_are_the_engines(engine: Any, start: Start, tmp_path: Path) -> None:
     broker = start(engine=engine.url, data_path=str(tmp_path / "data"))
     disk_topic(broker)

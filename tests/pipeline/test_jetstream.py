@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError
+from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError
 from srtm.pipeline import jetstream
 from srtm.pipeline.jetstream import Link
 from srtm.pipeline.settings import Settings, read_settings
@@ -29,7 +29,7 @@ from tests.engines import NatsCluster, NatsServer, free_port, until
 from tests.pipeline.standalone import standalone, wait_for
 from tests.pipeline.test_source import between, bodies
 from tests.pipeline.test_streaming import in_process, said_by
-from tests.pipeline.topics import Start, brokers, cluster, contract, numbered, on_disk, publish
+from tests.pipeline.topics import Start, brokers, cluster, contract, numbered, on_disk, plain, publish
 from tests.programs import ask
 
 pytestmark = pytest.mark.needs("nats-server")
@@ -110,18 +110,18 @@ def test_offsets_of_a_stream_and_limits(server: NatsServer, one: Running, topic:
     assert bodies(some, some.partitions()) == x[25:28]
     with pytest.raises(LogError, match=f"at stream '{topic}' has no offset 252: it ends at 251"):
         BatchReader(of(server, topic, ending={topic: 252})).partitions()
-    assert StreamReader(of(server, topic, starting="latest")).initialOffset() == {topic: 251}
+    assert plain(StreamReader(of(server, topic, starting="latest")).initialOffset()) == {topic: 251}
     reader = StreamReader(of(server, topic, max_rows=100, rows_per_partition=30))
     reader.prepareForTriggerAvailableNow()
     publish(one, numbered("later", 5), topic)
     at, found, ends = reader.initialOffset(), list[bytes](), list[int]()
     while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
         found += between(reader, at, end)
-        ends.append(end[topic])
+        ends.append(plain(end)[topic])
         at = end
     assert ends == [101, 201, 251]
     assert found == x
-    assert reader.reportLatestOffset() == {topic: 256}
+    assert plain(reader.reportLatestOffset()) == {topic: 256}
     assert StreamReader(of(server, topic)).getDefaultReadLimit() == ReadMaxRows(FREE_ROWS)
 
 
@@ -157,7 +157,7 @@ def test_messages_of_other_topics_and_deleted_ones_are_passed_over(server: NatsS
     reader = StreamReader(of(server, "orders.new", rows_per_partition=7))
     at = reader.initialOffset()
     end = reader.latestOffset(at, ReadAllAvailable())
-    assert (at, end) == ({"all": 1}, {"all": 51})
+    assert (plain(at), plain(end)) == ({"all": 1}, {"all": 51})
     assert between(reader, at, end) == mine
     publish(one, numbered("z", 10), "orders.new")
     assert between(reader, at, end) == mine  # with more behind the end
@@ -177,10 +177,10 @@ def test_what_was_discarded_is_an_error_that_names_the_way_on(server: NatsServer
     with pytest.raises(OffsetTrimmed, match="failOnDataLoss"):
         BatchReader(of(server, topic, starting={topic: 3})).partitions()
     tolerant = StreamReader(of(server, topic, fail_on_data_loss=False, rows_per_partition=10))
-    assert tolerant.latestOffset({topic: 1}, ReadAllAvailable()) == {topic: 31}
+    assert plain(tolerant.latestOffset({topic: 1}, ReadAllAvailable())) == {topic: 31}
     assert between(tolerant, {topic: 1}, {topic: 31}) == x[12:]
     at_nats(server.url, lambda js: js.purge_stream(topic))
-    assert reader.initialOffset() == {topic: 31}
+    assert plain(reader.initialOffset()) == {topic: 31}
     with pytest.raises(OffsetTrimmed, match="no longer holds offset 13: it begins at 31"):
         between(reader, {topic: 13}, {topic: 31})
     assert between(tolerant, {topic: 13}, {topic: 31}) == []
@@ -204,7 +204,7 @@ def test_a_stream_that_was_removed(server: NatsServer, one: Running, topic: str)
     reader = StreamReader(of(server, topic))
     tolerant = StreamReader(of(server, topic, fail_on_data_loss=False))
     for each in (reader, tolerant):
-        assert each.initialOffset() == {topic: 1}
+        assert plain(each.initialOffset()) == {topic: 1}
     at_nats(server.url, lambda js: js.delete_stream(topic))
     with pytest.raises(LogError, match=f"stream '{topic}' is gone, and with it what was there after offset 31"):
         reader.latestOffset({topic: 31}, ReadAllAvailable())
@@ -219,15 +219,63 @@ def test_a_stream_that_was_removed(server: NatsServer, one: Running, topic: str)
         reader.latestOffset({topic: 31}, ReadAllAvailable())
 
 
+def test_a_stream_that_was_deleted_and_created_again_is_not_taken_for_the_old_one(
+    server: NatsServer, one: Running, topic: str
+) -> None:
+    """It has more messages than the old one had, so that sequence numbers alone say nothing."""
+    publish(one, numbered("x", 30), topic)
+    reader = StreamReader(of(server, topic))
+    tolerant = StreamReader(of(server, topic, fail_on_data_loss=False))
+    begin = reader.initialOffset()
+    at = reader.latestOffset(begin, ReadAllAvailable())
+    planned = reader.partitions(begin, at)
+    assert len(bodies(reader, planned)) == 30
+    again(server, topic)
+    fresh = publish(one, numbered("fresh", 50), topic)
+    lost = (
+        rf"topic '{topic}' at stream '{topic}' was deleted and created again, and with it went what .* offset 31: set"
+    )
+    with pytest.raises(LogReplaced, match=lost):
+        reader.latestOffset(at, ReadAllAvailable())
+    with pytest.raises(LogReplaced, match=f"stream '{topic}' of topic '{topic}' was deleted and created again"):
+        bodies(reader, planned)
+    assert bodies(tolerant, planned) == []
+    end = tolerant.latestOffset(at, ReadAllAvailable())
+    assert plain(end) == {topic: 1}
+    assert between(tolerant, at, end) == []
+    assert between(tolerant, end, tolerant.latestOffset(end, ReadAllAvailable())) == fresh
+
+
+def test_a_stream_that_is_created_again_in_the_middle_of_a_read(
+    server: NatsServer, one: Running, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(one, numbered("x", 30), topic)
+    monkeypatch.setattr(jetstream, "_ROWS", 10)
+    reader = StreamReader(of(server, topic))
+    begin = reader.initialOffset()
+    begun = reader.read(reader.partitions(begin, reader.latestOffset(begin, ReadAllAvailable()))[0])
+    assert next(begun).num_rows == 10
+    again(server, topic)
+    publish(one, numbered("fresh", 50), topic)
+    with pytest.raises(LogReplaced, match="went offset 11: set option failOnDataLoss"):
+        next(begun)
+
+
+def again(server: NatsServer, topic: str) -> None:
+    """Delete a topic's stream, and create it again at once."""
+    at_nats(server.url, lambda js: js.delete_stream(topic))
+    at_nats(server.url, lambda js: js.add_stream(name=topic, subjects=[topic]))
+
+
 def test_brokers_say_where_their_engine_is(server: NatsServer, tmp_path: Path) -> None:
     with cluster(tmp_path) as (url, start):
         contract(url, "known", r=50, b=40, durability="memory")
         one, two = (start(name, engine=server.url) for name in ("three", "four"))
         x = publish(one, numbered("x", 5), "known") + publish(two, numbered("y", 5), "known")
         named = Settings("known", brokers=(one.url, two.url), timeout_s=5.0)
-        assert StreamReader(named).initialOffset() == {"known": 1}
+        assert plain(StreamReader(named).initialOffset()) == {"known": 1}
         reader = StreamReader(Settings("known", controller=url, timeout_s=5.0))
-        until(lambda: reader.initialOffset() == {"known": 1})  # when the controller has heard of them
+        until(lambda: plain(reader.initialOffset()) == {"known": 1})  # when the controller has heard of them
         assert reader.getDefaultReadLimit() == ReadMaxRows(40 + 10 * 50)
         assert between(reader, {"known": 1}, reader.latestOffset({"known": 1}, ReadAllAvailable())) == x
         with pytest.raises(InputError, match="no stream has topic 'unknown': check its name, or create it first"):
@@ -239,7 +287,8 @@ def test_brokers_say_where_their_engine_is(server: NatsServer, tmp_path: Path) -
         until(lambda: ask(int(url.rpartition(":")[2]), "/lookup?topic=known.too").get("producers"))
         with pytest.raises(InputError, match=r"'known.too' is delivered in several ways \(local, nats://"):
             StreamReader(Settings("known.too", controller=url, timeout_s=5.0)).initialOffset()
-        assert StreamReader(Settings("known.too", brokers=(local.url,), timeout_s=5.0)).initialOffset() == {"five": 0}
+        there = Settings("known.too", brokers=(local.url,), timeout_s=5.0)
+        assert plain(StreamReader(there).initialOffset()) == {"five": 0}
         nsqd = start("six", engine=f"nsqd://127.0.0.1:{free_port()}")
         mixed = Settings("known", brokers=(one.url, nsqd.url), timeout_s=5.0)
         with pytest.raises(InputError, match=r"delivered in several ways \(nats://.*, nsqd://.*\)"):
@@ -285,7 +334,7 @@ def test_what_cannot_be_read(server: NatsServer, topic: str, tmp_path: Path) -> 
         login = guarded.url.replace("//", "//u:secret@")
         at_nats(login, lambda js: js.add_stream(name="t", subjects=[topic]))
         allowed = StreamReader(Settings(topic, controller="", engine=login, timeout_s=5.0))
-        assert allowed.initialOffset() == {"t": 1}
+        assert plain(allowed.initialOffset()) == {"t": 1}
     with pytest.raises(PipelineError, match=r"nats://127.0.0.1:\d+ does not answer \(.*refused.* since 0.3 s") as away:
         StreamReader(Settings(topic, controller="", engine=login, timeout_s=0.3)).initialOffset()
     assert "secret" not in str(away.value)
@@ -385,14 +434,16 @@ def test_a_node_of_three_is_killed_in_the_middle_of_a_read(three: Three, monkeyp
     monkeypatch.setattr(jetstream, "_ROWS", 50)
     x = publish(three.broker, numbered("x", 1000), "read")
     reader = StreamReader(Settings("read", controller="", engine=three.servers.url, timeout_s=60.0))
-    assert reader.latestOffset({"read": 1}, ReadAllAvailable()) == {"read": 1001}
+    whole = reader.latestOffset({"read": 1}, ReadAllAvailable())
+    assert plain(whole) == {"read": 1001}
     leader = leader_of(three, "read")
     for victim in sorted(three.servers.servers, key=lambda server: server is leader):  # whose death costs an election
-        begun = reader.read(Range("read", three.servers.url, 1, 1001))
+        begun = reader.read(Range("read", three.servers.url, 1, 1001, whole["read"]["log"]))
         first = list(islice(begun, 3))
         victim.kill()
         assert [body for batch in [*first, *begun] for body in batch.column("body").to_pylist()] == x
-        assert reader.latestOffset({"read": 901}, ReadAllAvailable()) in ({"read": 901}, {"read": 1001})
+        at = {"read": {"offset": 901, "log": whole["read"]["log"]}}
+        assert reader.latestOffset(at, ReadAllAvailable()) in (at, whole)  # the same stream, whoever leads it
         victim.start()
 
 

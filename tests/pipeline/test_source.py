@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError
+from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError
 from srtm.pipeline import source
 from srtm.pipeline.settings import Settings, read_settings
 from srtm.pipeline.source import BatchReader, StreamReader
 from tests.broker.running import Running, running
-from tests.pipeline.topics import Start, brokers, cluster, contract, numbered, on_disk, publish
+from tests.pipeline.topics import Start, brokers, cluster, contract, numbered, on_disk, plain, publish
 from tests.programs import nsqlookupd
 
 
@@ -31,11 +32,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield found
 
 
+def log_id(broker: Running) -> str:
+    return str(broker.get("/srtm/log?topic=t")["log"])
+
+
 def bodies(reader: StreamReader | BatchReader, parts: Any) -> list[bytes]:
     return [body for part in parts for batch in reader.read(part) for body in batch.column("body").to_pylist()]
 
 
-def between(reader: StreamReader, begin: dict[str, int], end: dict[str, int]) -> list[bytes]:
+def between(reader: StreamReader, begin: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
     return bodies(reader, reader.partitions(begin, end))
 
 
@@ -49,6 +54,8 @@ def between(reader: StreamReader, begin: dict[str, int], end: dict[str, int]) ->
         ({"topic": "t", "brokers": " , "}, "brokers = ' , ': write addresses"),
         ({"topic": "t", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger = '0': a whole number of at least 1"),
         ({"topic": "t", "startingOffsets": '{"b": -1}'}, "earliest or latest, or offsets by broker"),
+        ({"topic": "t", "startingOffsets": "[3]"}, "earliest or latest, or offsets by broker"),
+        ({"topic": "t", "startingOffsets": '{"b": {"log": "x"}}'}, "earliest or latest, or offsets by broker"),
         ({"topic": "t", "endingOffsets": "earliest"}, "it is latest, or offsets by broker"),
         ({"topic": "t", "failOnDataLoss": "no"}, "failOnDataLoss = 'no': it is true or false"),
         ({"topic": "t", "timeout": "soon"}, "timeout = 'soon': 'soon' is not a duration"),
@@ -120,9 +127,12 @@ def test_a_body_larger_than_what_is_read_at_once(start: Start) -> None:
 def test_where_a_stream_begins(start: Start) -> None:
     one, two = on_disk(start("one")), on_disk(start("two"))
     publish(one, numbered("x", 7))
-    assert StreamReader(settings(one, two)).initialOffset() == {"one": 0, "two": 0}
-    assert StreamReader(settings(one, two, starting="latest")).initialOffset() == {"one": 7, "two": 0}
-    assert StreamReader(settings(one, two, starting={"two": 0, "one": 3})).initialOffset() == {"one": 3, "two": 0}
+    assert plain(StreamReader(settings(one, two)).initialOffset()) == {"one": 0, "two": 0}
+    assert plain(StreamReader(settings(one, two, starting="latest")).initialOffset()) == {"one": 7, "two": 0}
+    given = StreamReader(settings(one, two, starting={"two": 0, "one": 3})).initialOffset()
+    assert given == {
+        name: {"offset": at, "log": log_id(broker)} for name, at, broker in (("one", 3, one), ("two", 0, two))
+    }
 
 
 def test_a_limit_is_kept_and_shared_in_proportion(start: Start) -> None:
@@ -134,7 +144,7 @@ def test_a_limit_is_kept_and_shared_in_proportion(start: Start) -> None:
     at, found = reader.initialOffset(), []
     for turn in range(1, 5):
         end = reader.latestOffset(at, limit)
-        assert end == {"one": 75 * turn, "two": 25 * turn}
+        assert plain(end) == {"one": 75 * turn, "two": 25 * turn}
         found += between(reader, at, end)
         at = end
     assert sorted(found) == sorted(x + y)
@@ -160,7 +170,7 @@ def test_without_an_option_the_limit_is_the_contracts(start: Start, monkeypatch:
     at = reader.initialOffset()
     for waited_s, rows in ((0, 80), (9, 80), (60, 80 + 50 * 5)):  # b + r·Δt
         now_s[0] += waited_s
-        assert reader.latestOffset(at, limit)["one"] == rows
+        assert plain(reader.latestOffset(at, limit))["one"] == rows
 
 
 def test_partitions_depend_on_offsets_alone(start: Start) -> None:
@@ -186,7 +196,7 @@ def test_available_now_ends_where_the_logs_ended(start: Start) -> None:
     publish(two, numbered("late", 10))
     ends = []
     while (end := reader.latestOffset(at, ReadMaxRows(8))) != at:
-        ends.append(end)
+        ends.append(plain(end))
         at = end
     assert ends == [{"one": 8, "two": 0}, {"one": 10, "two": 0}]
 
@@ -199,20 +209,20 @@ def test_a_controller_says_who_there_is_and_new_brokers_join(tmp_path: Path) -> 
         reader = StreamReader(Settings("t", controller=url, timeout_s=5.0))
         listed(reader, {"one"})
         begin = reader.initialOffset()
-        assert begin == {"one": 0}
+        assert plain(begin) == {"one": 0}
         assert reader.getDefaultReadLimit() == ReadMaxRows(40 + 10 * 50)
         end = reader.latestOffset(begin, ReadAllAvailable())
-        assert end == {"one": 20}
+        assert plain(end) == {"one": 20}
         assert between(reader, begin, end) == x
 
         two = on_disk(start("two"))
         y = publish(two, numbered("y", 15))
         listed(reader, {"one", "two"})
         joined = reader.latestOffset(end, ReadAllAvailable())
-        assert joined == {"one": 20, "two": 0}
+        assert plain(joined) == {"one": 20, "two": 0}
         assert between(reader, end, joined) == []
         end = reader.latestOffset(joined, ReadAllAvailable())
-        assert end == {"one": 20, "two": 15}
+        assert plain(end) == {"one": 20, "two": 15}
         assert between(reader, joined, end) == y
 
 
@@ -230,7 +240,7 @@ def test_a_topic_that_is_not_there_and_one_in_memory(tmp_path: Path) -> None:
     with cluster(tmp_path) as (url, start):
         one = start("one")
         contract(url, "later", r=50, b=40)
-        assert StreamReader(Settings("later", controller=url, timeout_s=1.0)).initialOffset() in ({}, {"one": 0})
+        assert plain(StreamReader(Settings("later", controller=url, timeout_s=1.0)).initialOffset()) in ({}, {"one": 0})
         for missing in (Settings("t", controller=url, timeout_s=1.0), settings(one)):
             with pytest.raises(InputError, match="no broker has topic 't': check its name, or create it first"):
                 StreamReader(missing).initialOffset()
@@ -263,7 +273,7 @@ def test_what_was_trimmed_is_an_error_that_names_the_way_on(start: Start) -> Non
     with pytest.raises(OffsetTrimmed, match="failOnDataLoss"):
         BatchReader(settings(one, starting={"one": 3})).partitions()
     tolerant = StreamReader(settings(one, fail_on_data_loss=False, rows_per_partition=10))
-    assert tolerant.latestOffset({"one": 0}, ReadAllAvailable()) == {"one": 30}
+    assert plain(tolerant.latestOffset({"one": 0}, ReadAllAvailable())) == {"one": 30}
     assert between(tolerant, {"one": 0}, {"one": 30}) == x[12:]
 
 
@@ -280,9 +290,106 @@ def test_a_log_that_was_removed(start: Start) -> None:
     with pytest.raises(LogError, match="has no offset 30: it ends at 5; was its log removed"):
         reader.latestOffset({"one": 30}, ReadAllAvailable())
     again = tolerant.latestOffset({"one": 30}, ReadAllAvailable())
-    assert again == {"one": 0}
+    assert plain(again) == {"one": 0}
     assert between(tolerant, {"one": 30}, again) == []
     assert between(tolerant, again, tolerant.latestOffset(again, ReadAllAvailable())) == fresh
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_not_taken_for_the_old_one(start: Start) -> None:
+    """Its new log has grown beyond the position, so that offsets alone say nothing."""
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    publish(one, numbered("x", 30))
+    publish(two, numbered("y", 10))
+    reader = StreamReader(settings(one, two))
+    tolerant = StreamReader(settings(one, two, fail_on_data_loss=False))
+    begin = reader.initialOffset()
+    at = reader.latestOffset(begin, ReadAllAvailable())
+    planned = reader.partitions(begin, at)
+    again(one)
+    fresh, more = publish(one, numbered("fresh", 50)), publish(two, numbered("more", 5))
+    lost = r"topic 't' at broker 'one' was deleted and created again, or its broker started with an empty disk"
+    with pytest.raises(LogReplaced, match=rf"{lost}.* after offset 30: set option failOnDataLoss to false"):
+        reader.latestOffset(at, ReadAllAvailable())
+    with pytest.raises(LogReplaced, match=r"no longer has log.*failOnDataLoss"):  # replaced after it was planned
+        bodies(reader, planned)
+    with pytest.raises(LogReplaced, match=lost):
+        BatchReader(settings(one, two, starting=begin)).partitions()
+    assert bodies(tolerant, planned) == numbered("y", 10)
+    end = tolerant.latestOffset(at, ReadAllAvailable())
+    assert plain(end) == {"one": 0, "two": 15}
+    assert between(tolerant, at, end) == more
+    assert between(tolerant, end, tolerant.latestOffset(end, ReadAllAvailable())) == fresh
+
+
+def test_a_broker_of_the_same_name_with_an_empty_disk_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    def there(folder: str) -> AbstractContextManager[Running]:
+        return running(name="one", data_path=str(tmp_path / folder))
+
+    with there("old") as one:
+        publish(on_disk(one), numbered("x", 30))
+        reader = StreamReader(settings(one))
+        at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    with there("old") as one:  # a restart changes nothing
+        assert StreamReader(settings(one)).latestOffset(at, ReadAllAvailable()) == at
+    with there("new") as one:
+        fresh = publish(on_disk(one), numbered("fresh", 40))
+        with pytest.raises(LogReplaced, match="started with an empty disk"):
+            StreamReader(settings(one)).latestOffset(at, ReadAllAvailable())
+        tolerant = StreamReader(settings(one, fail_on_data_loss=False))
+        end = tolerant.latestOffset(at, ReadAllAvailable())
+        assert between(tolerant, at, end) == []
+        assert between(tolerant, end, tolerant.latestOffset(end, ReadAllAvailable())) == fresh
+
+
+def test_a_commit_trims_no_other_log(start: Start) -> None:
+    one = on_disk(start("one"))
+    publish(one, numbered("x", 10))
+    trimming = StreamReader(settings(one, trim_on_commit=True, fail_on_data_loss=False))
+    end = trimming.latestOffset(trimming.initialOffset(), ReadAllAvailable())
+    again(one)
+    publish(one, numbered("fresh", 20))
+    trimming.commit(end)
+    assert one.get("/srtm/log?topic=t")["begin"] == 0
+
+
+def test_available_now_over_a_topic_that_was_created_again(start: Start) -> None:
+    one = on_disk(start("one"))
+    publish(one, numbered("x", 10))
+    reader = StreamReader(settings(one, fail_on_data_loss=False))
+    at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    again(one)
+    fresh = publish(one, numbered("fresh", 20))
+    reader.prepareForTriggerAvailableNow()
+    publish(one, numbered("late", 5))
+    found: list[bytes] = []
+    while (end := reader.latestOffset(at, ReadMaxRows(8))) != at:
+        found += between(reader, at, end)
+        at = end
+    assert found == fresh
+    again(one)  # while it runs: what there is now was not there when it began
+    publish(one, numbered("later", 30))
+    assert reader.latestOffset(at, ReadMaxRows(8)) == at
+
+
+def test_a_checkpoint_without_ids_of_logs_goes_on(start: Start) -> None:
+    """As all were before logs had ids: from then on it has them."""
+    one = on_disk(start("one"))
+    x = publish(one, numbered("x", 10))
+    reader = StreamReader(settings(one))
+    end = reader.latestOffset({"one": 4}, ReadAllAvailable())
+    assert end == {"one": {"offset": 10, "log": log_id(one)}}
+    assert between(reader, {"one": 4}, end) == x[4:]
+    assert between(reader, {"one": 4}, {"one": 6}) == x[4:6]  # a batch that was planned before
+    again(one)
+    publish(one, numbered("fresh", 20))
+    with pytest.raises(LogReplaced, match="was deleted and created again"):
+        reader.latestOffset(end, ReadAllAvailable())
+
+
+def again(broker: Running) -> None:
+    """Delete the topic, and create it again at once."""
+    assert broker.post("/topic/delete?topic=t")[0] == 200
+    on_disk(broker)
 
 
 def test_a_broker_that_is_away_keeps_its_place_and_the_others_go_on(tmp_path: Path) -> None:
@@ -294,10 +401,10 @@ def test_a_broker_that_is_away_keeps_its_place_and_the_others_go_on(tmp_path: Pa
             y, port = publish(two, numbered("y", 5)), two.broker.http_port
             reader = StreamReader(settings(one, two, timeout_s=0.5))
             at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-        assert at == {"one": 0, "two": 5}
+        assert plain(at) == {"one": 0, "two": 5}
         x = publish(one, numbered("x", 5))
         end = reader.latestOffset(at, ReadAllAvailable())
-        assert end == {"one": 5, "two": 5}
+        assert plain(end) == {"one": 5, "two": 5}
         assert between(reader, at, end) == x
         with pytest.raises(PipelineError, match=r"does not answer.* since 0.5 s: start it, or wait longer"):
             between(reader, {"two": 0}, {"two": 5})
@@ -318,7 +425,7 @@ def test_a_broker_that_is_away_keeps_its_place_and_the_others_go_on(tmp_path: Pa
             assert patient.latestOffset(end, ReadAllAvailable()) == end
 
 
-def ask_again(reader: StreamReader, at: dict[str, int]) -> dict[str, int]:
+def ask_again(reader: StreamReader, at: dict[str, Any]) -> dict[str, Any]:
     """Until there is something new, for some time."""
     for _ in range(100):
         if (end := reader.latestOffset(at, ReadAllAvailable())) != at:

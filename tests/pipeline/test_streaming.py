@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.dataset as ds
 import pytest
 
-from srtm.errors import InputError, OffsetTrimmed
+from srtm.errors import InputError, LogReplaced, OffsetTrimmed
 from srtm.pipeline.failures import Place, explained
 from srtm.pipeline.profile import profile
 from srtm.pipeline.streaming import register, unwrapped
@@ -114,6 +114,25 @@ def test_from_topic_to_topic_and_on_from_a_checkpoint(spark: SparkSession, clust
     published += cluster.fill("in", 10, "later")
     assert relay(spark, source, sink, checkpoint) == [20]
     assert sorted(cluster.logs("out")) == sorted(published)
+
+
+def test_a_checkpoint_of_a_topic_that_was_deleted_and_created_again(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> None:
+    """The new log has grown beyond the old one's end: without its id, the query would skip what is before."""
+    cluster.make("again", "copy")
+    old = cluster.fill("again", 20)
+    source, sink = cluster.options("again"), cluster.options("copy")
+    checkpoint = str(tmp_path / "checkpoint")
+    assert relay(spark, source, sink, checkpoint) == [40]
+    assert cluster.one.post("/topic/delete?topic=again")[0] == 200
+    on_disk(cluster.one, "again")
+    new = cluster.fill("again", 30, "new")
+    replaced = "topic 'again' at broker 'one' was deleted and created again.* failOnDataLoss to false"
+    with pytest.raises(LogReplaced, match=replaced), explained(HERE):
+        relay(spark, source, sink, checkpoint)
+    assert sum(relay(spark, {**source, "failOnDataLoss": "false"}, sink, checkpoint)) == 60
+    assert sorted(cluster.logs("copy")) == sorted(old + new)
 
 
 def test_a_table_of_what_is_there_for_any_job(spark: SparkSession, cluster: Cluster) -> None:

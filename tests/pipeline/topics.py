@@ -63,6 +63,11 @@ def publish(broker: Running, bodies: list[bytes], topic: str = "t", publisher: s
     return bodies
 
 
+def plain(offsets: dict[str, Any] | None) -> dict[str, int]:
+    """Offsets without the ids of their logs."""
+    return {name: at["offset"] if isinstance(at, dict) else at for name, at in (offsets or {}).items()}
+
+
 def numbered(name: str, count: int) -> list[bytes]:
     """Bodies that can be told apart."""
     return [f"{name}-{number}".encode() for number in range(count)]

@@ -452,12 +452,12 @@ class Connection:
         self.end()
 
     def _subscribe(self, event: Sub) -> None:
-        broker, offset = self.broker, self.protocol.identity.replay
+        broker, identity = self.broker, self.protocol.identity
         try:
-            if offset is None or broker.engine is not None:
+            if identity.replay is None or broker.engine is not None:
                 channel = broker.channel(broker.touch(event.topic), event.channel)
             else:
-                channel = broker.replay(event.topic, event.channel, offset)
+                channel = broker.replay(event.topic, event.channel, identity.replay, identity.replay_log)
         except (LogError, BrokerError) as problem:
             self.fail(ProtocolError("E_SUB_FAILED", f"SUB failed {problem}"))
             return

@@ -27,7 +27,7 @@ from srtm.broker.log import Known, Log, Retention
 from srtm.broker.message import Message
 from srtm.broker.replay import Replay
 from srtm.broker.spool import Spool, is_engines
-from srtm.errors import BrokerError, LogError, OffsetTrimmed, ProtocolError
+from srtm.errors import BrokerError, LogError, LogReplaced, OffsetTrimmed, ProtocolError
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.units import NS_PER_S
 
@@ -202,9 +202,9 @@ class Durable:
             topic.unclaimed_bytes = 0
             self._spawn(self._reload(topic, channel, ranges, limited=self._recovering))
 
-    def replay(self, topic: Topic, name: str, offset: int) -> Replay:
-        """A channel that begins at an offset; OffsetTrimmed or LogError where the log has none such."""
-        self._log.check_offset(topic.name, offset)
+    def replay(self, topic: Topic, name: str, offset: int, log: str | None = None) -> Replay:
+        """A channel that begins at an offset, of that log if one is named; LogError if the topic does not have it."""
+        self._log.check_offset(topic.name, offset, log)
         end = topic.unclaimed[0].offset if topic.unclaimed else self._released(topic)
         channel = Replay(name, offset, end)
         self._spawn(self._follow(topic, channel))
@@ -251,33 +251,37 @@ class Durable:
             if isinstance(result, LogError):
                 done(result)
                 return
-            found = self._broker.touch(topic.name)
-            if found is topic:  # and no other one, made since: that has offsets of its own
+            if self._broker.topics.get(topic.name) is topic:
                 for offset, message in enumerate(messages, result):
                     message.offset = offset
                 self._ends[topic.name] = result + len(messages)
-            if found is not topic or topic.spool is None or not topic.spool.keeps(result, len(messages)):
-                found.arrived += messages
-            topic.bytes += sum(len(message.body) for message in messages)
+                if topic.spool is None or not topic.spool.keeps(result, len(messages)):
+                    topic.arrived += messages
+                topic.bytes += sum(len(message.body) for message in messages)
+                self._broker.touch(topic.name)
+            # Otherwise the topic was deleted after these messages came, and they went with it: one of the same name
+            # has a log of its own, which does not hold them.
             done(None)
             self._broker.wake()
 
         self._log.append_nowait(topic.name, [_record(message, self._broker.groups) for message in messages], stored)
 
-    def extent(self, topic: Topic) -> dict[str, int]:
-        """The oldest offset that is kept, the next one, and about how many bytes lie between."""
-        name = topic.name
-        return {"begin": self._log.begin(name), "end": self._log.end(name), "bytes": self._log.size(name)}
+    def extent(self, topic: Topic) -> dict[str, Any]:
+        """Which log it is, the oldest offset that is kept, the next one, and about how many bytes lie between."""
+        name, log = topic.name, self._log
+        return {"log": log.identity(name), "begin": log.begin(name), "end": log.end(name), "bytes": log.size(name)}
 
-    async def read(self, topic: Topic, begin: int, limit: int) -> list[Record]:
-        """A range of the log, beside everything else."""
-        return await self._broker.loop.run_in_executor(None, self._log.read, topic.name, begin, limit)
+    async def read(self, topic: Topic, begin: int, limit: int, log: str | None = None) -> list[Record]:
+        """A range of the log, beside everything else; LogReplaced if it is not the one that was named."""
+        return await self._broker.loop.run_in_executor(None, partial(self._log.read, topic.name, begin, limit, log=log))
 
-    async def trim(self, topic: Topic, before: int, *, finished: bool = False) -> None:
-        """Forget what is older, or of it only what all channels have `finished`.
+    async def trim(self, topic: Topic, before: int, *, finished: bool = False, log: str | None = None) -> None:
+        """Forget what is older, or of it only what all channels have `finished`; LogReplaced if it is not that log.
 
         Channels still get what of it is in memory.
         """
+        if log is not None and log != self._log.identity(topic.name):
+            raise LogReplaced(f"topic {topic.name!r} no longer has log {log!r}", topic=topic.name, log=log)
         if finished:
             before = min([before, *(cursor.low for cursor in self._log.cursors(topic.name))])
         self._skip(topic, await self._answer(partial(self._log.trim, topic.name, before)))
@@ -338,7 +342,17 @@ class Durable:
         if topic.spool is not None:
             topic.spool.close()
         self._unread.discard(topic.name)
+        self._ends.pop(topic.name, None)
         self._log.delete_topic(topic.name)
+
+    def drop_saved(self, topic: Topic, channel: Channel | None = None) -> None:
+        """Bring back no messages that a stop had saved for a topic, or for a channel of it: it was deleted."""
+        places = [
+            place for place in self._saved if place[0] == topic.name and (channel is None or place[1] == channel.name)
+        ]
+        numbers = [number for place in places for number, _ in self._saved.pop(place)]
+        if numbers:
+            self._log.drop_queues(numbers)
 
     def close(self) -> None:
         """Save what is in memory alone, and close the log."""
@@ -409,9 +423,10 @@ class Durable:
         most = self._broker.options.max_held_messages // 2
         for begin, end in ranges:
             at = begin
-            while at < end:
-                while channel.held >= most:
+            while at < end and topic.channels.get(channel.name) is channel:
+                if channel.held >= most:
                     await asyncio.sleep(_PAUSE_S)
+                    continue
                 try:
                     size = min(_BATCH, end - at)
                     if limited:
@@ -436,7 +451,7 @@ class Durable:
 
     async def _afford(self, topic: Topic, most: int) -> int:
         """Wait for tokens for some messages: how many, a part of what a burst may be."""
-        while topic.closed:
+        while topic.closed and self._broker.topics.get(topic.name) is topic:
             await asyncio.sleep(_PAUSE_S)
         limiter = topic.limiter
         if limiter is None:

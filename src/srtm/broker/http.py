@@ -25,7 +25,16 @@ from srtm.broker import snapshot
 from srtm.broker.lane import Receipt, Tracked
 from srtm.broker.message import Message
 from srtm.broker.options import retained_ns
-from srtm.errors import BrokerError, InputError, LogError, OffsetTrimmed, OldEpoch, ProtocolError, SRTMError
+from srtm.errors import (
+    BrokerError,
+    InputError,
+    LogError,
+    LogReplaced,
+    OffsetTrimmed,
+    OldEpoch,
+    ProtocolError,
+    SRTMError,
+)
 from srtm.model.bucket import TokenBucket
 from srtm.protocol import exchange
 from srtm.protocol.names import VERSION, valid_name
@@ -199,18 +208,23 @@ class Pages:
         return Response()
 
     async def log_extent(self, request: Request) -> Response:
-        """What a disk topic keeps: {"begin", "end", "bytes", "retention"}."""
+        """What a disk topic keeps: {"log", "begin", "end", "bytes", "retention"}."""
         topic, durable = self._on_disk(request)
         return JSONResponse({**durable.extent(topic), "retention": _told(durable.retention(topic))})
 
     async def log_read(self, request: Request) -> Response:
-        """A range of a disk topic as an Arrow stream: ?topic=…&begin=…&limit=…; the same range gives the same rows."""
+        """A range of a disk topic as an Arrow stream: ?topic=…&begin=…&limit=…; the same range gives the same rows.
+
+        With &log=ID it does so for ever: 410 if the topic was deleted and created again since that log was read.
+        """
         topic, durable = self._on_disk(request)
         begin, limit = self._number(request, "begin"), self._number(request, "limit", 10_000)
         try:
-            records = await durable.read(topic, begin, min(limit, 100_000))
+            records = await durable.read(topic, begin, min(limit, 100_000), request.query_params.get("log"))
         except OffsetTrimmed as problem:
             raise Refused(410, f"OFFSET_TRIMMED: {problem}") from None
+        except LogReplaced as problem:
+            raise Refused(410, f"LOG_REPLACED: {problem}") from None
         except LogError as problem:
             raise Refused(400, f"INVALID_OFFSET: {problem}") from None
         # Beside the loop, as the reading is: a megabyte of small messages takes ten milliseconds.
@@ -218,13 +232,19 @@ class Pages:
         return Response(rows, media_type="application/vnd.apache.arrow.stream")
 
     async def log_trim(self, request: Request) -> Response:
-        """Forget what is older than an offset: ?topic=…&before=…, and &finished=true for what all channels finished."""
+        """Forget what is older than an offset: ?topic=…&before=…, and &finished=true for what all channels finished.
+
+        With &log=ID, of that log alone.
+        """
         topic, durable = self._on_disk(request)
         finished = request.query_params.get("finished", "false")
         if finished not in ("true", "false"):
             raise Refused(400, f"INVALID_FINISHED: true or false, not {finished!r}")
         try:
-            await durable.trim(topic, self._number(request, "before"), finished=finished == "true")
+            before, log = self._number(request, "before"), request.query_params.get("log")
+            await durable.trim(topic, before, finished=finished == "true", log=log)
+        except LogReplaced as problem:
+            raise Refused(410, f"LOG_REPLACED: {problem}") from None
         except LogError as problem:
             raise Refused(400, f"INVALID_OFFSET: {problem}") from None
         return Response()
@@ -246,7 +266,7 @@ class Pages:
         """Forget a topic and all that it holds; its consumers are disconnected."""
         topic = self._named_topic(request)
         self.broker.delete_topic(topic)
-        return Response()
+        return await self._noted(topic)
 
     async def topic_empty(self, request: Request) -> Response:
         """Forget the messages that no channel has yet."""
@@ -257,6 +277,9 @@ class Pages:
             except LogError as problem:
                 raise Refused(503, f"EMPTY_FAILED: {problem}") from None
         topic.empty(time.time_ns())
+        if self.broker.topics.get(topic.name) is topic:
+            self.broker.touch(topic.name)  # publishers that leave wait no longer for what is gone
+            self.broker.wake()
         return Response()
 
     async def topic_pause(self, request: Request) -> Response:
@@ -314,7 +337,7 @@ class Pages:
         """Forget a channel and all that it holds; its consumers are disconnected."""
         topic, channel = self._named_channel(request)
         self.broker.delete_channel(topic, channel)
-        return Response()
+        return await self._noted(topic)
 
     async def channel_empty(self, request: Request) -> Response:
         """Forget a channel's messages."""

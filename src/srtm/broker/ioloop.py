@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import heapq
 import logging
+import secrets
 import socket
 import time
 from contextlib import suppress
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srtm.broker import transport
-from srtm.broker.connection import REST_S, TICK_NS, TICK_S, Connection
+from srtm.broker.connection import PARTING_S, REST_S, TICK_NS, TICK_S, Connection
 from srtm.broker.control import Control, resumed, throttled
 from srtm.broker.engine import check_topic, engine_of, no_channels
 from srtm.broker.message import ids
@@ -91,7 +92,7 @@ class Broker:
         self.read_little = [self.read_view[:_LITTLE]]  # from publishers whose messages have to wait for tokens
         # Answers that a client may leave unread before it is not read either; messages alone never come to so much.
         self.most_unsent = 2 * options.max_unsent_bytes + options.settings.max_msg_size
-        self.next_id: Callable[[], bytes] = ids(self.started_ns).__next__
+        self.next_id: Callable[[], bytes] = ids(secrets.randbits(62)).__next__
         self.to_drain: dict[Topic, None] = {}
         self.to_pump: dict[Channel, None] = {}
         self.to_deliver: list[Connection] = []  # before the answers: a message's latency ends with its own write
@@ -185,7 +186,7 @@ class Broker:
             self.changed(topic)
         return channel
 
-    def replay(self, name: str, channel: str, offset: int) -> Channel:
+    def replay(self, name: str, channel: str, offset: int, log: str | None = None) -> Channel:
         """A new channel that begins at an offset of a disk topic; LogError where there can be none."""
         topic = self.topics.get(name)
         if topic is None or topic.durable is None:
@@ -195,7 +196,7 @@ class Broker:
                 f"channel {channel!r} cannot be replayed to: it needs a name of its own that ends with #ephemeral",
                 channel=channel,
             )
-        found = topic.channels[channel] = topic.durable.replay(topic, channel, offset)
+        found = topic.channels[channel] = topic.durable.replay(topic, channel, offset, log)
         self.to_drain[topic] = None
         self.changed(topic)
         return found
@@ -296,8 +297,19 @@ class Broker:
     def part(self, topic: Topic, connection: Connection) -> None:
         """Close a publisher's connection when all of its messages have their tokens: then it may go on elsewhere."""
         topic.farewells.append((topic.sent_by(connection.publisher), connection))
+        self.loop.call_later(PARTING_S, self._part_anyway, topic, connection)
         self.to_drain[topic] = None
         self.wake()
+
+    def _part_anyway(self, topic: Topic, connection: Connection) -> None:
+        """Keep nobody for a topic without a share: nobody knows when it will have one, and another broker waits."""
+        if not any(each is connection for _, each in topic.farewells):
+            return
+        if not topic.closed:
+            self.loop.call_later(PARTING_S, self._part_anyway, topic, connection)
+            return
+        topic.farewells = [(sent, each) for sent, each in topic.farewells if each is not connection]
+        connection.end()
 
     def _let_go(self, topic: Topic) -> None:
         behind = topic.leaves or topic.spooled > 0  # perhaps for hours: then nobody waits, and order is not kept
@@ -449,12 +461,15 @@ class Broker:
 
     def delete_channel(self, topic: Topic, channel: Channel) -> None:
         """Forget a channel; its consumers are disconnected. With its last channel goes an ephemeral topic."""
-        if topic.channels.pop(channel.name, None) is None:
+        if topic.channels.get(channel.name) is not channel:  # gone, and perhaps another one has its name
             return
+        del topic.channels[channel.name]
         for consumer in list(channel.consumers):
             self.close(consumer)  # type: ignore[arg-type]
         if topic.durable is not None:
             topic.durable.forget_channel(topic, channel)
+        if self.durable is not None:
+            self.durable.drop_saved(topic, channel)
         channel.empty()
         self.to_pump.pop(channel, None)
         self.changed(topic)
@@ -463,20 +478,25 @@ class Broker:
 
     def delete_topic(self, topic: Topic) -> None:
         """Forget a topic with its channels."""
-        if self.topics.pop(topic.name, None) is None:
+        if self.topics.get(topic.name) is not topic:
             return
-        for _, connection in topic.farewells:
-            self.close(connection)
+        del self.topics[topic.name]
+        farewells, topic.farewells = topic.farewells, []
+        for _, connection in farewells:
+            connection.end()
         for channel in list(topic.channels.values()):
             self.delete_channel(topic, channel)
         if topic.durable is not None:
             topic.durable.forget_topic(topic)
+        if self.durable is not None:
+            self.durable.drop_saved(topic)
         if self.engine is not None:
             self.engine.forget(topic)
-        topic.empty(time.time_ns())
+        topic.abandon(time.time_ns())
         self.to_drain.pop(topic, None)
         self._limited.pop(topic, None)
         for connection in self._blocked.pop(topic, {}):
+            resumed(connection, topic)
             connection.release()
         self.changed(topic)
 

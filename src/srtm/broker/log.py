@@ -1,8 +1,9 @@
 """The durable log of a broker's `disk` topics: append, read a range, trim; and how far each channel came.
 
 In: messages by topic, from the loop. Out: the first offset, once they are on the disk (`done`, on the loop again).
-Offsets of a topic start at 0 and have no gaps. One thread writes: whatever was handed over while it committed is the
-next commit (group commit), so the loop never waits for a disk. Reads go on beside it, from any thread.
+Offsets of a log start at 0 and have no gaps. A topic that is deleted and created again has another log, with another
+id. One thread writes: whatever was handed over while it committed is the next commit (group commit), so the loop never
+waits for a disk. Reads go on beside it, from any thread.
 
 - A message is visible to `read` and counted by `end` only when it is durable.
 - A failed commit leaves nothing behind: its offsets are given to the next messages, and the next commit tries again.
@@ -25,7 +26,7 @@ from srtm.broker.batch import Record, check, cut, decode, encode
 from srtm.broker.cursor import Cursor
 from srtm.broker.store import Known, Retention, Store, TopicState
 from srtm.broker.writer import Append, Call, Done, LogOptions, Progress, Work, Writer
-from srtm.errors import InputError, LogError, OffsetTrimmed, SRTMError
+from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, SRTMError
 
 if TYPE_CHECKING:
     import asyncio
@@ -137,22 +138,38 @@ class Log:
         state = self._state(topic)
         return state.size if state else 0
 
+    def identity(self, topic: str) -> str | None:
+        """Which log a topic has: another one if it was deleted and made again, here or on another disk."""
+        state = self._state(topic)
+        return state.log if state else None
+
     def _state(self, topic: str) -> TopicState | None:
         """What is there of a topic; nothing from when it was deleted, though the writer may come to that later."""
         return None if topic in self._deleting else self._topics.get(topic)
 
-    def read(self, topic: str, begin: int, limit: int = 1_000, max_bytes: int = 1 << 20) -> list[Record]:
+    def read(
+        self, topic: str, begin: int, limit: int = 1_000, max_bytes: int = 1 << 20, *, log: str | None = None
+    ) -> list[Record]:
         """The messages at begin, begin + 1, …: at most `limit`, at most `max_bytes` of bodies but at least one.
 
+        With `log`, those of that log alone: LogReplaced if the topic has another one by now.
         Empty at the end of the log. From any thread that lives on (each keeps a connection); it waits for the disk, so
         not from the loop's.
         """
-        state = self.check_offset(topic, begin)
+        state = self.check_offset(topic, begin, log)
         return self._store.read(state, begin, limit, max_bytes) if begin < state.end and limit > 0 else []
 
-    def check_offset(self, topic: str, offset: int) -> TopicState:
+    def check_offset(self, topic: str, offset: int, log: str | None = None) -> TopicState:
         """Refuse an offset that the topic no longer holds, or does not hold yet; its end may be read from."""
         state = self._state(topic) or TopicState(0)
+        if log is not None and log != state.log:
+            raise LogReplaced(
+                f"topic {topic!r} no longer has log {log!r}, which held offset {offset}: the topic was deleted and"
+                f" created again, or its broker started with an empty disk",
+                topic=topic,
+                offset=offset,
+                log=log,
+            )
         if offset < state.begin:
             raise OffsetTrimmed(
                 f"topic {topic!r} no longer holds offset {offset}: it begins at {state.begin}",
@@ -198,7 +215,7 @@ class Log:
             self._put(Progress({(topic, channel): None}, urgent=True))
 
     def delete_topic(self, topic: str, done: Done = lambda _: None) -> None:
-        """Forget a topic with its channels and messages; one of the same name starts at offset 0."""
+        """Forget a topic with its channels and messages; one of the same name has another log, from offset 0."""
         for cursor in self.cursors(topic):
             self.delete_channel(topic, cursor.channel)
         self._deleting[topic] += 1
@@ -238,7 +255,7 @@ class Log:
 
     def remember(self, known: dict[str, list[Known]], done: Done) -> None:
         """Write down all that is known of some topics."""
-        self._put(Call(partial(self._store.remember, known), done, self._answer))
+        self._put(Call(partial(self._writer.remember, known), done, self._answer))
 
     def known(self) -> dict[str, list[Known]]:
         """What was written down of topics; waits for the disk."""

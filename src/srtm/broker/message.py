@@ -55,5 +55,8 @@ class Message:
 
 
 def ids(start: int) -> Iterator[bytes]:
-    """Ids that never repeat in this process, and start anew at another time in the next."""
+    """Ids that never repeat in this process; each starts at a random number, because clocks may be set back.
+
+    An engine that has an id already takes its message for a copy, and drops it.
+    """
     return map(message_id, count(start & (2**63 - 1)))

@@ -296,6 +296,8 @@ class Nats(Engine):
         super().forget(topic)
         if lane is not None:
             self._made.discard(lane)
+            self._probes.discard(lane)
+            self._asked = {number: each for number, each in self._asked.items() if each is not lane}
 
 
 def stream_of(topic: str) -> str:

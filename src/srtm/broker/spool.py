@@ -136,6 +136,8 @@ class Spool:
                 logger.warning("TOPIC(%s): %s", topic.name, problem)
                 await asyncio.sleep(_AGAIN_S)
                 continue
+            if broker.topics.get(topic.name) is not topic:  # and these may be of another log by its name
+                return
             if not self._left or self._left[0][0] != begin:  # it was emptied or trimmed meanwhile
                 continue
             after, end = begin + len(records), self._left[0][1]  # it may have grown

@@ -4,7 +4,8 @@ In: batches with their places, cursors, begins. Out: the same after any crash. W
 
 | table     | a row                                                                                             |
 |-----------|---------------------------------------------------------------------------------------------------|
-| `topic`   | id, name (null while it is being deleted), begin: the oldest offset that is kept, retention or null |
+| `topic`   | id, name (null while it is being deleted), begin: the oldest offset that is kept, retention or null,   |
+|           | log: a random id of this log, so that nobody takes it for an earlier one of the same name              |
 | `batch`   | key = topic id · 2^48 + first offset, messages, newest arrival, bytes of the topic up to here, CRC |
 | `channel` | the progress of one channel (`cursor.py`)                                                          |
 | `queue`   | messages of a memory topic or channel over a graceful stop                                         |
@@ -19,11 +20,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sqlite3
 import threading
 import zlib
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +43,7 @@ PAGE = 4096
 OFFSET_BITS = 48  # 10^5 messages a second for 89 years; 15 bits are left for topics
 MAX_TOPICS = 1 << (63 - OFFSET_BITS)
 _APPLICATION = 0x5352544D  # "SRTM"
-_VERSION = 3
+_VERSION = 4
 _ROWS = 64  # batches in one INSERT: each statement is a hand-over of the interpreter lock, and usually one is enough
 _SLICE_ROWS = 256
 _SLICE_BYTES = 4 << 20
@@ -54,9 +56,13 @@ CREATE TABLE known (
     PRIMARY KEY (topic, channel)
 ) STRICT, WITHOUT ROWID;
 """
-_UPGRADES = {1: "ALTER TABLE topic ADD COLUMN retention TEXT;", 2: _KNOWN}  # from a version to the next
+_UPGRADES = {  # from a version to the next
+    1: "ALTER TABLE topic ADD COLUMN retention TEXT;",
+    2: _KNOWN,
+    3: "ALTER TABLE topic ADD COLUMN log TEXT; UPDATE topic SET log = lower(hex(randomblob(8)));",
+}
 _SCHEMA = f"""{_KNOWN}
-CREATE TABLE topic (id INTEGER PRIMARY KEY, name TEXT UNIQUE, begin INTEGER NOT NULL, retention TEXT) STRICT;
+CREATE TABLE topic (id INTEGER PRIMARY KEY, name TEXT UNIQUE, begin INTEGER NOT NULL, retention TEXT, log TEXT) STRICT;
 CREATE TABLE batch (
     key INTEGER PRIMARY KEY, messages INTEGER NOT NULL, newest_ns INTEGER NOT NULL, total INTEGER NOT NULL,
     crc INTEGER NOT NULL, data BLOB NOT NULL
@@ -103,6 +109,7 @@ class TopicState:
     total: int = 0
     size: int = 0
     retention: Retention | None = None  # the broker's, unless the topic has its own
+    log: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def key(self, offset: int) -> int:
         """The key of a batch that starts at an offset."""
@@ -246,9 +253,9 @@ class Store:
         """Every topic as it was left, and those that were being deleted."""
         known, going = {}, []
         with self.errors("read"):
-            rows = self._db.execute("SELECT id, name, begin, retention FROM topic").fetchall()
-            for number, name, begin, retention in rows:
-                state = TopicState(number, begin, begin)
+            rows = self._db.execute("SELECT id, name, begin, retention, log FROM topic").fetchall()
+            for number, name, begin, retention, log in rows:
+                state = TopicState(number, begin, begin, log=log)
                 state.retention = Retention(**json.loads(retention)) if retention else None
                 self._measure(state)
                 if name is None:
@@ -358,13 +365,15 @@ class Store:
         text = None if retention is None else json.dumps(asdict(retention))
         with self.write() as db:
             db.execute(
-                "INSERT INTO topic VALUES (?, ?, 0, ?) ON CONFLICT (id) DO UPDATE SET retention = excluded.retention",
-                (state.id, name, text),
+                "INSERT INTO topic VALUES (?, ?, 0, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET retention = excluded.retention",
+                (state.id, name, text, state.log),
             )
 
     def unname(self, state: TopicState) -> None:
-        """Take a topic's name and channels away; its messages are yet to be trimmed."""
+        """Take a topic's name, channels and what is known of it away; its messages are yet to be trimmed."""
         with self.write() as db:
+            db.execute("DELETE FROM known WHERE topic = (SELECT name FROM topic WHERE id = ?)", (state.id,))
             db.execute("UPDATE topic SET name = NULL WHERE id = ?", (state.id,))
             db.execute("DELETE FROM channel WHERE topic = ?", (state.id,))
 

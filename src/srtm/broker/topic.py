@@ -420,3 +420,10 @@ class Topic:
         self.waiting.clear()
         self.unclaimed.clear()
         self.waiting_bytes = self.unclaimed_bytes = 0
+
+    def abandon(self, now_ns: int) -> None:
+        """Forget what came in this turn, too: the topic was deleted, and nobody will ask it again."""
+        if self.lane is not None:
+            settle([*self._ready, *self.arrived])
+        self._ready, self.arrived = [], []
+        self.empty(now_ns)

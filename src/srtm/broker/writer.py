@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from srtm.broker.batch import Record, cut, encode
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
-    from srtm.broker.store import Retention
+    from srtm.broker.store import Known, Retention
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,8 @@ class Writer:
         self._urgent = False
         self._owed_since = 0.0
         self._trims: dict[str, int] = {}
+        self._named: list[TopicState] = []  # deleted, and still to be found by their names after a crash
+        self._last_id = 0
         self._wal_bytes = 0
         self._quiet_until = self._said_until = 0.0
         self._is_tight = not store.take_reserve(options.reserve_bytes)
@@ -129,13 +132,13 @@ class Writer:
             self._housekeeping()
         if self._owed:
             self._commit(_Group(), always=True)
-        for _ in range(_LAST_SLICES if self._trims else 0):
+        for _ in range(_LAST_SLICES if self._trims or self._named else 0):
             self._housekeeping()
 
     def _take(self) -> list[Append | Call | Progress] | None:
         """All that is waiting; waits for the first, unless there is something to do at leisure."""
         timeout: float | None = None
-        if self._trims or self._going:
+        if self._trims or self._going or self._named:
             timeout = max(0.0, self._quiet_until - time.monotonic())
         elif self._owed:
             timeout = self._options.save_s
@@ -188,7 +191,8 @@ class Writer:
             if created or owed:
                 with self._store.write() as db:
                     db.executemany(
-                        "INSERT INTO topic VALUES (?, ?, 0, NULL)", [(self.topics[name].id, name) for name in created]
+                        "INSERT INTO topic VALUES (?, ?, 0, NULL, ?)",
+                        [(self.topics[name].id, name, self.topics[name].log) for name in created],
                     )
                     self._write_progress(db, owed)
                     self._store.insert(batches)
@@ -261,6 +265,7 @@ class Writer:
         self.checkpoint_max_ns = max(self.checkpoint_max_ns, time.perf_counter_ns() - began)
 
     def _trim_some(self) -> None:
+        self._unname()
         for name, before in self._trims.items():
             if self._store.trim(self.topics[name], before):
                 del self._trims[name]
@@ -304,14 +309,28 @@ class Writer:
         state.retention = retention
 
     def delete(self, topic: str) -> None:
-        """Forget a topic: its name at once and durably, its messages slice by slice."""
-        state = self.topics.get(topic)
+        """Forget a topic: its name at once and durably, its messages slice by slice.
+
+        If the disk refuses that, the topic is gone all the same, and its name is taken from the disk later.
+        """
+        state = self.topics.pop(topic, None)
         if state is not None:
-            self._store.unname(state)
-            del self.topics[topic]
             self._trims.pop(topic, None)
             self._owed = {key: row for key, row in self._owed.items() if key[0] != topic}
-            self._going.append(state)
+            self._named.append(state)
+            self._unname()
+
+    def _unname(self) -> None:
+        while self._named:
+            self._store.unname(self._named[0])
+            self._going.append(self._named.pop(0))
+
+    def remember(self, known: dict[str, list[Known]]) -> None:
+        """Write down all that is known of some topics, after all that was deleted before."""
+        self._unname()
+        if self._urgent:
+            self._commit(_Group(), always=True)
+        self._store.remember(known)
 
     def _place(
         self, group: _Group, created: list[str]
@@ -343,11 +362,15 @@ class Writer:
         """A topic's state; a new one is in `created`, too, and becomes real with the commit."""
         state = self.topics.get(name)
         if state is None:
+            self._unname()  # a deleted one may have the name
             used = {known.id for known in (*self.topics.values(), *self._going)}
-            number = next((number for number in range(1, MAX_TOPICS) if number not in used), None)
+            # Not the lowest that is free: a reader may still be looking for messages of the topic that had it.
+            numbers = chain(range(self._last_id + 1, MAX_TOPICS), range(1, self._last_id + 1))
+            number = next((number for number in numbers if number not in used), None)
             if number is None:
                 raise LogError(f"no room for topic {name!r}: a log holds at most {MAX_TOPICS - 1}", topic=name)
             state = self.topics[name] = TopicState(number)
+            self._last_id = number
             created.append(name)
         return state
 

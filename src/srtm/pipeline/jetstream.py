@@ -6,6 +6,7 @@ Always holds: the same range gives the same rows, whichever server gives them an
 - A range is read through a consumer of its own, which lives no longer. Consumers number what they deliver: a number
   that is missing was lost on the way, and the range is read again from there.
 - A replica may lag behind; that there is no more in a range is said by the stream's leader alone.
+- A stream is known by its name and the time of its creation. One that was deleted and created again is LogReplaced.
 - Sequence numbers without a message are passed over: they were other topics', or somebody deleted that one. If the
   stream begins after them, they were discarded, which is OffsetTrimmed.
 """
@@ -29,8 +30,9 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from srtm.broker.credentials import Credentials, explained
-from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError, ProtocolError
-from srtm.pipeline.logs import Away, Contract, Extent, Logs, Refused, Spools, ask, patiently
+from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError, ProtocolError
+from srtm.pipeline.logs import Away, Contract, Logs, Refused, Spools, ask, patiently
+from srtm.pipeline.positions import Extent
 from srtm.protocol import engine as engines
 from srtm.protocol import greeting, nats
 from srtm.protocol.nats import Delivered, Err, Event, Info, Msg, NatsProtocol, Ping, Pong
@@ -220,10 +222,21 @@ class Streams(Logs):
 
 
 def read(
-    engine: str, stream: str, topic: str, begin: int, end: int, timeout_s: float, *, strict: bool
+    engine: str,
+    stream: str,
+    topic: str,
+    begin: int,
+    end: int,
+    timeout_s: float,
+    log: str | None = None,
+    *,
+    strict: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range; with `strict`, OffsetTrimmed if some were discarded, before any that come after them."""
-    cursor = _Cursor(address_of(engine), stream, topic, begin, end, strict=strict)
+    """The rows of a range; with `strict`, OffsetTrimmed if some were discarded, before any that come after them.
+
+    With `log`, of the stream that was created then: LogReplaced if it is another one.
+    """
+    cursor = _Cursor(address_of(engine), stream, topic, begin, end, log, strict=strict)
     try:
         while cursor.at < end:
             try:
@@ -245,8 +258,19 @@ class _Row(NamedTuple):
 class _Cursor:
     """A place in a range of a stream; `pull` gives the rows from there and moves it."""
 
-    def __init__(self, address: EngineAddress, stream: str, topic: str, begin: int, end: int, *, strict: bool) -> None:
+    def __init__(
+        self,
+        address: EngineAddress,
+        stream: str,
+        topic: str,
+        begin: int,
+        end: int,
+        log: str | None,
+        *,
+        strict: bool,
+    ) -> None:
         self.at = begin
+        self._log = log
         self._address, self._stream, self._topic, self._end, self._strict = address, stream, topic, end, strict
         self._link: Link | None = None
         self._consumer = ""
@@ -292,7 +316,16 @@ class _Cursor:
         subject = f"$JS.API.CONSUMER.CREATE.{self._stream}"
         made = link.ask(subject, stream_name=self._stream, config=wanted)
         self._consumer, self._delivered, self._pending = made["name"], 0, made["num_pending"]
+        self._extent(link)  # a consumer of the stream that was meant: that one was there before, and is there still
         return link
+
+    def _extent(self, link: Link) -> Extent:
+        """How far the stream reaches, if it is the one that was meant."""
+        extent = _extent(link.ask(f"$JS.API.STREAM.INFO.{self._stream}"))
+        if self._log is not None and extent.log is not None and extent.log != self._log:
+            where = f"stream {self._stream!r} of topic {self._topic!r}"
+            raise LogReplaced(f"{where} was deleted and created again, and with it went offset {self.at}")
+        return extent
 
     def _some(self, link: Link) -> list[_Row]:
         """As much as one question brings; it may reach over the end of the range."""
@@ -320,13 +353,14 @@ class _Cursor:
         except Refused as refused:
             if refused.status != _NOT_FOUND:
                 raise
+            self._extent(link)
             return
         if found < self._end:
             raise Away(f"{self._address} has message {found} of stream {self._stream!r} not on all servers")
 
     def _confirm_kept(self, link: Link, missing: int) -> None:
         """What is missing is so because nobody has it, not because it was discarded."""
-        begin = _extent(link.ask(f"$JS.API.STREAM.INFO.{self._stream}")).begin
+        begin = self._extent(link).begin
         if begin > missing:
             where = f"topic {self._topic!r} at stream {self._stream!r}"
             raise OffsetTrimmed(f"{where} no longer holds offset {missing}: it begins at {begin}", begin=begin)
@@ -339,7 +373,7 @@ def _first_missing(begin: int, end: int, rows: list[_Row]) -> int | None:
 
 
 def _extent(info: dict[str, Any]) -> Extent:
-    return Extent(max(1, info["state"]["first_seq"]), info["state"]["last_seq"] + 1)
+    return Extent(max(1, info["state"]["first_seq"]), info["state"]["last_seq"] + 1, info.get("created"))
 
 
 def _batch(topic: str, rows: list[_Row]) -> pa.RecordBatch:

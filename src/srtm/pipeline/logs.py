@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from srtm.client.backoff import Backoff
-from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError
+from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError
+from srtm.pipeline.positions import Extent
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from srtm.pipeline.positions import Position
     from srtm.pipeline.settings import Settings
 
 T = TypeVar("T")
@@ -41,13 +43,6 @@ class Refused(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
-
-
-class Extent(NamedTuple):
-    """The oldest offset that a log holds, and the next one."""
-
-    begin: int
-    end: int
 
 
 class Contract(NamedTuple):
@@ -177,17 +172,17 @@ class Logs:
         topic = self._settings.topic
         try:
             document = json.loads(ask(f"{self._urls[broker]}/srtm/log", topic=topic))
-            return Extent(document["begin"], document["end"])
+            return Extent(document["begin"], document["end"], document.get("log"))
         except Refused as refused:
             if "TOPIC_NOT_FOUND" in str(refused):
                 return None
             raise _explained(refused, topic, broker) from None
 
-    def trim(self, broker: str, before: int) -> None:
+    def trim(self, broker: str, before: Position) -> None:
         """Have a broker forget what is older, as far as its channels have finished it."""
-        topic = self._settings.topic
+        topic, url = self._settings.topic, f"{self._urls[broker]}/srtm/log/trim"
         try:
-            ask(f"{self._urls[broker]}/srtm/log/trim", "POST", topic=topic, before=before, finished="true")
+            ask(url, "POST", topic=topic, before=before.offset, finished="true", **_named(before.log))
         except Refused as refused:
             raise _explained(refused, topic, broker) from None
 
@@ -218,16 +213,19 @@ class Spools(Logs):
             raise _explained(refused, topic, broker) from None
         if not document["retention"]["retain_acknowledged"]:
             raise InputError(f"{where} forgets what its nsqd has: {_RETAIN}")
-        return Extent(document["begin"], document["end"])
+        return Extent(document["begin"], document["end"], document.get("log"))
 
 
-def read(url: str, broker: str, topic: str, begin: int, end: int, timeout_s: float) -> Iterator[pa.RecordBatch]:
-    """The rows of a range as a broker gives them; OffsetTrimmed or LogError if it does not have them all."""
+def read(
+    url: str, broker: str, topic: str, begin: int, end: int, timeout_s: float, log: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range of a log as a broker gives them; some LogError if it does not have them all."""
     import pyarrow as pa
 
     at = begin
     while at < end:
-        some = partial(ask, f"{url}/srtm/log/read", topic=topic, begin=at, limit=min(_ROWS, end - at))
+        limit = min(_ROWS, end - at)
+        some = partial(ask, f"{url}/srtm/log/read", topic=topic, begin=at, limit=limit, **_named(log))
         try:
             data = patiently(some, timeout_s)
         except Refused as refused:
@@ -240,8 +238,14 @@ def read(url: str, broker: str, topic: str, begin: int, end: int, timeout_s: flo
         yield from table.to_batches()
 
 
+def _named(log: str | None) -> dict[str, str]:
+    return {} if log is None else {"log": log}
+
+
 def _explained(refused: Refused, topic: str, broker: str) -> Exception:
     text, where = str(refused), f"topic {topic!r} at broker {broker!r}"
+    if "LOG_REPLACED" in text:
+        return LogReplaced(f"{where}: {_message(text)}")
     if refused.status == 410:
         return OffsetTrimmed(f"{where}: {_message(text)}")
     if "NOT_ON_DISK" in text:

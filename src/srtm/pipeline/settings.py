@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from srtm.errors import InputError
+from srtm.pipeline import positions
+from srtm.pipeline.positions import Offsets
 from srtm.protocol.engine import hidden, parse
 from srtm.protocol.names import valid_name
 from srtm.units import NS_PER_S, parse_duration_ns
@@ -20,7 +22,6 @@ T = TypeVar("T")
 
 DEFAULT_CONTROLLER = "http://127.0.0.1:4161"
 ROWS_PER_PARTITION = 100_000  # a tenth of a second of reading: few enough to share out, many enough to be worth a task
-Offsets = dict[str, int]  # by broker, or stream of an engine: the offset of its next message
 Keys = Literal["none", "field", "envelope"]
 
 
@@ -141,13 +142,9 @@ def _offsets(*names: str) -> Callable[[str], str | Offsets]:
         if text.lower() in names:
             return text.lower()
         try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        whole = isinstance(found, dict) and all(type(at) is int and at >= 0 for at in found.values())
-        if not whole:
-            raise InputError(f'it is {" or ".join(names)}, or offsets by broker, as in {{"broker-1": 120}}')
-        return dict(found)
+            return positions.write(positions.read(json.loads(text)))
+        except (ValueError, AttributeError):  # which a list does not have
+            raise InputError(f'it is {" or ".join(names)}, or offsets by broker, as in {{"broker-1": 120}}') from None
 
     return read
 

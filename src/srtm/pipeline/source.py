@@ -2,9 +2,10 @@
 
 In: the positions that Spark last committed, and how many rows it may have. Out: the next positions, and partitions that
 are a function of two positions alone, so that a batch that is run again reads the same rows in the same partitions.
-An offset is `{"broker": the offset of its next message, …}`. A broker that is new joins with its oldest offset, and its
-rows come with the next batch: so the range of every batch is in Spark's own log before it is read. Where an engine has
-the messages, a stream of its stands for the broker, and sequence numbers for offsets.
+An offset says for each broker the offset of its next message, and of which log that is (`positions.py`): a topic that
+was deleted and created again has another log, whose offsets mean other messages. A broker that is new joins with its
+oldest offset, and its rows come with the next batch: so the range of every batch is in Spark's own log before it is
+read. Where an engine has the messages, a stream of its stands for the broker, and sequence numbers for offsets.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from srtm.client.backoff import Backoff
-from srtm.errors import InputError, LogError, OffsetTrimmed, PipelineError, SRTMError
+from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError, SRTMError
 from srtm.model.apportion import apportion
-from srtm.pipeline import jetstream
-from srtm.pipeline.logs import Away, Contract, Extent, Logs, patiently, read
+from srtm.pipeline import jetstream, positions
+from srtm.pipeline.logs import Away, Contract, Logs, patiently, read
+from srtm.pipeline.positions import Extent, Position, Positions
 from srtm.units import NS_PER_US
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from srtm.pipeline.settings import Offsets, Settings
+    from srtm.pipeline.positions import Offsets
+    from srtm.pipeline.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ SCHEMA = (
 CATCH_UP_S = 10.0  # of the contract's rate that a batch may hold, however soon it follows the last
 FREE_ROWS = 500_000  # that a batch may hold where there is no contract
 _REMEDY = "set option failOnDataLoss to false to go on with what is there"
+_REPLACED = "was deleted and created again, or its broker started with an empty disk"
 
 
 @dataclass(repr=False)
@@ -48,6 +52,7 @@ class Range(InputPartition):
     url: str
     begin: int
     end: int
+    log: str | None = None
 
 
 class _Reading:
@@ -78,14 +83,16 @@ class _Reading:
 
         return patiently(look, settings.timeout_s)
 
-    def _ranges(self, start: Offsets, end: Offsets) -> list[Range]:
+    def _ranges(self, start: Positions, end: Positions) -> list[Range]:
         """Partitions of what lies between two offsets, by these alone."""
-        rows = self._settings.rows_per_partition
-        return [
-            Range(broker, self._logs.url(broker, self._settings.timeout_s), begin, min(begin + rows, end[broker]))
-            for broker in sorted(end)
-            for begin in range(start.get(broker, end[broker]), end[broker], rows)
-        ]
+        rows, timeout_s = self._settings.rows_per_partition, self._settings.timeout_s
+        found: list[Range] = []
+        for broker, to in sorted(end.items()):
+            at = start.get(broker, to)
+            for begin in range(at.offset, at.offset + at.rows_to(to), rows):
+                url = self._logs.url(broker, timeout_s)
+                found.append(Range(broker, url, begin, min(begin + rows, to.offset), to.log or at.log))
+        return found
 
     def _rows(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows; runs on executors."""
@@ -98,7 +105,7 @@ class _Reading:
             yield from self._rows_of_stream(part)
             return
         try:
-            for batch in read(part.url, part.broker, settings.topic, at, part.end, settings.timeout_s):
+            for batch in read(part.url, part.broker, settings.topic, at, part.end, settings.timeout_s, part.log):
                 at += batch.num_rows
                 yield _shaped(batch, pa.repeat(pa.scalar(part.broker, pa.string()), batch.num_rows))
         except LogError as problem:
@@ -107,14 +114,13 @@ class _Reading:
             kept = self._kept(part, at)
             logger.warning("%s: going on with offset %d of %d", problem, kept, part.end)
             if at < kept < part.end:
-                yield from self._rows(Range(part.broker, part.url, kept, part.end))
+                yield from self._rows(Range(part.broker, part.url, kept, part.end, part.log))
 
     def _rows_of_stream(self, part: Range) -> Iterator[pa.RecordBatch]:
         settings, strict = self._settings, self._settings.fail_on_data_loss
+        what = part.url, part.broker, settings.topic, part.begin, part.end, settings.timeout_s, part.log
         try:
-            for batch in jetstream.read(
-                part.url, part.broker, settings.topic, part.begin, part.end, settings.timeout_s, strict=strict
-            ):
+            for batch in jetstream.read(*what, strict=strict):
                 yield _shaped(batch, batch.column("broker"))
         except LogError as problem:
             if strict:
@@ -126,15 +132,19 @@ class _Reading:
         logs = Logs(self._settings)
         logs.adopt(part.broker, part.url)
         extent = patiently(lambda: logs.extent(part.broker), self._settings.timeout_s)
-        return max(at, extent.begin) if extent and extent.end >= part.end else part.end
+        there = extent and extent.end >= part.end and Position(at, part.log).may_be_of(extent.log)
+        return max(at, extent.begin) if extent and there else part.end
 
-    def _check(self, broker: str, at: int, extent: Extent | None) -> None:
+    def _check(self, broker: str, position: Position, extent: Extent | None) -> None:
         """Refuse a position that the log does not have; unless what is lost is to be left out."""
         if not self._settings.fail_on_data_loss:
             return
-        where = f"topic {self._settings.topic!r} at {self._logs.noun} {broker!r}"
+        where, at = f"topic {self._settings.topic!r} at {self._logs.noun} {broker!r}", position.offset
         if extent is None:
             raise LogError(f"{where} is gone, and with it what was there after offset {at}: {_REMEDY}")
+        if not position.may_be_of(extent.log):
+            why = "was deleted and created again" if self._logs.noun == "stream" else _REPLACED
+            raise LogReplaced(f"{where} {why}, and with it went what was there after offset {at}: {_REMEDY}")
         if at < extent.begin:
             raise OffsetTrimmed(f"{where} no longer holds offset {at}: it begins at {extent.begin}: {_REMEDY}")
         if at > extent.end:
@@ -148,15 +158,17 @@ class BatchReader(_Reading, DataSourceReader):
         """One for each broker and range."""
         extents, settings = self._extents(), self._settings
         start = _first(extents, settings.starting)
-        end = {broker: extent.end for broker, extent in extents.items()}
+        end = {broker: Position(extent.end, extent.log) for broker, extent in extents.items()}
         if not isinstance(settings.ending, str):
-            end = {broker: settings.ending.get(broker, 0) for broker in extents}
-            for broker, at in settings.ending.items():
-                self._check(broker, max(at, start.get(broker, 0)), extents.get(broker))
+            ending = _of_logs(positions.read(settings.ending), extents)
+            end = {broker: ending.get(broker, Position(0, extent.log)) for broker, extent in extents.items()}
+            for broker, at in ending.items():
+                behind = max(at.offset, start[broker].offset if broker in start else 0)
+                self._check(broker, Position(behind, at.log), extents.get(broker))
         for broker, at in start.items():
-            if at < end.get(broker, at):
+            if broker in end and (at.rows_to(end[broker]) or not at.may_be_of(end[broker].log)):
                 self._check(broker, at, extents.get(broker))
-        return list(self._ranges(start, {broker: max(end[broker], start[broker]) for broker in end}))
+        return self._ranges(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, in order of offsets."""
@@ -171,12 +183,12 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._contract: Contract | None = None
         self._asked_s: float | None = None
         self._away: dict[str, _Absence] = {}
-        self._target: Offsets | None = None
-        self._newest: Offsets = {}
+        self._target: Positions | None = None
+        self._newest: Positions = {}
 
     def initialOffset(self) -> Offsets:
         """Where a query begins that has no checkpoint."""
-        return _first(self._extents(), self._settings.starting)
+        return positions.write(_first(self._extents(), self._settings.starting))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxRowsPerTrigger`, or what the contract lets through in ten seconds."""
@@ -192,34 +204,47 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
         In proportion, because brokers with more messages then do not fall behind the others in time.
         """
-        extents = self._present(start)
-        self._newest = {**start, **{broker: extent.end for broker, extent in extents.items()}}
-        joining = {broker: extent.begin for broker, extent in extents.items() if broker not in start}
-        ends = {}
-        for broker, at in start.items():
+        begin = positions.read(start)
+        extents = self._present(begin)
+        self._newest = {**begin, **{broker: Position(extent.end, extent.log) for broker, extent in extents.items()}}
+        joining = {
+            broker: Position(extent.begin, extent.log) for broker, extent in extents.items() if broker not in begin
+        }
+        ends: Positions = {}
+        for broker, at in begin.items():
             extent = extents.get(broker)
             if extent is None:
                 ends[broker] = at
-            elif extent.end < at:  # its log is another one
-                ends[broker] = extent.begin
+            elif extent.end < at.offset or not at.may_be_of(extent.log):  # it joins with its new log
+                ends[broker] = Position(extent.begin, extent.log)
             else:
-                ends[broker] = extent.end
+                ends[broker] = Position(extent.end, extent.log)
         if self._target is not None:
-            ends = {broker: min(end, max(start[broker], self._target.get(broker, 0))) for broker, end in ends.items()}
-            joining = {broker: begin for broker, begin in joining.items() if broker in self._target}
-        return {**_limited(start, ends, self._most_rows(limit)), **joining}
+            ends = {broker: self._no_further(broker, begin[broker], end) for broker, end in ends.items()}
+            joining = {broker: at for broker, at in joining.items() if broker in self._target}
+        return positions.write({**_limited(begin, ends, self._most_rows(limit)), **joining})
+
+    def _no_further(self, broker: str, at: Position, end: Position) -> Position:
+        """An end that a query with trigger availableNow may reach."""
+        assert self._target is not None
+        target = self._target.get(broker)
+        if target is None or not target.may_be_of(end.log):
+            return at
+        if not at.may_be_of(end.log):
+            return end
+        return Position(min(end.offset, max(at.offset, target.offset)), end.log)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read as far as the logs reach now, and no further."""
-        self._target = {broker: extent.end for broker, extent in self._extents().items()}
+        self._target = {broker: Position(extent.end, extent.log) for broker, extent in self._extents().items()}
 
     def reportLatestOffset(self) -> Offsets | None:
         """How far the logs reach, for the query's progress."""
-        return self._newest or None
+        return positions.write(self._newest) or None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """One for each broker and range."""
-        return self._ranges(start, end)
+        return self._ranges(positions.read(start), positions.read(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, in order of offsets."""
@@ -229,7 +254,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         """Spark is done with everything before; where that was chosen, so are brokers."""
         if not self._settings.trim_on_commit:
             return
-        for broker, before in end.items():
+        for broker, before in positions.read(end).items():
             try:
                 self._logs.url(broker, 0.0)
                 self._logs.trim(broker, before)
@@ -250,7 +275,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         more_s = max(0.0, waited_s - CATCH_UP_S) if self._contract else 0.0
         return limit.max_rows + int(more_s * self._contract.r if self._contract else 0)
 
-    def _present(self, start: Offsets) -> dict[str, Extent]:
+    def _present(self, start: Positions) -> dict[str, Extent]:
         """The logs of brokers that answer now. Those that do not keep their place; for how long is bounded."""
         found: dict[str, Extent] = {}
         try:
@@ -298,19 +323,29 @@ class _Absence:
     again_s: float = 0.0
 
 
-def _first(extents: dict[str, Extent], starting: str | Offsets) -> Offsets:
-    if isinstance(starting, str):
-        return {name: extent.begin if starting == "earliest" else extent.end for name, extent in extents.items()}
-    return {name: extent.begin for name, extent in extents.items()} | starting
+def _first(extents: dict[str, Extent], starting: str | Offsets) -> Positions:
+    if starting == "latest":
+        return {name: Position(extent.end, extent.log) for name, extent in extents.items()}
+    earliest = {name: Position(extent.begin, extent.log) for name, extent in extents.items()}
+    return earliest if isinstance(starting, str) else earliest | _of_logs(positions.read(starting), extents)
 
 
-def _limited(start: Offsets, ends: Offsets, most: int | None) -> Offsets:
+def _of_logs(given: Positions, extents: dict[str, Extent]) -> Positions:
+    """Positions that a user wrote; a plain number is an offset of the log that there is now."""
+    logs = {name: extent.log for name, extent in extents.items()}
+    return {name: Position(at.offset, at.log or logs.get(name)) for name, at in given.items()}
+
+
+def _limited(start: Positions, ends: Positions, most: int | None) -> Positions:
     """As far as `most` rows go, shared out in proportion to what is there."""
-    rows = {broker: max(0, end - start[broker]) for broker, end in ends.items()}
+    rows = {broker: start[broker].rows_to(end) for broker, end in ends.items()}
     if most is None or sum(rows.values()) <= most:
         return ends
     shares = dict(zip(rows, apportion(most, list(rows.values())), strict=True))
-    return {broker: start[broker] + shares[broker] if rows[broker] else end for broker, end in ends.items()}
+    return {
+        broker: Position(start[broker].offset + shares[broker], end.log) if rows[broker] else end
+        for broker, end in ends.items()
+    }
 
 
 def _shaped(batch: pa.RecordBatch, brokers: pa.Array) -> pa.RecordBatch:

@@ -5,8 +5,9 @@ and the body of the response. Times are whole milliseconds, as on the wire; 0 me
 
 SRTM's clients add `"srtm": {"publisher": str, "group": str or null, "topic": str or null}`. nsqd passes over it; our
 response repeats it, to those alone who sent it. A subscriber that wants a log from an offset on adds
-`"srtm": {"replay": {"offset": n}}`. A broker that delivers through an engine says so to everybody, by
-`"srtm": {"engine": address}`, so that nobody learns it by a SUB that is refused.
+`"srtm": {"replay": {"offset": n, "log": id}}`; without `log`, it is whichever the topic has. A broker that delivers
+through an engine says so to everybody, by `"srtm": {"engine": address}`, so that nobody learns it by a SUB that is
+refused.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Identity:
     snappy: bool = False
     srtm: Declared | None = None
     replay: int | None = None  # the offset at which its subscription begins
+    replay_log: str | None = None  # the id of the log that this is an offset of, if it was given
 
     @classmethod
     def default(cls, settings: Settings) -> Identity:
@@ -92,6 +94,7 @@ def negotiate(body: bytes, settings: Settings, before: Identity) -> Identity:
         raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body", cause=str(problem)) from None
     heartbeat_ms = _heartbeat(asked["heartbeat_interval"], settings, before)
     output_buffer_size, output_buffer_timeout_ms = _output_buffer(asked, settings, before)
+    replay, replay_log = _replay(asked["srtm"]) or (before.replay, before.replay_log)
     identity = Identity(
         heartbeat_ms,
         output_buffer_size,
@@ -103,7 +106,8 @@ def negotiate(body: bytes, settings: Settings, before: Identity) -> Identity:
         user_agent=asked["user_agent"],
         feature_negotiation=asked["feature_negotiation"],
         srtm=_declared(asked["srtm"]) or before.srtm,
-        replay=before.replay if (replay := _replay(asked["srtm"])) is None else replay,
+        replay=replay,
+        replay_log=replay_log,
     )
     if not identity.feature_negotiation:
         return identity
@@ -144,7 +148,8 @@ def response(identity: Identity, settings: Settings, engine: str | None = None) 
     }
     ours: dict[str, Any] = identity.srtm._asdict() if identity.srtm else {}
     if identity.replay is not None:
-        ours["replay"] = {"offset": identity.replay}
+        named = {} if identity.replay_log is None else {"log": identity.replay_log}
+        ours["replay"] = {"offset": identity.replay, **named}
     if engine is not None:
         ours["engine"] = engine
     if ours:
@@ -217,14 +222,17 @@ def _declared(found: Any) -> Declared | None:
     return Declared(gojson.text(publisher), None if group is None else gojson.text(group), topic)
 
 
-def _replay(found: Any) -> int | None:
+def _replay(found: Any) -> tuple[int, str | None] | None:
     asked: Any = found.get("replay") if isinstance(found, dict) else None
     if asked is None:
         return None
     offset: Any = asked.get("offset") if isinstance(asked, dict) else None
+    log: Any = asked.get("log") if isinstance(asked, dict) else None
+    if log is not None and not _name(log):
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm replay log must be the id of a log, or left out")
     if type(offset) is not int or offset < 0:
         raise ProtocolError("E_BAD_BODY", 'IDENTIFY srtm replay must be {"offset": n}, n a whole number of at least 0')
-    return offset
+    return offset, None if log is None else gojson.text(log)
 
 
 def _name(value: Any) -> bool:
