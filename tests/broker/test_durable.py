@@ -111,7 +111,8 @@ def test_a_limited_disk_topic_gives_each_message_once(tmp_path: Path) -> None:
         with Client(broker.address) as consumer:
             consumer.send(say.sub("t", "c") + say.rdy(100))
             ok(consumer)
-            assert bodies_of(consumer, 8) == [b"%d" % number for number in range(8)]
+            # What had its token is read from the log, and may come after what got one meanwhile.
+            assert sorted(bodies_of(consumer, 8)) == [b"%d" % number for number in range(8)]
             time.sleep(0.3)
             assert broker.channel("t", "c")["message_count"] == 8
 

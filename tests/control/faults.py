@@ -76,6 +76,7 @@ class Nameless(VirtualCluster):
 
     def released(self, topic: str, broker: str, message: Message, birth: int | None) -> None:
         """Brokers cannot say under which contract: under the one that is open."""
+        del birth
         known = self.controller.topics.get(topic) if self.controller else None
         super().released(topic, broker, message, known.birth if known and known.opened else None)
 
