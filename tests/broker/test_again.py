@@ -259,6 +259,21 @@ def test_a_deletion_that_a_disk_refused_is_made_good_without_anybody(tmp_path: P
         log.close()
 
 
+def test_a_deleted_topics_number_is_not_the_next_ones(tmp_path: Path) -> None:
+    """A reader in another thread may still look for its batches by that number."""
+    log = Log.open(tmp_path)
+    try:
+        numbers = []
+        for name in ("a", "b", "a"):
+            log.append_wait(name, made(0, 1))
+            numbers.append(log._topics[name].id)
+            log.delete_topic(name)
+            log.call()
+        assert len(set(numbers)) == 3
+    finally:
+        log.close()
+
+
 def test_a_channel_that_is_created_again_has_nothing_of_the_old_one(broker: Running) -> None:
     """As in nsqd: consumers are disconnected, and what they had is nobody's."""
     broker.post("/topic/create?topic=t")

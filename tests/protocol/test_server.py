@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -218,9 +219,18 @@ def test_a_replay_is_asked_for_beside_a_publisher_or_alone() -> None:
     alone = identify.negotiate(b'{"srtm":{"replay":{"offset":0}}}', SETTINGS, Identity.default(SETTINGS))
     assert (alone.srtm, alone.replay) == (None, 0)
     assert identify.negotiate(b"{}", SETTINGS, both).replay == 7
+    of_log = identify.negotiate(b'{"srtm":{"replay":{"offset":3,"log":"5f0c"}}}', SETTINGS, both)
+    assert (of_log.replay, of_log.replay_log) == (3, "5f0c")
+    assert json.loads(identify.response(replace(of_log, feature_negotiation=True), SETTINGS))["srtm"]["replay"] == {
+        "offset": 3,
+        "log": "5f0c",
+    }
+    again = identify.negotiate(b'{"srtm":{"replay":{"offset":4}}}', SETTINGS, of_log)
+    assert (again.replay, again.replay_log) == (4, None)
 
 
 @pytest.mark.parametrize("value", ['{"replay":1}', '{"replay":{}}', '{"replay":{"offset":-1}}',
+                                   '{"replay":{"offset":0,"log":1}}', '{"replay":{"offset":0,"log":""}}',
                                    '{"replay":{"offset":true}}', '{"replay":{"offset":"0"}}',
                                    "1", '"p"', "[]", "{}", '{"publisher":1}', '{"publisher":""}',
                                    '{"publisher":"p","group":1}', '{"publisher":"%s"}' % ("x" * 257)])  # fmt: skip
