@@ -332,3 +332,17 @@ def test_a_topic_that_is_deleted_and_made_again_is_another_contract(tmp_path: Pa
         broker.post("/srtm/trace/stop")
     births = json.loads(pq.read_metadata(tmp_path / "run.parquet").metadata[b"srtm.births"])
     assert [birth for _, birth in births["t"]] == [BIRTH, BIRTH + 1]
+
+
+def test_a_topic_that_is_deleted_at_a_broker_comes_up_as_its_contract_promises(tmp_path: Path) -> None:
+    contract = structs.replace(CONTRACT, durability="disk")
+    with running(controller=NOBODY, data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+        listed, grant = {"t": Listed(BIRTH, contract)}, {"t": Grant(BIRTH, 1, share(10, 10), 10 * TOKEN)}
+        exchange(broker, said(contracts=listed, grants=grant, paused=["t"]))
+        broker.post("/topic/delete?topic=t")
+        publisher.publish("t", b"precious")
+        report = exchange(broker, said(2, contracts=None, paused=["t"])).topics["t"]
+        assert report.durable
+        assert broker.do(lambda: broker.broker.topics["t"].paused)
+        exchange(broker, said(3, contracts=None))
+        assert not broker.do(lambda: broker.broker.topics["t"].paused)

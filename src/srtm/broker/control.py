@@ -74,6 +74,14 @@ class Control:
         """Whether a topic is under contract."""
         return topic in self._holdings
 
+    def made(self, topic: Topic) -> None:
+        """A topic came up here, perhaps after one of that name was deleted: it is kept as its contract promises."""
+        holding = self._holdings.get(topic.name)
+        if holding is not None:
+            holding.paused = False
+            if holding.contract.durability == "disk":
+                self._make_durable(topic)
+
     def birth(self, topic: str) -> int | None:
         """Which contract a topic is under; None if it is free."""
         holding = self._holdings.get(topic)

@@ -167,6 +167,7 @@ class Broker:
             if self.engine is not None:
                 topic.lane, topic.later = self.engine.lane(topic), True
             topic.closed = self.control.closes(name)
+            self.control.made(topic)
             if self.on_topic:
                 self.on_topic(topic)
             self.changed(topic)

@@ -99,6 +99,7 @@ class VirtualBroker:
         if name not in self.topics:
             self.topics[name] = Topic(name, 10**6, 10**9)
             self.topics[name].closed = self.control.closes(name)
+            self.control.made(self.topics[name])
         return self.topics[name]
 
     def wake(self) -> None:
