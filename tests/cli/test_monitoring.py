@@ -122,14 +122,14 @@ ALIVE = {"name": "one", "status": "alive", "rate": 5}
                 topic(
                     shares={
                         "overdue": True,
-                        "short_of": "67 % of (r, b) is in force",
+                        "short_of": "only 67 % of (r, b) is in force",
                         "short_since_s": 40.0,
                         "waits_for": ["two"],
                     }
                 )
             ],
             Verdict.WARNING,
-            "t: 67 % of (r, b) is in force, for 40 s now, waiting for two",
+            "t: only 67 % of (r, b) is in force, for 40 s now, waiting for two",
         ),
         ([ALIVE, {"name": "a\nb", "status": "silent", "rate": 0}], [], Verdict.WARNING, "a\\nb is silent"),
     ],

@@ -274,7 +274,7 @@ def test_the_system_says_itself_that_it_is_short() -> None:
     told_after = topic.told_short
     city.world.run(3)
     assert (told_after, topic.told_short) == (False, True)
-    assert any(event.text.startswith("0 % of (r, b) is in force for more than 5 s") for event in topic.events)
+    assert any(event.text.startswith("only 0 % of (r, b) is in force, for more than 5 s") for event in topic.events)
 
 
 # What each of these found, before there was a remedy for it.
@@ -300,3 +300,32 @@ def test_without_births_a_seed_exceeds_its_contract() -> None:
     """A broker that takes the new contract for the old one keeps its tokens, and gets those of the new one, too."""
     assert Run(14).go().holds
     assert Run(14, identity=False).go().worst_tokens > 1
+
+
+def test_a_broker_that_falls_silent_around_a_new_contract_keeps_no_more_than_its_safe_share() -> None:
+    city = City(CONCENTRATED)
+    (home,) = set(city.controller.topics["t"].place.values())
+    city.world.pause_broker(home, 40 * 10**9)
+    city.world.run(0.2)
+    city.remove()
+    city.create(CONCENTRATED, declared=False)
+    city.world.run(3 * LEASE_S)
+    others = {name: share for name, share in city.in_force.items() if name != home}
+    safe = in_force_ratio(CONCENTRATED.bucket, city.controller.topics["t"].transfer.possible) - in_force_ratio(
+        CONCENTRATED.bucket, others
+    )
+    assert in_force_ratio(CONCENTRATED.bucket, others) >= 0.5
+    assert safe + in_force_ratio(CONCENTRATED.bucket, others) >= 0.99
+    assert city.controller.waited_for(city.controller.topics["t"]) == [home]
+
+
+@pytest.mark.parametrize("policy", ["conc", "srtm"])
+def test_publishers_of_a_contract_made_again_are_placed_by_its_own_policy(policy: str) -> None:
+    city = City()
+    city.remove()
+    city.create(structs.replace(LARGE, policy=policy), declared=False)
+    city.seconds_until_home(1.0)
+    assert len(set(city.controller.topics["t"].place.values())) == 1
+    assert {each.broker.name for each in city.world.publishers.values() if each.broker} == set(
+        city.controller.topics["t"].place.values()
+    )

@@ -54,6 +54,7 @@ def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str
         "srtm": {
             "log": topic.durable.extent(topic) if topic.durable else None,
             "engine": topic.lane.statistics() if topic.lane else None,
+            "closed": topic.closed,  # under contract, and without a share here; r is null for free topics, too
             "r": limiter.bucket.r if limiter else None,
             "b": limiter.bucket.b if limiter else None,
             "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,

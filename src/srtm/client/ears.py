@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from srtm.protocol.orders import Order
 
 SMALLEST = 20  # bytes of a body
-OPTIONS = ConnectionOptions(heartbeat_ms=30_000, timeout_s=10.0)
+# Without an output buffer: an nsqd keeps messages there for up to 250 ms, and that is not what is to be measured.
+OPTIONS = ConnectionOptions(heartbeat_ms=30_000, timeout_s=10.0, identity={"output_buffer_size": -1})
 _IN_FLIGHT = 2_500  # at an engine that is not read in bulk; as much as an nsqd allows
 _MOMENT_S = 0.001  # that finished messages may wait for others
 _LOOK_S = 0.25  # after which places that are not heard are tried again

@@ -33,6 +33,15 @@ class Attendance:
             if publisher in self._came and publisher not in here:
                 self._missing.setdefault(publisher, now_ns)
 
+    @property
+    def present(self) -> set[str]:
+        """Those who came, and are not missing."""
+        return self._came - self._missing.keys()
+
+    def expect(self, publishers: Iterable[str]) -> None:
+        """These were there a moment ago: if they are not, they are missing."""
+        self._came |= set(publishers)
+
     def overdue(self, now_ns: int) -> list[str]:
         """Those who have been away for too long."""
         return [publisher for publisher, since_ns in self._missing.items() if now_ns - since_ns > AWAY_S * NS_PER_S]

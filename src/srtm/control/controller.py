@@ -182,7 +182,17 @@ class Controller:
                 " --data-path; start brokers with one (srtm up --data-path DIR), or create it with durability memory",
                 topic=name,
             )
-        return self._create(name, contract, now_ns)
+        former = self._former.get(name) if name not in self.topics else None
+        topic = self._create(name, contract, now_ns)
+        if former is not None and former.publishers:
+            self._inherit(topic, former.publishers, now_ns)
+        return topic
+
+    def _inherit(self, topic: Topic, publishers: Mapping[str, Declared], now_ns: int) -> None:
+        """Place publishers that are connected since the contract before; who does not show up is forgotten in time."""
+        topic.attendance.expect(publishers)
+        self.register(topic.name, publishers.values(), now_ns)
+        self._gather(topic, now_ns)
 
     def _create(self, name: str, contract: Contract, now_ns: int, birth: int | None = None) -> Topic:
         policy_named(contract.policy)
@@ -200,7 +210,6 @@ class Controller:
         topic = Topic(name, contract, birth, transfer, self._version, since_ns=now_ns)
         topic.settling_until_ns = now_ns + _OPENING_NS
         if former:
-            topic.former_publishers = former.publishers
             for broker in self.members.keys() & former.place.values():  # where they are, until rolls say so
                 topic.seen[broker].roll = frozenset(each for each, at in former.place.items() if at == broker)
         self.topics[name] = topic
@@ -260,7 +269,9 @@ class Controller:
         topic = self.topics.pop(self._topic(name).name)
         self._version += 1
         remains, until_ns = topic.transfer.remains, now_ns + self._lease_ns
-        self._former[name] = _Former(self._version, remains, topic.publishers, topic.place, until_ns)
+        here = topic.attendance.present
+        publishers = {each: declared for each, declared in topic.publishers.items() if each in here}
+        self._former[name] = _Former(self._version, remains, publishers, topic.place, until_ns)
         self.store.delete_topic(name, remains)
         self._hurry_all()
         self.on_change(name)
@@ -534,8 +545,9 @@ class Controller:
         topic.short_since_ns = now_ns if topic.short_since_ns is None else topic.short_since_ns
         if now_ns - topic.short_since_ns > patience_ns and not topic.told_short:
             topic.told_short = True
-            waits = ", ".join(self.waited_for(topic)) or "nobody"
-            topic.note(now_ns, "shares", f"{missing} for more than {patience_ns / NS_PER_S:g} s; waits for {waits}")
+            waits = ", ".join(self.waited_for(topic))
+            why = f"; waiting for {waits}" if waits else ""
+            topic.note(now_ns, "shares", f"{missing}, for more than {patience_ns / NS_PER_S:g} s{why}")
 
     def missing(self, topic: Topic) -> str | None:
         """What a topic is short of, as its brokers report it; None if nothing is missing, or no broker is there."""
@@ -596,10 +608,10 @@ class Controller:
         settling = bool(topic.moving) or now_ns < topic.settling_until_ns
         if topic.unshared or settling or topic.fit is not None:
             topic.share_out(alive, flush=settling)
-        elif alive and not topic.all_wanted:  # nobody is to have a part of it: give it to whoever can use it
+        elif alive and not topic.all_wanted(alive):  # nobody is to have a part of it: give it to whoever can use it
             if topic.contract.adapt:
                 topic.adapt(set(alive), now_ns)
-            if not topic.all_wanted:
+            if not topic.all_wanted(alive):
                 topic.share_out(alive)
         grants = topic.transfer.orders()
         if grants:
@@ -622,7 +634,8 @@ class Controller:
             return
         topic.opened = True
         topic.transfer.forget_remains()
-        known = f"known to {len(there) - len(unaware)} brokers"
+        number = len(there) - len(unaware)
+        known = f"known to {number} broker{'s' * (number != 1)}"
         topic.note(now_ns, "opened", f"{known}, without {', '.join(unaware)}" if unaware else known)
         self.store.save_topic(topic)
         self._changed(topic)
@@ -636,8 +649,9 @@ class Controller:
         )
 
     def waited_for(self, topic: Topic) -> list[str]:
-        """Brokers that hold up a topic: they have yet to learn of its contract, or to put a share in force."""
-        return sorted({*self.unaware_of(topic), *topic.transfer.unsettled})
+        """Brokers that hold up a topic: they have yet to learn of its contract, to answer, or to give up a share."""
+        silent = topic.transfer.possible.keys() - set(self._alive())
+        return sorted({*self.unaware_of(topic), *topic.transfer.awaited, *silent})
 
     def _gather(self, topic: Topic, now_ns: int) -> None:
         alive = set(self._alive())
@@ -717,7 +731,7 @@ class Controller:
         So are those that had no place left to go to, and went on where they could.
         """
         unknown = {each: group for each, group in report.roll or () if each not in topic.place}
-        known = {**topic.former_publishers, **topic.publishers}
+        known = topic.publishers
         strangers = [known.get(each) or Declared(each, group=group) for each, group in unknown.items()]
         if strangers:
             topic.undeclared |= unknown.keys() - known.keys()

@@ -82,7 +82,6 @@ class Topic:
     settled: frozenset[str] = frozenset()  # publishers that the last fitting placed
     undeclared: set[str] = field(default_factory=set)  # publishers that a broker reported and that never registered
     refused: dict[str, str] = field(default_factory=dict)  # brokers that cannot have a share, and why
-    former_publishers: Mapping[str, Declared] = field(default_factory=dict)  # of the contract that had the name before
     short_since_ns: int | None = None  # since when less of r and b is in force than there is
     told_short: bool = False
     flowing_s: int = 0  # seconds in a row that its publishers have sent about what they declared
@@ -174,13 +173,14 @@ class Topic:
         """Whether a broker should list the publishers that are connected to it."""
         return bool(self.moving) or self.fit is not None or broker not in self.seen or self.uneven(broker)
 
-    @property
-    def all_wanted(self) -> bool:
-        """Whether the shares that brokers should hold are all that there is."""
-        whole, wanted = self.transfer.whole, self.transfer.wanted.values()
+    def all_wanted(self, alive: Iterable[str]) -> bool:
+        """Whether what living brokers should hold, and what others may hold still, is all that there is."""
+        whole, living = self.transfer.whole, set(alive)
+        shares = [share for name, share in self.transfer.wanted.items() if name in living]
+        shares += [share for name, share in self.transfer.possible.items() if name not in living]
         return (
-            sum(share.r_mtps for share in wanted) >= whole.r_mtps
-            and sum(share.b_ntok for share in wanted) >= whole.b_ntok
+            sum(share.r_mtps for share in shares) >= whole.r_mtps
+            and sum(share.b_ntok for share in shares) >= whole.b_ntok
         )
 
     def share_out(self, alive: Iterable[str], *, flush: bool = False) -> None:
@@ -204,7 +204,7 @@ class Topic:
         wanting = {broker: weight for broker, weight in weights.items() if broker in usable}
         target = self._split(wanting or dict.fromkeys(usable, 1.0), usable, flush=flush)
         # What is measured is never twice the same: shares that go to and fro are nobody's on the way.
-        if flush or not guessed or _changed_much(self.transfer.wanted, target) or not self.all_wanted:
+        if flush or not guessed or _changed_much(self.transfer.wanted, target) or not self.all_wanted(usable):
             self.transfer.retarget(target)
         self.unshared = False
 

@@ -30,7 +30,7 @@ def short(whole: TokenBucket, in_force: Mapping[str, TokenBucket], waiting: Mapp
     """What a topic is short of, as a sentence; None if nothing is missing. `waiting` are messages by broker."""
     ratio = in_force_ratio(whole, in_force)
     if ratio < IN_FORCE:
-        return f"{100 * ratio:.3g} % of (r, b) is in force"
+        return f"only {100 * ratio:.3g} % of (r, b) is in force"
     starved = sorted(name for name, messages in waiting.items() if messages and name not in in_force)
     # With fewer tokens than brokers, brokers take turns: some of them wait, and that is not a fault.
     if starved and len(in_force) < whole.b_ntok // NANO_PER_TOKEN:
