@@ -85,6 +85,7 @@ class Controller:
         self._number = 0  # of the last exchange; one count for all, so that no broker that comes back is behind it
         self._sequences = count(1)  # of grants, of all topics: a topic that is made again goes on counting
         self._former: dict[str, _Former] = {}
+        self._turns = 0  # counts changes of brokers' status
         self._hurried: set[str] = set()  # brokers that something is under way with
         self._lease_ns = round(options.lease_s * NS_PER_S)
         self._safe_percent = round(100 * options.safe_share)
@@ -606,7 +607,10 @@ class Controller:
     def _share(self, topic: Topic, alive: list[str], now_ns: int) -> None:
         """Say what brokers should hold, and grant what can be granted now."""
         settling = bool(topic.moving) or now_ns < topic.settling_until_ns
-        if topic.unshared or settling or topic.fit is not None:
+        busy = topic.unshared or settling or topic.fit is not None
+        if not busy and topic.planned == (topic.transfer.changes, self._turns):
+            return
+        if busy:
             topic.share_out(alive, flush=settling)
         elif alive and not topic.all_wanted(alive):  # nobody is to have a part of it: give it to whoever can use it
             if topic.contract.adapt:
@@ -617,6 +621,7 @@ class Controller:
         if grants:
             self.store.save_topic(topic)
             self._due |= {grant.broker for grant in grants}
+        topic.planned = (topic.transfer.changes, self._turns)
 
     def _again(self, topic: Topic, now_ns: int) -> None:
         topic.fit = None
@@ -833,6 +838,7 @@ class Controller:
 
     def _turn(self, member: Member, status: str, now_ns: int) -> None:
         log.info("BROKER(%s): %s, was %s", member.name, status, member.status)
+        self._turns += 1
         back = status == "alive" and member.status != "silent"
         member.status, member.since_ns = status, now_ns  # type: ignore[assignment]
         for topic in self.topics.values():

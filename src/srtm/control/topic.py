@@ -74,6 +74,7 @@ class Topic:
     version: int  # of the list of contracts that first had it
     opened: bool = False  # every broker knows of the contract
     unshared: bool = True  # shares are to be computed anew from what is declared
+    planned: tuple[int, int] = (-1, -1)  # the changes of shares and brokers that were last looked at
     publishers: dict[str, Declared] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)  # publisher to broker
     seen: defaultdict[str, Seen] = field(default_factory=lambda: defaultdict(Seen))

@@ -102,6 +102,7 @@ class Transfer:
         self._unheard = set(held) if kept else set()
         self._pool_ntok = pool_ntok
         self._numbers = numbers or count(1)
+        self.changes = 0  # counts changes of anything that `orders` depends on
         self.retarget(wanted)
 
     @classmethod
@@ -115,6 +116,7 @@ class Transfer:
         if not within(self._whole, wanted.values()):
             raise InputError(f"the wanted shares exceed the whole bucket {self._whole}")
         self._wanted = {name: _amount(share) for name, share in wanted.items()}
+        self.changes += 1
 
     def resize(self, whole: TokenBucket) -> None:
         """Share another bucket from here on, in the same proportions.
@@ -202,11 +204,13 @@ class Transfer:
             # Of a new contract a broker has nothing until it is granted, though what it had of the old one is booked.
             if (cut := self._cut(name)) != self._has(name) or name in self._former
         ]
-        return grants + [
-            self._send(name, given)
-            for name in idle
-            if name not in self._sent and (given := self._give(name)) != self._has(name)
-        ]
+        free = self._free()
+        for name in idle:
+            has = self._has(name)
+            if name not in self._sent and has != self._goal(name) and (given := self._give(name, free)) != has:
+                grants.append(self._send(name, given))
+                free = self._free()
+        return grants
 
     def acknowledged(self, grant: Grant, surrendered_ntok: int = 0) -> None:
         """A broker has put the grant in force, and gave up so many tokens. Answers to older grants change nothing."""
@@ -215,6 +219,7 @@ class Transfer:
         if surrendered_ntok < 0:
             raise InputError(f"broker {grant.broker!r} says it gave up {surrendered_ntok} nano-tokens")
         del self._sent[grant.broker]
+        self.changes += 1
         self.learned(grant.broker)
         now = _amount(grant.share)
         lost = max(0, self._has(grant.broker).b_ntok - now.b_ntok)
@@ -227,6 +232,7 @@ class Transfer:
         """The broker knows this contract, and has dropped what it had of the one before; its b is new."""
         former = self._former.pop(broker, None)
         if former is not None:
+            self.changes += 1
             self._firm.discard(broker)
             self._pool_ntok = min(self._pool_ntok + former.b_ntok, self._free().b_ntok)
 
@@ -239,6 +245,7 @@ class Transfer:
         """Give up waiting for a grant: an answer left it out. It may come with an exchange up to `last`, still."""
         sent = self._sent.pop(broker, None)
         if sent is not None:
+            self.changes += 1
             self._loosen(broker, last, _amount(sent.share))
 
     def lapsed(self, broker: str, safe_percent: int, last: int = 0) -> None:
@@ -254,6 +261,7 @@ class Transfer:
         self.retire(broker, last)
         _, loose = self._loose.get(broker, (last, _NOTHING))
         self._loose[broker] = last, _safe(loose, safe_percent)
+        self.changes += 1
         # It is not to be given back what others may get, until someone says so.
         self._wanted[broker] = self._cut(broker)
 
@@ -262,6 +270,7 @@ class Transfer:
         for books in (self._sent, self._held, self._loose, self._former):
             books.pop(broker, None)
         self._unheard.discard(broker)
+        self.changes += 1
         self._wanted.pop(broker, None)  # or it would be granted its share again, which nobody would acknowledge
         self._firm.discard(broker)
 
@@ -272,7 +281,7 @@ class Transfer:
         says is what is booked: less frees the rest, and more takes it from what may be given. Only an answer to an
         exchange from before its lease ended may be older than its cut, and is not believed to have more.
         """
-        said = _amount(share)
+        said, before = _amount(share), (self._held.get(broker), broker in self._loose, broker in self._unheard)
         self._unheard.discard(broker)
         late = answered is not None and broker in self._loose and answered <= self._loose[broker][0]
         if not late:
@@ -284,10 +293,12 @@ class Transfer:
         elif broker in self._sent:  # what was said before the grant came frees nothing
             said = _most(has, said)
         self._held[broker] = said
+        self.changes += before != (said, broker in self._loose, False)
 
     def recalled(self, broker: str, share: TokenBucket) -> None:
         """The books are lost, and the broker says that it holds this."""
         self._held[broker] = _amount(share)
+        self.changes += 1
 
     def forget_pool(self) -> None:
         """Nobody knows how many tokens are out: none are left to be given."""
@@ -322,8 +333,8 @@ class Transfer:
         has = _most(self._held.get(name, _NOTHING), loose)
         return _most(has, _amount(self._sent[name].share)) if name in self._sent else has
 
-    def _give(self, name: str) -> _Amount:
-        has, goal, free = self._has(name), self._goal(name), self._free()
+    def _give(self, name: str, free: _Amount) -> _Amount:
+        has, goal = self._has(name), self._goal(name)
         given = _Amount(
             has.r_mtps + min(free.r_mtps, goal.r_mtps - has.r_mtps),
             has.b_ntok + min(free.b_ntok, goal.b_ntok - has.b_ntok),
@@ -342,6 +353,8 @@ class Transfer:
 
     def _has(self, name: str) -> _Amount:
         """What a broker may have in force before it has the grant that is under way."""
+        if name not in self._loose and name not in self._former:
+            return self._held.get(name, _NOTHING)
         _, loose = self._loose.get(name, (0, _NOTHING))
         return _most(self._held.get(name, _NOTHING), _most(loose, self._former.get(name, _NOTHING)))
 
