@@ -298,6 +298,7 @@ class Play:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdout=subprocess.PIPE,
+                stderr=sys.stderr,
                 text=True,
                 start_new_session=True,
                 preexec_fn=partial(die_with, os.getpid()),
@@ -366,6 +367,18 @@ class StartingSpark:
             self._problem = problem
 
 
+def keep_sparks_words(path: Path) -> None:
+    """Write to a file what Spark's processes print when they are stopped in the middle of something.
+
+    Java and PySpark's workers tell of each other's end with stack traces, on the file descriptor 2 that they inherit.
+    Our own words go on to where they went.
+    """
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    kept = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(kept, 2)
+    os.close(kept)
+
+
 @contextmanager
 def at_leisure() -> Iterator[None]:
     """What is started within does not push brokers aside: it counts seconds, and they milliseconds."""
@@ -410,6 +423,7 @@ def main(folder: Path, seconds: float) -> int:
     """Play; leave nothing running, and if nobody watches any more, no files and no doubt."""
     watcher = os.getppid()
     leave.adopt()
+    keep_sparks_words(folder / "spark.log")
     for number in leave.STOPS:
         signal.signal(number, _stop)
     failed = True
@@ -424,6 +438,7 @@ def main(folder: Path, seconds: float) -> int:
     except Exception as error:
         if not _stopped.is_set():  # else it is what Spark makes of an interruption
             traceback.print_exc()
+            print(*(folder / "spark.log").read_text(errors="replace").splitlines()[-20:], sep="\n", file=sys.stderr)
         leave.note_why(folder, f"{type(error).__name__}, see above")
     leave.end_children()
     if os.getppid() != watcher:

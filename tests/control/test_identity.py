@@ -126,13 +126,15 @@ def test_statistics_of_one_contract_do_not_steer_the_next() -> None:
     assert max(histories) <= 1
 
 
-def test_a_topic_that_nobody_uses_yet_has_shares_everywhere() -> None:
+def test_all_of_a_topic_that_nobody_uses_yet_is_at_one_broker() -> None:
     world = VirtualCluster(1, ControllerOptions(lease_s=LEASE_S), Store(), 3)
     world.run(1)
     assert world.controller
     topic = world.controller.create("t", SMALL, world.now_ns)
     world.run(0.5)
-    assert set(topic.transfer.held) == set(world.brokers)
+    assert topic.transfer.held == {"broker-1": SMALL.bucket}
+    world.publish("t", [Declared("p", 5.0)])
+    world.run(1)
     assert in_force_ratio(SMALL.bucket, topic.transfer.held) == 1
 
 

@@ -187,8 +187,7 @@ class Topic:
     def share_out(self, alive: Iterable[str], *, flush: bool = False) -> None:
         """Shares by what is declared and, while publishers are on their way, by where they still are.
 
-        With `flush`, tokens go first to what waits. A topic that nobody uses yet has a share at every broker, so that a
-        first message need not wait for one.
+        With `flush`, tokens go first to what waits. A share that nobody uses stays where it is, or goes to one broker.
         """
         usable = set(alive) - self.refused.keys()
         weights: defaultdict[str, float] = defaultdict(float)
@@ -203,7 +202,10 @@ class Topic:
             elif broker not in weights and (seen.waiting or seen.carried_mps or seen.publishers):
                 weights[broker] = max(seen.carried_mps, 0.01 * self.rate_mps, 0.001)
         wanting = {broker: weight for broker, weight in weights.items() if broker in usable}
-        target = self._split(wanting or dict.fromkeys(usable, 1.0), usable, flush=flush)
+        if not wanting and usable:
+            idle = self.transfer.wanted.keys() & usable or {min(usable)}
+            wanting = dict.fromkeys(idle, 1.0)
+        target = self._split(wanting, usable, flush=flush)
         # What is measured is never twice the same: shares that go to and fro are nobody's on the way.
         if flush or not guessed or _changed_much(self.transfer.wanted, target) or not self.all_wanted(usable):
             self.transfer.retarget(target)
