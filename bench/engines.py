@@ -30,9 +30,9 @@ import numpy as np
 
 from bench import host, peers
 from bench.measure import show
-from srtm.broker.timer import Alarm
-from srtm.control.local_engine import engines
+from srtm.control.local.engine import engines
 from srtm.errors import ControlError
+from srtm.net.alarm import Alarm
 from srtm.protocol import client as nsq
 from srtm.protocol import nats
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Response

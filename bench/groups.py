@@ -165,9 +165,9 @@ def placement(seed: int) -> None:
 
 def job(seed: int) -> None:
     """The Spark job on a trace file of 10,000 publishers and ten minutes: 6e7 messages, on two cores."""
-    from srtm.pipeline import reading
     from srtm.pipeline.groups import _PIECES, COLUMNS, _scanning, groups
     from srtm.pipeline.session import spark_session
+    from srtm.pipeline.traces import reading
 
     rows = []
     with tempfile.TemporaryDirectory(prefix="bench-groups-") as folder:

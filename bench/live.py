@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from srtm.client import Cluster, Publisher, Subscriber
-from srtm.control.local import LocalCluster, LocalOptions
+from srtm.control.local.cluster import LocalCluster, LocalOptions
 from srtm.errors import SRTMError
 
 TOPIC = "traffic"

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from bench import host
 from bench.measure import show
-from srtm.broker.batch import Record, encode
-from srtm.broker.log import Log, LogOptions
+from srtm.broker.disk.batch import Record, encode
+from srtm.broker.disk.log import Log, LogOptions
 
 GROUPS = (1, 10, 100, 1_000)
 BODY = bytes(100)

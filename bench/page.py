@@ -19,14 +19,14 @@ import numpy as np
 from playwright.async_api import async_playwright
 
 from srtm import program
+from srtm.control.api.feed import Feed
+from srtm.control.api.schema import members_out, topic_out
 from srtm.control.clock import now_ns
 from srtm.control.controller import Controller
-from srtm.control.feed import Feed
+from srtm.control.discovery.registry import Registry
 from srtm.control.members import Declared
 from srtm.control.options import ControllerOptions
-from srtm.control.registry import Registry
 from srtm.control.run import app
-from srtm.control.schema import members_out, topic_out
 from srtm.control.service import Service
 from srtm.control.store import Store
 from srtm.model.latency import Sketch

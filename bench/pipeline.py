@@ -23,11 +23,11 @@ from bench.measure import interleaved, show
 from srtm.model import burst, scan
 from srtm.model.bucket import TokenBucket
 from srtm.model.profile import profile as model_profile
-from srtm.pipeline.chunks import scanned_at
 from srtm.pipeline.plan import plan
 from srtm.pipeline.profile import profile
-from srtm.pipeline.reading import batch_of, opened
 from srtm.pipeline.session import spark_session
+from srtm.pipeline.traces.chunks import scanned_at
+from srtm.pipeline.traces.reading import batch_of, opened
 from srtm.sim import SimulatedBroker, Topic, assess
 from srtm.units import NS_PER_S, histogram_percentile, percentile
 from srtm.workload.publishers import Arrivals, Population, Workload

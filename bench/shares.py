@@ -168,8 +168,8 @@ async def _kill(live: Live, victim: str, after_s: float) -> float:
 
 def look_at_recordings(changes: list[Change], folder: Path) -> None:
     """Access delays after each PUT, and conformance while each contract was open."""
-    from srtm.pipeline import archive
     from srtm.pipeline.conformance import conformance
+    from srtm.pipeline.runtime import archive
     from srtm.pipeline.session import spark_session
 
     lives = folder / "lives"

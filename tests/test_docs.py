@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import expect
 from tools import http_api, penalty_figure
 
-from srtm.control import reference
+from srtm.control.api import reference
 from tests.conftest import ROOT
 from tests.web.browsing import chromium
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from srtm.pipeline.server import Server
+from srtm.pipeline.runtime.server import Server
 from tests.conftest import ROOT
 from tests.pipeline.conftest import server
 

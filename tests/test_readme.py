@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from srtm.pipeline.server import Server
+from srtm.pipeline.runtime.server import Server
 from tests.conftest import ROOT
 from tests.pipeline.conftest import server
 

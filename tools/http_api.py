@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from srtm.control import run
+from srtm.control.api.reference import page
 from srtm.control.controller import Controller
+from srtm.control.discovery.registry import Registry
 from srtm.control.options import ControllerOptions
-from srtm.control.reference import page
-from srtm.control.registry import Registry
 from srtm.control.service import Service
 from srtm.control.store import Store
 

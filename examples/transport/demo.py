@@ -21,8 +21,8 @@ from pathlib import Path
 import city
 import leave
 
-from srtm.control.local import die_with
-from srtm.pipeline import archive
+from srtm.control.local.cluster import die_with
+from srtm.pipeline.runtime import archive
 
 LEAST_S = 4.0
 SECONDS = 20.0

@@ -29,13 +29,13 @@ import signals
 import table
 from fairness import Sample, Second, Stretch
 
-from srtm.control.local import die_with
+from srtm.control.local.cluster import die_with
 from srtm.errors import SRTMError
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline
-from srtm.pipeline import archive
-from srtm.pipeline.failures import Place, explanation
 from srtm.pipeline.report import findings, write_report
+from srtm.pipeline.runtime import archive
+from srtm.pipeline.runtime.failures import Place, explanation
 from srtm.pipeline.session import spark_session
 
 if TYPE_CHECKING:

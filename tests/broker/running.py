@@ -21,7 +21,7 @@ import uvloop
 from srtm.broker.ioloop import Broker
 from srtm.broker.options import BrokerOptions
 from srtm.broker.run import serving
-from srtm.broker.transport import Snappy
+from srtm.net.compression import Snappy
 from srtm.protocol import client as say
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
 from srtm.protocol.names import MAGIC_V2

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from srtm.broker.http import _Answer
-from srtm.broker.lane import Receipt, Tracked
-from srtm.broker.log import Log
+from srtm.broker.disk.log import Log
+from srtm.broker.engines.lane import Receipt, Tracked
+from srtm.broker.http.api import _Answer
 from srtm.broker.topic import Topic
 from srtm.protocol import client as say
 from srtm.protocol.orders import Migrate, Throttle
+from tests.broker.disk.test_durable import bodies_of, broker_process, disk_topic
+from tests.broker.disk.test_log import made
 from tests.broker.running import Client, Running, fetch, running
-from tests.broker.test_durable import bodies_of, broker_process, disk_topic
-from tests.broker.test_log import made
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_a_topic_that_is_created_again_has_nothing_of_the_old_one(broker: Runnin
 
 def test_nobody_reads_on_for_a_topic_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its channel has more to read from the log than it may hold; deleted, it is not waited for, for ever."""
-    monkeypatch.setattr("srtm.broker.durable._BATCH", 20)
+    monkeypatch.setattr("srtm.broker.disk.durable._BATCH", 20)
     with running(data_path=str(tmp_path), max_held_messages=100) as broker:
         disk_topic(broker)
         publish(broker, *(b"%d" % number for number in range(300)))

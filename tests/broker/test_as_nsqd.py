@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from srtm.broker import transport
+from srtm.net import compression
 from srtm.protocol import client as say
 from tests.broker.authority import ALL, Authority, answer
+from tests.broker.http.test_https import ask
 from tests.broker.running import Client, Running
 from tests.broker.test_auth import ANSWERS, PERMISSIONS
-from tests.broker.test_https import ask
 from tests.protocol.test_transcripts import nsqd
 
-needs_snappy = pytest.mark.skipif(not transport.HAS_SNAPPY, reason="needs cramjam: pip install cramjam")
+needs_snappy = pytest.mark.skipif(not compression.HAS_SNAPPY, reason="needs cramjam: pip install cramjam")
 
 
 @pytest.mark.needs("nsqd")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from srtm.broker import transport
+from srtm.net import compression
 from tests.broker.conftest import Start
 from tests.broker.running import Running
 from tests.conftest import PARTS, ROOT
@@ -23,7 +23,7 @@ BODIES = ["requeued", "touched", "timed out", *(f"plain {i}" for i in range(20))
 needs_pynsq = pytest.mark.skipif(find_spec("nsq") is None, reason="needs pynsq: pip install pynsq")
 needs_trustme = pytest.mark.skipif(find_spec("trustme") is None, reason="needs trustme: pip install trustme")
 needs_snappy = pytest.mark.skipif(
-    not transport.HAS_SNAPPY or find_spec("snappy") is None, reason="needs both: pip install cramjam python-snappy"
+    not compression.HAS_SNAPPY or find_spec("snappy") is None, reason="needs both: pip install cramjam python-snappy"
 )
 
 

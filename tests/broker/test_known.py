@@ -5,9 +5,9 @@ from __future__ import annotations
 import urllib.request
 from pathlib import Path
 
-from srtm.broker.log import Known, Log, Record
+from srtm.broker.disk.log import Known, Log, Record
+from tests.broker.disk.test_durable import bodies_of, broker_process, disk_topic
 from tests.broker.running import Client, Running, fetch, running
-from tests.broker.test_durable import bodies_of, broker_process, disk_topic
 
 
 def test_a_bucket_set_by_hand_holds_after_a_restart_what_it_held(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from srtm.broker import transport
 from srtm.errors import BrokerError
+from srtm.net import compression
 from srtm.protocol import client as say
 from srtm.protocol.names import MAGIC_V2
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
 
 trustme = pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
-needs_snappy = pytest.mark.skipif(not transport.HAS_SNAPPY, reason="pip install cramjam")
+needs_snappy = pytest.mark.skipif(not compression.HAS_SNAPPY, reason="pip install cramjam")
 
 
 class Certificates:
@@ -176,7 +176,7 @@ def test_nonsense_ends_one_connection_alone(layers: str, start: Start, certifica
 def test_a_handshake_that_does_not_come_ends_its_connection(
     start: Start, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("srtm.broker.transport.HANDSHAKE_S", 0.2)
     broker = start(**certificates.options)
     with Client(broker.address) as other, Client(broker.address, tls_v1=True) as client:
         assert client.ended()
@@ -267,10 +267,10 @@ def test_options_that_cannot_be(options: dict[str, Any], remedy: str, start: Sta
 
 @needs_snappy
 def test_snappy_in_any_cut() -> None:
-    encoder, data = transport.Snappy(), [b"a", b"b" * 200_000, b"", bytes(range(256)) * 999]
+    encoder, data = compression.Snappy(), [b"a", b"b" * 200_000, b"", bytes(range(256)) * 999]
     stream = b"".join(encoder.encode(each) for each in data) + b"\xfe\x02\x00\x00zz"
     for size in (1, 3, 1000, len(stream)):
-        decoder, found = transport.Snappy(), bytearray()
+        decoder, found = compression.Snappy(), bytearray()
         for at in range(0, len(stream), size):
             found += decoder.decode(stream[at : at + size])
             while decoder.more:
@@ -280,10 +280,10 @@ def test_snappy_in_any_cut() -> None:
 
 @needs_snappy
 def test_snappy_checks_its_checksums() -> None:
-    stream = bytearray(transport.Snappy().encode(b"hello, hello, hello"))
+    stream = bytearray(compression.Snappy().encode(b"hello, hello, hello"))
     stream[14] ^= 1
-    with pytest.raises(transport.BadStream):
-        transport.Snappy().decode(bytes(stream))
+    with pytest.raises(compression.BadStream):
+        compression.Snappy().decode(bytes(stream))
 
 
 def test_an_encrypted_key_is_refused_and_nobody_asked(start: Start, tmp_path: Path) -> None:

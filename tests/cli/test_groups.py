@@ -60,7 +60,7 @@ def test_json_is_what_is_written(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = TopicGroups("t", 40, 4, (Group(("a", "b"), 0.875),))
-    monkeypatch.setattr("srtm.cli.groups.spark_for", lambda *_: nullcontext((None, None)))
+    monkeypatch.setattr("srtm.cli.traces.groups.spark_for", lambda *_: nullcontext((None, None)))
     monkeypatch.setattr("srtm.pipeline.groups.groups", lambda *_, **__: [line])
     out = tmp_path / "groups.json"
     assert run(["groups", str(trace), "--json", "--out", str(out)]) == 0

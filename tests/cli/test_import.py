@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from srtm.cli.app import run
-from srtm.cli.ingest import _summary
+from srtm.cli.traces.ingest import _summary
 from srtm.pipeline import session
-from srtm.pipeline.ingest import Imported
+from srtm.pipeline.importing.ingest import Imported
 from srtm.workload.trace import load
 
 if TYPE_CHECKING:

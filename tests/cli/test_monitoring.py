@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from srtm import program
 from srtm.cli.app import run
-from srtm.cli.check import Verdict, judged
-from srtm.cli.generate import dashboard
+from srtm.cli.cluster.check import Verdict, judged
+from srtm.cli.cluster.generate import dashboard
 from tests.broker.running import Client, Running, fetch, running
 from tests.conftest import PARTS, ROOT
 from tests.control.running import controller

@@ -286,7 +286,7 @@ def test_engines_on_a_brokers_own_host_are_told_by_its_name() -> None:
 )
 def test_tls_to_an_engine_is_given_by_the_client(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
-    from tests.broker.test_engine_tls import Files, address, secured
+    from tests.broker.engines.test_engine_tls import Files, address, secured
 
     files = Files(tmp_path)
 

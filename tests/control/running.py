@@ -10,7 +10,7 @@ from srtm.control.options import ControllerOptions
 from srtm.control.run import serving
 from srtm.web import page
 from tests.broker.running import in_thread
-from tests.control.transcripts import Service
+from tests.control.discovery.transcripts import Service
 
 
 @contextmanager

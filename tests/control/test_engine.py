@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from srtm.client import Publisher
-from srtm.control.local import LocalCluster, LocalOptions
+from srtm.control.local.cluster import LocalCluster, LocalOptions
 from srtm.errors import ControlError, InputError
 from tests.control.processes import Processes, Sender, processes, started, stopped
 from tests.control.test_cluster import conforms, soon
@@ -139,7 +139,7 @@ def test_up_brings_its_engine(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.needs("nats-server")
 def test_up_reaches_an_engine_through_tls_and_the_controller_says_when_it_cannot(tmp_path: Path) -> None:
     pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
-    from tests.broker.test_engine_tls import Files, address, secured
+    from tests.broker.engines.test_engine_tls import Files, address, secured
 
     files = Files(tmp_path)
     ca = files.file("trusted.pem", Path(files.stranger_ca).read_bytes())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from srtm.pipeline import server as servers
+from srtm.pipeline.runtime import server as servers
 from srtm.pipeline.session import spark_session
 
 if TYPE_CHECKING:

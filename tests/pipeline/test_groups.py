@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from srtm.errors import TraceError
 from srtm.model import correlation as model
 from srtm.model.correlation import Options, find_groups, onsets_of
-from srtm.pipeline import reading
 from srtm.pipeline.groups import TopicGroups, document, groups
+from srtm.pipeline.traces import reading
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload import trace
 from srtm.workload.groups import read_groups, write_groups

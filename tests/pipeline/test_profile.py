@@ -10,14 +10,14 @@ import pytest
 
 from srtm.errors import TraceError
 from srtm.model import profile as model
-from srtm.pipeline import reading
 from srtm.pipeline.profile import profile, profile_frame
-from srtm.pipeline.reading import Files, Frame, opened
+from srtm.pipeline.traces import reading
+from srtm.pipeline.traces.reading import Files, Frame, opened
 from srtm.units import NS_PER_S
 from srtm.workload import trace
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
-from tests.pipeline.test_chunks import Message, expected, table_of
+from tests.pipeline.traces.test_chunks import Message, expected, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

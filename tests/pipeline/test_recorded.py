@@ -20,9 +20,9 @@ from srtm.model import penalty as model
 from srtm.model import timeline
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline
-from srtm.pipeline import quantiles, reading
 from srtm.pipeline.conformance import TopicConformance, conformance, conformance_frame
 from srtm.pipeline.penalty import Cost, TopicPenalty, Waits, Window, penalty, penalty_frame
+from srtm.pipeline.traces import quantiles, reading
 from tests.pipeline.local import LocalSpark
 
 if TYPE_CHECKING:

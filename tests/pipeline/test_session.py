@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from srtm.errors import InputError, PipelineError
-from srtm.pipeline import java
+from srtm.pipeline.runtime import java
 from srtm.pipeline.session import spark_session
 
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from srtm.cli.app import run
+from tests.broker.http.test_metrics import metrics
 from tests.broker.running import Client, Running, fetch, running
-from tests.broker.test_metrics import metrics
 from tests.control.running import controller_with_page
 from tests.programs import wait_for
 from tests.web.browsing import looking

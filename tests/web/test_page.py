@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.broker.running import running
+from tests.control.discovery.transcripts import Service
 from tests.control.running import controller_with_page
-from tests.control.transcripts import Service
 from tests.programs import wait_for
 from tests.web.browsing import looking, process
 

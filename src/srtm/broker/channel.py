@@ -20,7 +20,7 @@ from srtm.units import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from srtm.broker.cursor import Cursor
+    from srtm.broker.disk.cursor import Cursor
     from srtm.broker.message import Message
     from srtm.errors import ProtocolError
 

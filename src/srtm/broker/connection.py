@@ -13,7 +13,7 @@ from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from srtm.broker.lane import Receipt, Tracked
+from srtm.broker.engines.lane import Receipt, Tracked
 from srtm.broker.message import Message
 from srtm.broker.transport import Transport
 from srtm.errors import BrokerError, LogError, ProtocolError
@@ -38,7 +38,7 @@ from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from srtm.broker.channel import Channel
-    from srtm.broker.engine import Engine
+    from srtm.broker.engines.engine import Engine
     from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
     from srtm.protocol.identify import Identity

@@ -22,15 +22,16 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srtm.broker import transport
 from srtm.broker.connection import PARTING_S, REST_S, TICK_NS, TICK_S, Connection
 from srtm.broker.control import Control, resumed, throttled
-from srtm.broker.engine import check_topic, engine_of, no_channels
+from srtm.broker.engines.engine import check_topic, engine_of, no_channels
 from srtm.broker.message import ids
+from srtm.broker.options import settled, tls_of
 from srtm.broker.poller import Poller
-from srtm.broker.timer import Alarm
 from srtm.broker.topic import Topic
 from srtm.errors import BrokerError, LogError
+from srtm.net.alarm import Alarm
+from srtm.net.stamps import SO_TIMESTAMPNS
 from srtm.protocol import frames
 from srtm.protocol.names import ephemeral
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -41,14 +42,13 @@ if TYPE_CHECKING:
 
     from srtm.broker.auth import Authority, Guard
     from srtm.broker.channel import Channel
-    from srtm.broker.durable import Durable
-    from srtm.broker.engine import Engine
+    from srtm.broker.disk.durable import Durable
+    from srtm.broker.engines.engine import Engine
     from srtm.broker.options import BrokerOptions
     from srtm.broker.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 # What is due for many at one time is done for a few, then the loop turns: heartbeats, sums of a second.
 _BEATS, _SUMS, _BREAK_S = 8, 4, 0.001
 _LATE_NS = 2_000_000  # after that, a message was not read in time
@@ -63,9 +63,9 @@ class Broker:
     """A broker at work: listens, serves, and stops."""
 
     def __init__(self, options: BrokerOptions, loop: asyncio.AbstractEventLoop) -> None:
-        self.options = options = transport.settled(options)
+        self.options = options = settled(options)
         self.loop = loop
-        self.tls = transport.tls_context(options)
+        self.tls = tls_of(options)
         self.authority: Authority | None = None
         if options.auth_http_addresses:
             from srtm.broker.auth import Authority
@@ -78,7 +78,7 @@ class Broker:
         self.engine: Engine | None = engine_of(self)  # that delivers, instead of channels
         self.durable: Durable | None = None
         if options.data_path:
-            from srtm.broker.durable import Durable
+            from srtm.broker.disk.durable import Durable
 
             self.durable = Durable(self, Path(options.data_path))
         self.control = Control(self, managed=options.controller is not None)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import socket
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from srtm.errors import InputError
+from srtm.errors import BrokerError, InputError
+from srtm.files import not_readable, not_writable
+from srtm.net.compression import HAS_SNAPPY
+from srtm.net.tls import VERSIONS, server_context
 from srtm.protocol.names import Settings
 from srtm.units import parse_duration_ns
 
+if TYPE_CHECKING:
+    import ssl
+
 MAX_IDENTIFY_SIZE = 64 * 1024  # of the JSON that a client may send before anybody knows it; nsqd takes 5 MiB
 
+CLIENT_AUTH_POLICIES = ("", "require", "require-verify")
 _FOREVER_NS = 2**62  # what the log can count: 146 years
 
 
@@ -71,10 +78,66 @@ def retained_ns(text: str) -> int:
     return age_ns
 
 
-def not_writable(folder: str) -> str | None:
-    """Why no file can be made in a folder; None where one can."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return error.strerror or str(error)
+def settled(options: BrokerOptions) -> BrokerOptions:
+    """The options with what follows from them: a server offers what it can do."""
+    problems = []
+    if bool(options.tls_cert) != bool(options.tls_key):
+        problems.append("give --tls-cert and --tls-key together")
+    if options.tls_client_auth_policy not in CLIENT_AUTH_POLICIES:
+        problems.append(f"--tls-client-auth-policy is require or require-verify, not {options.tls_client_auth_policy}")
+    if options.tls_client_auth_policy and not options.tls_root_ca_file:
+        problems.append("clients' certificates are always verified: give --tls-root-ca-file")
+    if options.tls_min_version not in VERSIONS:
+        problems.append(f"--tls-min-version is one of {', '.join(VERSIONS)}, not {options.tls_min_version}")
+    required = options.tls_required or bool(options.tls_client_auth_policy)
+    if required and not options.tls_cert:
+        problems.append("TLS can only be required with --tls-cert and --tls-key")
+    if options.https_port is not None and not options.tls_cert:
+        problems.append("HTTPS needs a certificate: give --tls-cert and --tls-key with --https-port")
+    if options.plain_http and not required:
+        problems.append("--plain-http takes HTTP from what --tls-required requires: give both, or neither")
+    retained = options.retain_bytes is not None or options.retain_age_ns is not None or options.retain_acknowledged
+    if retained and not options.data_path:
+        problems.append("--retain-… is about topics on disk: give --data-path, too")
+    problems += [
+        f"--auth-http-address is HOST:PORT or a URL, not {address!r}"
+        for address in options.auth_http_addresses
+        if "://" not in address and not _is_place(address)
+    ]
+    for flag, path in (
+        ("--tls-cert", options.tls_cert),
+        ("--tls-key", options.tls_key),
+        ("--tls-root-ca-file", options.tls_root_ca_file),
+    ):
+        if path and (why := not_readable(path)):
+            problems.append(f"{flag} {path}: {why}")
+    if options.trace_folder and (why := not_writable(options.trace_folder)):
+        problems.append(f"--trace-folder {options.trace_folder}: {why}; make it, or let this user write to it")
+    if problems:
+        raise BrokerError("; ".join(problems), problems=problems)
+    settings = replace(
+        options.settings,
+        tls_v1=bool(options.tls_cert),
+        tls_required=required,
+        snappy=options.settings.snappy and HAS_SNAPPY,
+        auth_required=bool(options.auth_http_addresses),
+    )
+    return replace(options, settings=settings)
+
+
+def _is_place(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+
+
+def tls_of(options: BrokerOptions) -> ssl.SSLContext | None:
+    """The server's side of TLS, or None without a certificate."""
+    if not options.tls_cert or not options.tls_key:
+        return None
+    return server_context(
+        options.tls_cert,
+        options.tls_key,
+        options.tls_root_ca_file,
+        min_version=options.tls_min_version,
+        client_certificates=bool(options.tls_client_auth_policy),
+    )

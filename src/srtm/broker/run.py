@@ -13,7 +13,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from srtm import program
-from srtm.broker.http import app
+from srtm.broker.http.api import app
 from srtm.broker.ioloop import Broker
 from srtm.errors import BrokerError, SRTMError
 

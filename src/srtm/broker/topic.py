@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from srtm.broker.channel import Channel
-from srtm.broker.lane import settle
+from srtm.broker.engines.lane import settle
 from srtm.broker.statistics import Recent
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from srtm.broker.connection import Connection
-    from srtm.broker.durable import Durable
-    from srtm.broker.lane import Lane
+    from srtm.broker.disk.durable import Durable
+    from srtm.broker.engines.lane import Lane
+    from srtm.broker.engines.spool import Spool
     from srtm.broker.message import Message
-    from srtm.broker.spool import Spool
 
 # What would wait longer than a second for tokens may as well wait with its publisher; few messages cost nobody much.
 _PATIENCE_S, _LEAST_WAITING = 1, 1_000

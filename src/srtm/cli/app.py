@@ -8,31 +8,12 @@ from typing import Annotated
 import typer
 
 import srtm
-from srtm.cli import (
-    broker,
-    calibrate,
-    check,
-    conformance,
-    controller,
-    debug,
-    generate,
-    groups,
-    lab,
-    latency,
-    load,
-    penalty,
-    plan,
-    profile,
-    pub,
-    report,
-    spark,
-    sub,
-    top,
-    topic,
-    trace,
-    up,
-)
+from srtm.cli import lab, latency
+from srtm.cli.cluster import check, debug, generate, top, topic, up
 from srtm.cli.common import STOPPED
+from srtm.cli.messages import load, pub, sub
+from srtm.cli.servers import broker, calibrate, controller
+from srtm.cli.traces import conformance, groups, penalty, plan, profile, report, spark, trace
 from srtm.errors import InputError, SRTMError
 
 app = typer.Typer(

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal, Protocol
 from urllib.parse import quote
 from zlib import crc32
 
-from srtm.client.backoff import Backoff
 from srtm.errors import ClientError, ControllerAway
+from srtm.net.backoff import Backoff
 
 try:
     import httpx

@@ -20,8 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from srtm.broker.transport import HAS_SNAPPY, BadStream, Codec, Deflate, Snappy, Tls
 from srtm.errors import ClientError, InputError, ProtocolError
+from srtm.net.compression import HAS_SNAPPY, BadStream, Codec, Deflate, Snappy
+from srtm.net.tls import Tls
 from srtm.protocol import client as say
 from srtm.protocol import frames
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response

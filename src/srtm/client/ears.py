@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from srtm.broker.ioloop import SO_TIMESTAMPNS
 from srtm.client.connection import Connection, ConnectionOptions
 from srtm.client.links import Message, check_login, engine_at
 from srtm.client.places import Places
 from srtm.client.subscriber import Subscriber
 from srtm.errors import ClientError, ProtocolError
+from srtm.net.stamps import SO_TIMESTAMPNS
 from srtm.protocol import client as say
 from srtm.protocol import frames
 from srtm.units import NS_PER_S

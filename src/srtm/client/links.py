@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from srtm.client.backoff import Backoff
 from srtm.client.connection import Connection, ConnectionOptions
 from srtm.errors import ClientError, InputError, ProtocolError, SRTMError
+from srtm.net.backoff import Backoff
 from srtm.protocol import client as say
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from srtm.broker.credentials import Credentials, explained
 from srtm.errors import ClientError, InputError, ProtocolError
+from srtm.net.credentials import Credentials, explained
 from srtm.protocol import greeting, nats
 from srtm.protocol.engine import written
 from srtm.protocol.nats import Err, Event, Info, Msg, NatsProtocol, Ping, Pong

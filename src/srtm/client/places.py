@@ -112,6 +112,6 @@ class Places:
 
 def _context(address: EngineAddress) -> Any:
     """The client's side of TLS."""
-    from srtm.broker.transport import client_context
+    from srtm.net.tls import client_context
 
     return client_context(address.ca, address.cert, address.key)

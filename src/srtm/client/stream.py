@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from srtm.client.backoff import Backoff
 from srtm.client.cluster import Home
 from srtm.client.connection import Connection, ConnectionOptions
 from srtm.errors import ClientError, ControllerAway, InputError, ProtocolError, SRTMError
+from srtm.net.backoff import Backoff
 from srtm.protocol.client import Message
 from srtm.protocol.orders import Migrate, Order, Throttle
 

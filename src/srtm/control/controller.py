@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from srtm.control.attendance import AWAY_S
-from srtm.control.distributor import Fit
-from srtm.control.housing import housed, on_fewest, room
 from srtm.control.members import MOST_MESSAGES, Declared, Member, believable
-from srtm.control.moves import Moves
-from srtm.control.shedding import overloaded, shed
+from srtm.control.placing.attendance import AWAY_S
+from srtm.control.placing.housing import housed, on_fewest, room
+from srtm.control.placing.load_distributor import Fit
+from srtm.control.placing.moves import Moves
+from srtm.control.placing.shedding import overloaded, shed
 from srtm.control.topic import Topic
 from srtm.errors import InputError, SRTMError
 from srtm.model.placement import policy_named

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from srtm.errors import InputError
-from srtm.model.adaptation import History, Step
 from srtm.model.latency import Sketch
 from srtm.model.placement import Publisher
+from srtm.model.tb_adaptor import History, Step
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srtm.control.registry import INACTIVE_AFTER_S, TOMBSTONE_S
+from srtm.control.discovery.registry import INACTIVE_AFTER_S, TOMBSTONE_S
 from srtm.errors import InputError
 
 if TYPE_CHECKING:

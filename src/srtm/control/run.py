@@ -14,11 +14,13 @@ from fastapi.exceptions import RequestValidationError
 
 import srtm
 from srtm import program
-from srtm.control import api, lookup_http, metrics, reference
+from srtm.control.api import metrics, reference
+from srtm.control.api import routes as api
 from srtm.control.clock import now_ns
 from srtm.control.controller import Controller
-from srtm.control.discovery import Discovery
-from srtm.control.registry import Registry
+from srtm.control.discovery import http as lookup_http
+from srtm.control.discovery.registry import Registry
+from srtm.control.discovery.tcp import Discovery
 from srtm.control.service import Service
 from srtm.control.store import Store
 from srtm.errors import ControlError, InputError

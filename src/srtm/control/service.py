@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import httpx
 import msgspec
 
+from srtm.control.api.feed import Feed
 from srtm.control.clock import now_ns
-from srtm.control.feed import Feed
-from srtm.control.registry import Came, Left, TopicChanged
+from srtm.control.discovery.registry import Came, Left, TopicChanged
 from srtm.errors import ProtocolError
 from srtm.protocol import exchange
 from srtm.units import NS_PER_S
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from srtm.control.controller import Controller
-    from srtm.control.distributor import Fit
+    from srtm.control.discovery.registry import Change, Producer, Registry
     from srtm.control.members import Member
-    from srtm.control.registry import Change, Producer, Registry
+    from srtm.control.placing.load_distributor import Fit
 
 log = logging.getLogger(__name__)
 

@@ -7,18 +7,18 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from srtm.control.attendance import Attendance
 from srtm.control.members import Declared, Seen
+from srtm.control.placing.attendance import Attendance
 from srtm.errors import InputError
-from srtm.model.adaptation import LEAST_STEPS, History, adapt
 from srtm.model.placement import policy_named
 from srtm.model.split import split_among, within
+from srtm.model.tb_adaptor import LEAST_STEPS, History, adapt
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
 
-    from srtm.control.distributor import Fit
+    from srtm.control.placing.load_distributor import Fit
     from srtm.model.bucket import TokenBucket
     from srtm.model.transfer import Transfer
     from srtm.protocol.exchange import Contract

@@ -171,7 +171,7 @@ def sweep_here(cells: Sequence[Cell], kept: Kept, beside: Callable[[], Row], don
 
 def sweep(cells: Sequence[Cell], kept: Kept, spark: SparkSession, done: Callable[[Cell], None]) -> None:
     """Run cells on Spark and keep each as soon as it is done."""
-    from srtm.pipeline.cells import run_cells
+    from srtm.pipeline.runtime.cells import run_cells
 
     for number, found in run_cells(spark, cells, work):
         kept.put(cells[number], json.loads(found))

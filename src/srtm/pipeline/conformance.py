@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from srtm.errors import SRTMError
 from srtm.model import scan, timeline
 from srtm.model.timeline import Excess, Piece, Timeline
-from srtm.pipeline.chunks import until_rejoined
-from srtm.pipeline.reading import batch_of, by_topic, opened
+from srtm.pipeline.traces.chunks import until_rejoined
+from srtm.pipeline.traces.reading import batch_of, by_topic, opened
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from srtm.model.scan import State
-    from srtm.pipeline.chunks import Both, Ints
-    from srtm.pipeline.reading import Batches, Files, Frame, Trace, Work
+    from srtm.pipeline.traces.chunks import Both, Ints
+    from srtm.pipeline.traces.reading import Batches, Files, Frame, Trace, Work
 
     Contracts = Mapping[str, Timeline] | Timeline  # of each topic, or the same for all
 

@@ -23,7 +23,7 @@ from srtm.errors import SRTMError
 from srtm.model import correlation as model
 from srtm.model import scan
 from srtm.model.drift import Drift, drift
-from srtm.pipeline.reading import by_topic, opened
+from srtm.pipeline.traces.reading import by_topic, opened
 from srtm.units import NS_PER_S
 from srtm.workload.trace import files_of
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
-    from srtm.pipeline.reading import Batches, Trace, Work
+    from srtm.pipeline.traces.reading import Batches, Trace, Work
 
 COLUMNS = ("topic", "publisher", "arrival_ns")
 _PIECES = (

@@ -20,8 +20,8 @@ import numpy as np
 from srtm.errors import InputError, SRTMError
 from srtm.model import scan, timeline
 from srtm.model.timeline import Piece, Timeline
-from srtm.pipeline.quantiles import Bounds, Samples, narrowed, selected
-from srtm.pipeline.reading import batch_of, by_topic, opened
+from srtm.pipeline.traces.quantiles import Bounds, Samples, narrowed, selected
+from srtm.pipeline.traces.reading import batch_of, by_topic, opened
 from srtm.units import NS_PER_S, percentiles
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
-    from srtm.pipeline.reading import Batches, Files, Frame, Trace, Work
+    from srtm.pipeline.traces.reading import Batches, Files, Frame, Trace, Work
 
     Contracts = Mapping[str, Timeline] | Timeline  # of each topic, or the same for all
 

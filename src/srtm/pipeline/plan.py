@@ -21,7 +21,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO, Distribution, Latency
 from srtm.model.placement import POLICIES, policy_named
 from srtm.model.profile import profile
-from srtm.pipeline.reading import batch_of
+from srtm.pipeline.traces.reading import batch_of
 from srtm.sim.simulate import SimulatedCluster, Simulation, Topic, assess, simulate
 from srtm.workload.publishers import Arrivals, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, Recorded, TopicArrivals, in_topics, load

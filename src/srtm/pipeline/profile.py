@@ -15,7 +15,7 @@ import numpy as np
 from srtm.model import burst
 from srtm.model import profile as model
 from srtm.model.bucket import TokenBucket
-from srtm.pipeline.chunks import (
+from srtm.pipeline.traces.chunks import (
     PART_FIELDS,
     SCAN_FIELDS,
     Part,
@@ -30,14 +30,14 @@ from srtm.pipeline.chunks import (
     scanning,
     widening,
 )
-from srtm.pipeline.reading import Frame, Span, opened
+from srtm.pipeline.traces.reading import Frame, Span, opened
 from srtm.units import NANO_PER_TOKEN, Number, histogram_percentile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
-    from srtm.pipeline.reading import Files, Trace
+    from srtm.pipeline.traces.reading import Files, Trace
 
 COLUMNS = ("topic", "publisher", "arrival_ns")
 _KEPT = 2**19  # messages at the beginning of a stretch that travel to the driver: some megabytes,

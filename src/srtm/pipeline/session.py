@@ -22,10 +22,10 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import srtm
 from srtm.errors import InputError, PipelineError
-from srtm.pipeline.archive import JVM_OPTIONS, archive_options, make_archive_later
-from srtm.pipeline.failures import Place, check_reachable, explained
-from srtm.pipeline.java import java_home
-from srtm.pipeline.server import running_server
+from srtm.pipeline.runtime.archive import JVM_OPTIONS, archive_options, make_archive_later
+from srtm.pipeline.runtime.failures import Place, check_reachable, explained
+from srtm.pipeline.runtime.java import java_home
+from srtm.pipeline.runtime.server import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,13 +23,13 @@ import pyarrow as pa
 from srtm import program
 from srtm.client.cluster import Cluster
 from srtm.client.load import Load, LoadOptions, declared
-from srtm.control.local import LocalCluster, LocalOptions
+from srtm.control.local.cluster import LocalCluster, LocalOptions
 from srtm.errors import ControlError, InputError
 from srtm.lab.world import PAPERS_RULE
 from srtm.model import scan
-from srtm.model.adaptation import WINDOW_STEPS
 from srtm.model.bucket import TokenBucket
 from srtm.model.profile import profile
+from srtm.model.tb_adaptor import WINDOW_STEPS
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import batches

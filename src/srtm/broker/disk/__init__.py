@@ -1,0 +1,1 @@
+"""Disk topics: the log, its files, and what stands between them and the loop."""

@@ -1,0 +1,548 @@
+"""The file of a broker's log: SQLite in WAL mode, one file for all topics.
+
+In: batches with their places, cursors, begins. Out: the same after any crash. What `write` returned from is durable.
+
+| table     | a row                                                                                             |
+|-----------|---------------------------------------------------------------------------------------------------|
+| `topic`   | id, name (null while it is being deleted), begin: the oldest offset that is kept, retention or null,   |
+|           | log: a random id of this log, so that nobody takes it for an earlier one of the same name              |
+| `batch`   | key = topic id · 2^48 + first offset, messages, newest arrival, bytes of the topic up to here, CRC |
+| `channel` | the progress of one channel (`cursor.py`)                                                          |
+| `queue`   | messages of a memory topic or channel over a graceful stop                                         |
+| `known`   | a topic, or with a name a channel of it, on disk or not: paused, (r, b) set by hand                |
+
+One connection writes and checkpoints, and one thread uses it: SQLite before 3.51.3 may corrupt a file when one
+connection checkpoints while another writes. Readers have connections of their own and see only what is durable.
+Foreign errors become ours here. See docs/adr/0010-durable-log.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import threading
+import zlib
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from srtm import locks
+from srtm.broker.disk.batch import Record, decode
+from srtm.errors import LogError, LogFull, OffsetTrimmed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+FILE = "log.sqlite"
+LOCK = "lock"
+RESERVE = "reserve"
+PAGE = 4096
+OFFSET_BITS = 48  # 10^5 messages a second for 89 years; 15 bits are left for topics
+MAX_TOPICS = 1 << (63 - OFFSET_BITS)
+_APPLICATION = 0x5352544D  # "SRTM"
+_VERSION = 4
+_ROWS = 64  # batches in one INSERT: each statement is a hand-over of the interpreter lock, and usually one is enough
+_SLICE_ROWS = 256
+_SLICE_BYTES = 4 << 20
+_RETAINED_ROWS = 16_384  # looked at once a second: more than are committed in one
+
+_COLUMNS = "key, messages, newest_ns, total, crc, data"
+_KNOWN = """
+CREATE TABLE known (
+    topic TEXT NOT NULL, channel TEXT NOT NULL, paused INTEGER NOT NULL, r_mtps INTEGER, b_ntok INTEGER,
+    PRIMARY KEY (topic, channel)
+) STRICT, WITHOUT ROWID;
+"""
+_UPGRADES = {  # from a version to the next
+    1: "ALTER TABLE topic ADD COLUMN retention TEXT;",
+    2: _KNOWN,
+    3: "ALTER TABLE topic ADD COLUMN log TEXT; UPDATE topic SET log = lower(hex(randomblob(8)));",
+}
+_SCHEMA = f"""{_KNOWN}
+CREATE TABLE topic (id INTEGER PRIMARY KEY, name TEXT UNIQUE, begin INTEGER NOT NULL, retention TEXT, log TEXT) STRICT;
+CREATE TABLE batch (
+    key INTEGER PRIMARY KEY, messages INTEGER NOT NULL, newest_ns INTEGER NOT NULL, total INTEGER NOT NULL,
+    crc INTEGER NOT NULL, data BLOB NOT NULL
+) STRICT;
+CREATE TABLE channel (
+    topic INTEGER NOT NULL, name TEXT NOT NULL, low INTEGER NOT NULL, above BLOB NOT NULL, PRIMARY KEY (topic, name)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE queue (topic TEXT NOT NULL, channel TEXT, crc INTEGER NOT NULL, data BLOB NOT NULL) STRICT;
+"""
+
+
+class Batch(NamedTuple):
+    """A row of `batch`."""
+
+    key: int
+    messages: int
+    newest_ns: int
+    total: int
+    crc: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a topic keeps; None is no limit. `acknowledged` keeps only what some channel has not finished."""
+
+    max_bytes: int | None = None
+    max_age_ns: int | None = None
+    acknowledged: bool = False
+
+    @property
+    def limited(self) -> bool:
+        """Whether messages go though nobody has finished them."""
+        return self.max_bytes is not None or self.max_age_ns is not None
+
+
+@dataclass(slots=True)
+class TopicState:
+    """Where a topic's log begins and ends, and how many bytes are between; `total` only ever grows."""
+
+    id: int
+    begin: int = 0
+    end: int = 0
+    total: int = 0
+    size: int = 0
+    retention: Retention | None = None  # the broker's, unless the topic has its own
+    log: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def key(self, offset: int) -> int:
+        """The key of a batch that starts at an offset."""
+        return self.id << OFFSET_BITS | offset
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        """The range of all keys of this topic."""
+        return self.id << OFFSET_BITS, (self.id + 1) << OFFSET_BITS
+
+
+class Known(NamedTuple):
+    """A row of `known` beside its topic; `channel` is empty for the topic itself."""
+
+    channel: str = ""
+    paused: bool = False
+    r_mtps: int | None = None
+    b_ntok: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCursor:
+    """A row of `channel`, with its topic's name."""
+
+    topic: str
+    channel: str
+    low: int
+    above: bytes
+
+
+class Store:
+    """The open file, its lock, and its connections."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / FILE
+        self._lock = _lock(folder)
+        self._readers: list[sqlite3.Connection] = []
+        self._reader = threading.local()
+        try:
+            held = self._was_held()
+            with self.errors("open"):
+                self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=1)
+                try:
+                    self._prepare(held=held)
+                except BaseException:
+                    self._db.close()
+                    raise
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _was_held(self) -> bool:
+        """Whether the folder held a log before; one whose file has gone since is refused."""
+        try:
+            held = os.pread(self._lock, 5, 0) == b"holds"
+            wal = self.path.with_name(FILE + "-wal")
+            is_empty = not self.path.exists() or not self.path.stat().st_size
+            if is_empty and (held or (wal.exists() and wal.stat().st_size)):
+                raise self._missing()
+        except OSError as error:
+            raise LogError(f"cannot read {self.folder}: {error.strerror}", path=str(self.folder)) from None
+        return held
+
+    def _missing(self) -> LogError:
+        return LogError(
+            f"{self.path} is missing or empty, but {self.folder} held a log: restore the file from a copy, or remove"
+            f" the folder to start without its messages",
+            path=str(self.path),
+        )
+
+    def _prepare(self, *, held: bool) -> None:
+        run = self._db.execute
+        run(f"PRAGMA page_size = {PAGE}")
+        run("PRAGMA secure_delete = OFF")
+        if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise LogError(f"{self.path}: this file system cannot hold a write-ahead log", path=str(self.path))
+        run("PRAGMA synchronous = FULL")  # fsync at every commit; NORMAL would lose the newest at a power failure
+        run("PRAGMA fullfsync = ON")  # macOS, where a plain fsync stops at the drive's cache
+        run("PRAGMA wal_autocheckpoint = 0")
+        run("PRAGMA journal_size_limit = 67108864")
+        run("PRAGMA cache_size = -8192")
+        if not run("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            if held:
+                raise self._missing()
+            self._db.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_VERSION}; COMMIT"
+            )
+            _sync_folder(self.folder)
+        application, version = (run(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+        while application == _APPLICATION and version in _UPGRADES:
+            self._db.executescript(f"BEGIN; {_UPGRADES[version]} PRAGMA user_version = {version + 1}; COMMIT")
+            version += 1
+        if (application, version) != (_APPLICATION, _VERSION):
+            raise LogError(
+                f"{self.path} is not a log of this version of SRTM (application {application:#x}, version {version}):"
+                f" start the broker on another folder",
+                path=str(self.path),
+            )
+        run("BEGIN IMMEDIATE")
+        run(f"PRAGMA user_version = {_VERSION}")  # SQLite opens a file that may not be written, and says so only here
+        run("ROLLBACK")
+        locks.sign(self._lock, f"holds {FILE}")
+
+    @contextmanager
+    def errors(self, doing: str) -> Iterator[None]:
+        """SQLite's errors as ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _ours(self.path, doing, error) from None
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: durable when this is left, or undone."""
+        with self.errors("write"):
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def append(self, batches: Sequence[Batch]) -> None:
+        """Make batches durable; most often by one statement, which is its own transaction."""
+        if len(batches) <= _ROWS:
+            with self.errors("write"):
+                self._db.execute(*_insert(batches))
+        else:
+            with self.write():
+                self.insert(batches)
+
+    def insert(self, batches: Sequence[Batch]) -> None:
+        """Add batches to the transaction at hand."""
+        for at in range(0, len(batches), _ROWS):
+            self._db.execute(*_insert(batches[at : at + _ROWS]))
+
+    def topics(self) -> tuple[dict[str, TopicState], list[TopicState]]:
+        """Every topic as it was left, and those that were being deleted."""
+        known, going = {}, []
+        with self.errors("read"):
+            rows = self._db.execute("SELECT id, name, begin, retention, log FROM topic").fetchall()
+            for number, name, begin, retention, log in rows:
+                state = TopicState(number, begin, begin, log=log)
+                state.retention = Retention(**json.loads(retention)) if retention else None
+                self._measure(state)
+                if name is None:
+                    going.append(state)
+                else:
+                    known[name] = state
+        return known, going
+
+    def _measure(self, state: TopicState) -> None:
+        where = "FROM batch WHERE key >= ? AND key < ? ORDER BY key"
+        first = self._db.execute(f"SELECT key, total, length(data) {where} LIMIT 1", state.keys).fetchone()
+        if first is not None:
+            last = Batch(*self._db.execute(f"SELECT {_COLUMNS} {where} DESC LIMIT 1", state.keys).fetchone())
+            verify(self.path, last)
+            state.begin = max(state.begin, first[0] - state.keys[0])
+            state.end = last.key - state.keys[0] + last.messages
+            state.total = last.total
+            state.size = last.total - first[1] + first[2]
+
+    def channels(self) -> list[SavedCursor]:
+        """Every channel's progress as it was saved."""
+        find = (
+            "SELECT t.name, c.name, c.low, c.above FROM channel c JOIN topic t ON t.id = c.topic WHERE t.name NOTNULL"
+        )
+        with self.errors("read"):
+            return [SavedCursor(*row) for row in self._db.execute(find)]
+
+    def read(self, state: TopicState, begin: int, limit: int, max_bytes: int) -> list[Record]:
+        """Messages from `begin` on: at most `limit`, and `max_bytes` of bodies but one at least. From any thread."""
+        stop = min(begin + limit, state.end)
+        records: list[Record] = []
+        find = (
+            f"SELECT {_COLUMNS} FROM batch"
+            " WHERE key >= (SELECT max(key) FROM batch WHERE key <= ?) AND key < ? ORDER BY key"
+        )
+        with self.errors("read"):
+            rows = self._connection().execute(find, (state.key(begin), state.key(stop)))
+            try:
+                for row in rows:
+                    batch = Batch(*row)
+                    verify(self.path, batch)
+                    at = begin + len(records)
+                    skipped = at - (batch.key - state.keys[0])
+                    if not 0 <= skipped < batch.messages:
+                        break
+                    for record in decode(batch.data, skipped, skipped + stop - at):
+                        max_bytes -= len(record.body)
+                        if max_bytes < 0 and records:
+                            return records
+                        records.append(record)
+            finally:
+                rows.close()
+        if not records and begin < stop:  # trimmed since the caller looked
+            raise OffsetTrimmed(f"offset {begin} was trimmed", offset=begin, begin=state.begin)
+        return records
+
+    def _connection(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = getattr(self._reader, "db", None)
+        if db is None:
+            uri = f"{self.path.absolute().as_uri()}?mode=ro"
+            db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1)
+            self._reader.db = db
+            self._readers.append(db)
+        return db
+
+    def trim(self, state: TopicState, begin: int) -> bool:
+        """Keep nothing below `begin`, a slice at a time; whether all of it is done."""
+        low = state.keys[0]
+        with self.write() as db:
+            rows = db.execute(
+                "SELECT key + messages, length(data) FROM batch WHERE key >= ? AND key < ? AND key + messages <= ?"
+                " ORDER BY key LIMIT ?",
+                (low, state.key(begin), state.key(begin), _SLICE_ROWS),
+            ).fetchall()
+            taken = freed = 0
+            for _, size in rows:
+                taken += 1
+                freed += size
+                if freed >= _SLICE_BYTES:
+                    break
+            done = taken == len(rows) < _SLICE_ROWS
+            kept = begin if done else rows[taken - 1][0] - low
+            if taken:
+                db.execute("DELETE FROM batch WHERE key >= ? AND key < ?", (low, rows[taken - 1][0]))
+            db.execute("UPDATE topic SET begin = max(begin, ?) WHERE id = ?", (kept, state.id))
+        state.size -= freed
+        return done
+
+    def retained(self, state: TopicState, max_bytes: int | None, before_ns: int | None) -> int:
+        """The begin that keeps at most `max_bytes`, and nothing whose newest message is older than `before_ns`."""
+        begin, held = state.begin, state.size
+        with self.errors("read"):
+            rows = self._db.execute(
+                "SELECT key + messages, newest_ns, length(data) FROM batch WHERE key >= ? AND key < ? ORDER BY key"
+                " LIMIT ?",
+                (*state.keys, _RETAINED_ROWS),
+            ).fetchall()
+        for after, newest_ns, size in rows:
+            over = max_bytes is not None and held > max_bytes
+            if not over and (before_ns is None or newest_ns >= before_ns):
+                break
+            begin, held = max(begin, after - state.keys[0]), held - size
+        return begin
+
+    def keep(self, state: TopicState, name: str, retention: Retention | None) -> None:
+        """Write down a topic, which may be new, and what it keeps."""
+        text = None if retention is None else json.dumps(asdict(retention))
+        with self.write() as db:
+            db.execute(
+                "INSERT INTO topic VALUES (?, ?, 0, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET retention = excluded.retention",
+                (state.id, name, text, state.log),
+            )
+
+    def unname(self, state: TopicState) -> None:
+        """Take a topic's name, channels and what is known of it away; its messages are yet to be trimmed."""
+        with self.write() as db:
+            db.execute("DELETE FROM known WHERE topic = (SELECT name FROM topic WHERE id = ?)", (state.id,))
+            db.execute("UPDATE topic SET name = NULL WHERE id = ?", (state.id,))
+            db.execute("DELETE FROM channel WHERE topic = ?", (state.id,))
+
+    def forget(self, state: TopicState) -> None:
+        """Remove a topic that has no messages left."""
+        with self.write() as db:
+            db.execute("DELETE FROM topic WHERE id = ?", (state.id,))
+
+    def remember(self, known: dict[str, list[Known]]) -> None:
+        """Write down all that is known of some topics; nothing, where one is gone."""
+        with self.write() as db:
+            db.executemany("DELETE FROM known WHERE topic = ?", [(topic,) for topic in known])
+            rows = [(topic, *row) for topic, rows in known.items() for row in rows]
+            db.executemany("INSERT INTO known VALUES (?, ?, ?, ?, ?)", rows)
+
+    def known(self) -> dict[str, list[Known]]:
+        """All that `remember` wrote down, of each topic itself first."""
+        found: dict[str, list[Known]] = {}
+        with self.errors("read"):
+            for topic, channel, paused, r_mtps, b_ntok in self._db.execute("SELECT * FROM known ORDER BY 1, 2"):
+                found.setdefault(topic, []).append(Known(channel, bool(paused), r_mtps, b_ntok))
+        return found
+
+    def save_queues(self, queues: Iterable[tuple[str, str | None, bytes]]) -> None:
+        """Keep the messages of queues, in order, instead of all that was kept before."""
+        with self.write() as db:
+            db.execute("DELETE FROM queue")
+            rows = ((topic, channel, zlib.crc32(data), data) for topic, channel, data in queues)
+            db.executemany("INSERT INTO queue VALUES (?, ?, ?, ?)", rows)
+
+    def load_queues(self) -> list[tuple[int, str, str | None, bytes]]:
+        """All that `save_queues` kept, in order, each with its number."""
+        with self.errors("read"):
+            rows = self._db.execute("SELECT rowid, topic, channel, crc, data FROM queue ORDER BY rowid").fetchall()
+        for _, topic, _, crc, data in rows:
+            if zlib.crc32(data) != crc:
+                raise _damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
+        return [(number, topic, channel, data) for number, topic, channel, _, data in rows]
+
+    def drop_queues(self, numbers: Sequence[int]) -> None:
+        """Keep some of it no longer."""
+        with self.write() as db:
+            db.executemany("DELETE FROM queue WHERE rowid = ?", [(number,) for number in numbers])
+
+    def take_reserve(self, size: int) -> bool:
+        """Set room aside, so that on a full disk a checkpoint still has some; whether it is there."""
+        path = self.folder / RESERVE
+        try:
+            if path.exists() and path.stat().st_size >= size:
+                return True
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self.release_reserve()
+            return False
+        return True
+
+    def release_reserve(self) -> None:
+        """Give the room back."""
+        with suppress(OSError):
+            (self.folder / RESERVE).unlink(missing_ok=True)
+
+    def free_bytes(self) -> int:
+        """Room inside the file, where something was trimmed."""
+        with self.errors("read"):
+            pages: int = self._db.execute("PRAGMA freelist_count").fetchone()[0]
+        return pages * PAGE
+
+    def wal_bytes(self) -> int:
+        """The size of the write-ahead log's file; it is used again from its beginning after a checkpoint."""
+        try:
+            return self.path.with_name(FILE + "-wal").stat().st_size
+        except OSError:
+            return 0
+
+    def checkpoint(self) -> None:
+        """Move what the write-ahead log holds into the file, so that it starts again from its beginning."""
+        with self.errors("write"):
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def check(self) -> None:
+        """Read everything, and raise what is found to be damaged."""
+        with self.errors("read"):
+            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise _damaged(self.path, found)
+            find = f"SELECT {_COLUMNS} FROM batch"
+            for row in self._db.execute(find):
+                verify(self.path, Batch(*row))
+
+    def close(self) -> None:
+        """Readers first: the last to close checkpoints, and that is for the writer to do."""
+        for reader in self._readers:
+            reader.close()
+        try:
+            with self.errors("close"):
+                self._db.close()
+        finally:
+            os.close(self._lock)
+
+
+def verify(path: Path, batch: Batch) -> None:
+    """Refuse a batch that is not what was written."""
+    if zlib.crc32(batch.data) != batch.crc:
+        offset = batch.key & ((1 << OFFSET_BITS) - 1)
+        raise _damaged(path, f"the messages at offset {offset} of topic number {batch.key >> OFFSET_BITS} have changed")
+
+
+def _insert(batches: Sequence[Batch]) -> tuple[str, list[Any]]:
+    values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(batches))
+    return f"INSERT INTO batch VALUES {values}", [value for batch in batches for value in batch]
+
+
+def _lock(folder: Path) -> int:
+    """Make the folder, and take it for this process until the descriptor is closed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _sync_folder(folder.parent)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise LogError(
+            f"cannot use {folder} for the log: {error.strerror}; name a folder that this user may write to",
+            path=str(folder),
+        ) from None
+    if holder := locks.other_holder(lock):
+        os.close(lock)
+        raise LogError(
+            f"{folder} is in use by {holder}: give each broker a folder of its own", path=str(folder), holder=holder
+        )
+    return lock
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _damaged(path: Path, what: str) -> LogError:
+    return LogError(
+        f"{path} is damaged ({what}): restore it from a copy, or save what is left with"
+        f" `sqlite3 {path} .recover`; nothing was changed",
+        path=str(path),
+    )
+
+
+def _ours(path: Path, doing: str, error: sqlite3.Error) -> LogError:
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    facts = {"path": str(path), "sqlite": getattr(error, "sqlite_errorname", type(error).__name__)}
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(path.parent)):
+        return LogFull(f"no room to {doing} {path}: free some of the disk, or keep fewer messages", **facts)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return _damaged(path, str(error))
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LogError(f"cannot {doing} {path}: another program holds it; close that program", **facts)
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return LogError(f"cannot {doing} {path}: {error}; let this user write to the folder", **facts)
+    return LogError(f"cannot {doing} {path}: {error} ({facts['sqlite']}); see the system's log of disk errors", **facts)
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether a failure without a better reason comes from a full disk."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < 64 << 10

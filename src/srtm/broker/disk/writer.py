@@ -1,0 +1,389 @@
+"""The thread that commits: takes what was handed over since the last commit, and makes it durable in one.
+
+In: appends, progress of channels and other work, in order, from a queue. Out: an answer to each, after the commit.
+The thread lives through every error of the disk: those who wait are told, what nobody waits for is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from srtm.broker.disk.batch import Record, cut, encode
+from srtm.broker.disk.store import MAX_TOPICS, PAGE, Batch, Store, TopicState
+from srtm.errors import LogError, LogFull, SRTMError
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Sequence
+
+    from srtm.broker.disk.store import Known, Retention
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[Any], None]  # called with the result, or with the error
+Answer = Callable[[list[tuple[Done, Any]]], None]  # calls each with its result, on the right thread
+_LAST_SLICES = 64  # what is trimmed at the end, at most; the rest is trimmed again when it is asked for again
+_SLICE_WAL = 64 * PAGE  # about what trimming a slice writes
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How the log is kept."""
+
+    batch_bytes: int = 256 << 10  # bodies in one row: bounds what a read of one message must fetch
+    group_messages: int = 10_000  # bound one commit, and so what the next append waits for
+    group_bytes: int = 8 << 20
+    save_s: float = 0.1  # progress of channels is written with a commit of messages, or this much later
+    checkpoint_bytes: int = 1 << 20  # of write-ahead log: checkpoint when nothing is waiting
+    checkpoint_bytes_busy: int = 4 << 20  # checkpoint though something is
+    reserve_bytes: int = 16 << 20  # set aside for a checkpoint on a full disk: the write-ahead log and a group
+    retry_s: float = 1.0  # after a failure, for what nobody waits for
+
+
+@dataclass(slots=True)
+class Append:
+    """Messages for one topic; answered with the first offset."""
+
+    topic: str
+    records: Sequence[Record]
+    bytes: int
+    done: Done
+
+
+@dataclass(slots=True)
+class Call:
+    """Anything else, on the writer's thread; answered with its result."""
+
+    run: Callable[[], Any]
+    done: Done
+    answer: Answer
+
+
+@dataclass(slots=True)
+class Progress:
+    """Rows of channels by (topic, channel), None to delete one. Committed before any later append; not answered."""
+
+    rows: dict[tuple[str, str], tuple[int, bytes] | None]
+    urgent: bool = False
+
+
+Work = Append | Call | Progress | None
+
+
+@dataclass(slots=True)
+class _Group:
+    """The appends of one commit, by topic in order of arrival."""
+
+    by_topic: dict[str, list[Append]] = field(default_factory=dict)
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, append: Append) -> None:
+        self.by_topic.setdefault(append.topic, []).append(append)
+        self.messages += len(append.records)
+        self.bytes += append.bytes
+
+
+class Writer:
+    """What runs on the thread; the counters may be read from any."""
+
+    def __init__(self, store: Store, work: queue.SimpleQueue[Work], options: LogOptions, answer: Answer) -> None:
+        self.topics, self._going = store.topics()
+        self.answered = self.messages = self.commits = self.failures = self.checkpoints = 0
+        self.commit_last_ns = self.checkpoint_max_ns = 0
+        self._store = store
+        self._work = work
+        self._options = options
+        self._answer = answer
+        self._owed: dict[tuple[str, str], tuple[int, bytes] | None] = {}
+        self._urgent = False
+        self._owed_since = 0.0
+        self._trims: dict[str, int] = {}
+        self._named: list[TopicState] = []  # deleted, and still to be found by their names after a crash
+        self._last_id = 0
+        self._wal_bytes = 0
+        self._quiet_until = self._said_until = 0.0
+        self._is_tight = not store.take_reserve(options.reserve_bytes)
+
+    def run(self) -> None:
+        """Until None is taken from the queue."""
+        options = self._options
+        while (taken := self._take()) is not None:
+            group = _Group()
+            for work in taken:
+                if isinstance(work, Append):
+                    group.add(work)
+                    if group.messages >= options.group_messages or group.bytes >= options.group_bytes:
+                        group = self._commit(group)
+                        self._housekeeping()
+                elif isinstance(work, Progress):
+                    self._owe(work)
+                else:
+                    group = self._commit(group)
+                    self._call(work)
+            self._commit(group)
+            self._housekeeping()
+        if self._owed:
+            self._commit(_Group(), always=True)
+        for _ in range(_LAST_SLICES if self._trims or self._named else 0):
+            self._housekeeping()
+
+    def _take(self) -> list[Append | Call | Progress] | None:
+        """All that is waiting; waits for the first, unless there is something to do at leisure."""
+        timeout: float | None = None
+        if self._trims or self._going or self._named:
+            timeout = max(0.0, self._quiet_until - time.monotonic())
+        elif self._owed:
+            timeout = self._options.save_s
+        taken: list[Append | Call | Progress] = []
+        try:
+            work = self._work.get(timeout=timeout)
+            while work is not None:
+                taken.append(work)
+                work = self._work.get_nowait()
+        except queue.Empty:
+            return taken
+        if not taken:
+            return None
+        self._work.put(None)  # answer these first
+        return taken
+
+    def _owe(self, progress: Progress) -> None:
+        if not self._owed:
+            self._owed_since = time.monotonic()
+        self._owed.update(progress.rows)
+        self._urgent |= progress.urgent
+
+    def _is_owing(self) -> bool:
+        """Whether progress is to be written now."""
+        late = time.monotonic() - self._owed_since >= self._options.save_s
+        return bool(self._owed) and (late or self._urgent)
+
+    def _call(self, call: Call) -> None:
+        try:
+            result = call.run()
+        except Exception as error:
+            self._failed(error)
+            result = _ours(error)
+        call.answer([(call.done, result)])
+
+    def _commit(self, group: _Group, *, always: bool = False) -> _Group:
+        """Make a group durable, answer it, and give an empty one."""
+        if not group.messages and not always:
+            return group
+        began = time.perf_counter_ns()
+        created: list[str] = []
+        owed = self._owed if always or self._is_owing() else {}
+        try:
+            if group.messages and self._is_tight:
+                self._make_sure_of_room()
+            batches, ends, answers = self._place(group, created)
+            for (topic, _), row in owed.items():
+                if row is not None:
+                    self._topic(topic, created)
+            if created or owed:
+                with self._store.write() as db:
+                    db.executemany(
+                        "INSERT INTO topic VALUES (?, ?, 0, NULL, ?)",
+                        [(self.topics[name].id, name, self.topics[name].log) for name in created],
+                    )
+                    self._write_progress(db, owed)
+                    self._store.insert(batches)
+            elif batches:
+                self._store.append(batches)
+        except Exception as error:
+            self._failed(error)
+            for name in created:
+                del self.topics[name]
+            answers = [(append.done, _ours(error)) for appends in group.by_topic.values() for append in appends]
+        else:
+            for state, end, total in ends:
+                state.size += total - state.total
+                state.total, state.end = total, end
+            self._wal_bytes += 2 * PAGE * len(owed)
+            owed.clear()
+            self._urgent &= bool(self._owed)
+            self.messages += group.messages
+            self.commits += 1
+            self._wal_bytes += PAGE + sum(len(batch.data) + 2 * PAGE for batch in batches)
+        self.answered += group.messages
+        self.commit_last_ns = time.perf_counter_ns() - began
+        if answers:
+            self._answer(answers)
+        return _Group()
+
+    def _failed(self, error: Exception) -> None:
+        """Count a failure, and say so once in a while; on a full disk, use the reserve to checkpoint."""
+        self.failures += 1
+        if time.monotonic() >= self._said_until:
+            self._said_until = time.monotonic() + self._options.retry_s
+            logger.warning("LOG: %s", error)
+        if isinstance(error, LogFull):
+            self._store.release_reserve()
+            self._is_tight = True
+            self._wal_bytes = max(self._wal_bytes, self._options.checkpoint_bytes_busy)
+
+    def _make_sure_of_room(self) -> None:
+        """Refuse messages while the reserve is used up, so that trimming and progress can go on with what is left."""
+        size = self._options.reserve_bytes
+        if not self._store.take_reserve(size) and self._store.free_bytes() < size:
+            raise LogFull(
+                f"less than {size >> 10} KB are free for {self._store.path}: free some of the disk,"
+                f" or keep fewer messages",
+                path=str(self._store.path),
+                free=size,
+            )
+        self._is_tight = False
+
+    def _housekeeping(self) -> None:
+        """What nobody waits for: progress that is due, a slice of what is to be trimmed, a checkpoint."""
+        try:
+            limit = self._options.checkpoint_bytes if self._work.empty() else self._options.checkpoint_bytes_busy
+            if self._wal_bytes >= limit:
+                self._checkpoint()
+            if time.monotonic() < self._quiet_until:
+                return
+            if self._is_owing():
+                self._commit(_Group(), always=True)
+            self._trim_some()
+        except Exception as error:
+            self._failed(error)
+            self._quiet_until = time.monotonic() + self._options.retry_s
+
+    def _checkpoint(self) -> None:
+        began = time.perf_counter_ns()
+        self._wal_bytes = 0
+        self._store.checkpoint()
+        self.checkpoints += 1
+        self.checkpoint_max_ns = max(self.checkpoint_max_ns, time.perf_counter_ns() - began)
+
+    def _trim_some(self) -> None:
+        self._unname()
+        for name, before in self._trims.items():
+            if self._store.trim(self.topics[name], before):
+                del self._trims[name]
+            self._wal_bytes += _SLICE_WAL
+            return
+        for state in self._going:
+            if self._store.trim(state, state.end):
+                self._store.forget(state)
+                self._going.remove(state)
+            self._wal_bytes += _SLICE_WAL
+            return
+
+    def trim(self, topic: str, before: int) -> int:
+        """Let go of what is below an offset: at once for readers, on the disk in slices. The begin there is now."""
+        state = self.topics.get(topic)
+        if state is None:
+            return 0
+        before = min(before, state.end)
+        if before > state.begin:
+            state.begin = before
+            self._trims[topic] = before
+        return state.begin
+
+    def retain(self, topic: str, max_bytes: int | None, before_ns: int | None) -> int:
+        """Trim by size and age, as far as one look at the oldest batches goes. The begin there is now."""
+        state = self.topics.get(topic)
+        if state is None or topic in self._trims:
+            return state.begin if state else 0
+        return self.trim(topic, self._store.retained(state, max_bytes, before_ns))
+
+    def keep(self, topic: str, retention: Retention | None) -> None:
+        """Let a topic be there, and keep what it is told to."""
+        created: list[str] = []
+        state = self._topic(topic, created)
+        try:
+            self._store.keep(state, topic, retention)
+        except BaseException:
+            for name in created:
+                del self.topics[name]
+            raise
+        state.retention = retention
+
+    def delete(self, topic: str) -> None:
+        """Forget a topic: its name at once and durably, its messages slice by slice.
+
+        If the disk refuses that, the topic is gone all the same, and its name is taken from the disk later.
+        """
+        state = self.topics.pop(topic, None)
+        if state is not None:
+            self._trims.pop(topic, None)
+            self._owed = {key: row for key, row in self._owed.items() if key[0] != topic}
+            self._named.append(state)
+            self._unname()
+
+    def _unname(self) -> None:
+        while self._named:
+            self._store.unname(self._named[0])
+            self._going.append(self._named.pop(0))
+
+    def remember(self, known: dict[str, list[Known]]) -> None:
+        """Write down all that is known of some topics, after all that was deleted before."""
+        self._unname()
+        if self._urgent:
+            self._commit(_Group(), always=True)
+        self._store.remember(known)
+
+    def _place(
+        self, group: _Group, created: list[str]
+    ) -> tuple[list[Batch], list[tuple[TopicState, int, int]], list[tuple[Done, Any]]]:
+        """The rows of a group, where its topics then end, and the answers."""
+        batches: list[Batch] = []
+        ends: list[tuple[TopicState, int, int]] = []
+        answers: list[tuple[Done, Any]] = []
+        for name, appends in group.by_topic.items():
+            state = self._topic(name, created)
+            offset = state.end
+            for append in appends:
+                answers.append((append.done, offset))
+                offset += len(append.records)
+            records = appends[0].records
+            if len(appends) > 1:
+                records = [record for append in appends for record in append.records]
+            offset, total = state.end, state.total
+            for piece in cut(records, self._options.batch_bytes):
+                data = encode(piece)
+                total += len(data)
+                newest = max([record.arrival_ns for record in piece])
+                batches.append(Batch(state.key(offset), len(piece), newest, total, zlib.crc32(data), data))
+                offset += len(piece)
+            ends.append((state, offset, total))
+        return batches, ends, answers
+
+    def _topic(self, name: str, created: list[str]) -> TopicState:
+        """A topic's state; a new one is in `created`, too, and becomes real with the commit."""
+        state = self.topics.get(name)
+        if state is None:
+            self._unname()  # a deleted one may have the name
+            used = {known.id for known in (*self.topics.values(), *self._going)}
+            # Not the lowest that is free: a reader may still be looking for messages of the topic that had it.
+            numbers = chain(range(self._last_id + 1, MAX_TOPICS), range(1, self._last_id + 1))
+            number = next((number for number in numbers if number not in used), None)
+            if number is None:
+                raise LogError(f"no room for topic {name!r}: a log holds at most {MAX_TOPICS - 1}", topic=name)
+            state = self.topics[name] = TopicState(number)
+            self._last_id = number
+            created.append(name)
+        return state
+
+    def _write_progress(self, db: sqlite3.Connection, owed: dict[tuple[str, str], tuple[int, bytes] | None]) -> None:
+        for (topic, channel), row in owed.items():
+            if row is not None:
+                db.execute("INSERT OR REPLACE INTO channel VALUES (?, ?, ?, ?)", (self.topics[topic].id, channel, *row))
+            elif topic in self.topics:
+                db.execute("DELETE FROM channel WHERE topic = ? AND name = ?", (self.topics[topic].id, channel))
+
+
+def _ours(error: Exception) -> SRTMError:
+    """The error for those who wait; one that we did not foresee is named as such."""
+    if isinstance(error, SRTMError):
+        return error
+    return LogError(f"the log failed in a way that is not foreseen: {error!r}", cause=repr(error))

@@ -1,0 +1,1 @@
+"""Delivery by another system: nsqd or NATS JetStream."""

@@ -1,0 +1,469 @@
+"""Delivery by somebody else: what stands between released messages and the engine that stores and delivers them.
+
+In: messages of topics, when their buckets have let them go. Out: bytes of one connection to the engine, written once a
+turn; acknowledgements, by which publishers get their OK and latencies end. `nsqd` and `nats` say how each engine is
+spoken to, `lane` what a topic has under way; everything else is here.
+
+Always holds:
+- a publisher's OK leaves only after the engine has acknowledged its messages, in the order of its commands; that of a
+  topic on disk when the log has them (`spool`), and the acknowledgement finishes their offsets;
+- what is not acknowledged is kept, and sent again after a broken connection, in order and with tokens of its own; it
+  may then be there twice, unless the engine knows it by its id;
+- at most WINDOW messages and WINDOW_BYTES are with the engine unacknowledged; topics take turns for that room, and what
+  waits for it counts against the limits of its topic, whose publishers are then held;
+- a topic whose lane is shut releases nothing: its messages get their tokens when the engine takes them, so that an
+  engine that comes back is not flooded with what was released meanwhile;
+- where an address asks for TLS, nothing but what leads to it is written in the clear, and nothing else is understood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from random import random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from srtm.broker.engines.lane import FIRST_WAIT_S, LONGEST_WAIT_S, Lane, settle
+from srtm.errors import BrokerError, InputError, ProtocolError
+from srtm.net.compression import BadStream
+from srtm.net.credentials import Credentials, explained
+from srtm.net.tls import Tls
+from srtm.protocol import engine as addresses
+from srtm.protocol.engine import is_local, seen_from_elsewhere
+
+if TYPE_CHECKING:
+    from srtm.broker.engines.probe import Probe
+    from srtm.broker.ioloop import Broker
+    from srtm.broker.message import Message
+    from srtm.broker.topic import Topic
+    from srtm.protocol.engine import EngineAddress
+
+log = logging.getLogger(__name__)
+
+WINDOW, WINDOW_BYTES = 1_024, 4 * 1024 * 1024  # enough for 100,000 messages a second at a distance of 10 ms
+SLICE, SLICE_BYTES = 256, 256 * 1024  # of one topic, before it is the turn of the next
+SILENCE_NS = 2_500_000_000  # engines are asked for a sign of life every second
+CONNECT_S = 1.0
+_now_ns = time.time_ns
+
+
+class Engine(ABC):
+    """One engine, as a broker uses it."""
+
+    kind: ClassVar[str]
+    defers: ClassVar[bool] = False  # whether it can deliver a message after a while
+
+    def __init__(self, broker: Broker, address: EngineAddress) -> None:
+        self.address = address
+        self.lanes: dict[str, Lane] = {}
+        self.busy: dict[Lane, None] = {}  # those that have something to send, in their turns
+        self.connected = False
+        self.problem: str | None = None  # the last one, also when it is over
+        self.reconnections = self.resent = self.refused = self.acknowledged = 0
+        self.flying = self.flying_bytes = 0
+        self._broker = broker
+        self._servers = list(address.servers)
+        self.place = self._servers[0]  # the one in use, or tried last
+        self.credentials = Credentials.read(address)
+        self._sock: socket.socket | None = None
+        self._tls: Tls | None = None
+        self._out = bytearray()
+        self._wire = bytearray()  # of it, what is encrypted
+        self._writing = False
+        self._heard_ns = 0
+        self._ended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # How an engine is spoken to.
+
+    @abstractmethod
+    def _greet(self) -> None:
+        """A connection is there: begin it; `_ready` when it may be used."""
+
+    @abstractmethod
+    def _take(self, data: bytes) -> None:
+        """Understand what the engine says."""
+
+    @abstractmethod
+    def _send(self, lane: Lane, messages: list[Message]) -> None:
+        """Put messages of a topic into `_out`, and remember them."""
+
+    @abstractmethod
+    def _take_back(self) -> None:
+        """The connection is gone: put what was not acknowledged back into its lanes."""
+
+    @abstractmethod
+    def new_probe(self, lane: Lane) -> Probe:
+        """A probe of a topic."""
+
+    @property
+    def server_name(self) -> str:
+        """What the certificate of the server in use must bear."""
+        host, port = self.place
+        return host if port else "localhost"
+
+    @property
+    def delivery(self) -> str:
+        """Where subscribers find it, without what is secret."""
+        options = self._broker.options
+        return str(self.address if is_local(options.host) else seen_from_elsewhere(self.address, options.address))
+
+    def objection(self, publisher: str, body: bytes) -> str | None:  # noqa: ARG002 - not every engine knows
+        """Why it will never take such a message, as far as that is known before it is sent."""
+        return None
+
+    def _enter(self, lane: Lane) -> None:
+        """A topic is new, or the engine is there again."""
+        lane.open(_now_ns())
+
+    def _look(self, now_ns: int) -> None:  # noqa: B027 - not every engine needs it
+        """See to lanes, every tenth of a second while it is connected."""
+
+    def _ask(self) -> None:  # noqa: B027 - not every engine needs it
+        """Ask for a sign of life, where the engine does not give them by itself."""
+
+    # What a broker calls.
+
+    def start(self) -> None:
+        """Connect, and stay connected; BrokerError where that would be to this broker."""
+        options, port = self._broker.options, self._broker.tcp_port
+        here = {options.host, options.address, "localhost", "127.0.0.1", "::1"}
+        if any(each == port and host in here for host, each in self.address.servers):
+            raise BrokerError(
+                f"the engine {self.address} is this broker itself: give the one of an nsqd, or another port"
+            )
+        self._task = self._broker.loop.create_task(self._keep())
+
+    def stop(self) -> None:
+        """Be gone; what is not acknowledged was never answered."""
+        if self._task is not None:
+            self._task.cancel()
+        for lane in self.lanes.values():
+            lane.watch(on=False)
+        self._hang_up()
+
+    def lane(self, topic: Topic) -> Lane:
+        """The lane of a topic, made if need be."""
+        found = self.lanes.get(topic.name)
+        if found is None or found.topic is not topic:
+            found = self.lanes[topic.name] = Lane(self, topic)
+            topic.stall(_now_ns())
+            if self.connected:
+                self._enter(found)
+        return found
+
+    def forget(self, topic: Topic) -> None:
+        """A topic is gone; what the engine has, it keeps."""
+        lane = self.lanes.pop(topic.name, None)
+        if lane is not None:
+            lane.watch(on=False)
+            self.busy.pop(lane, None)
+            settle(lane.queue)
+            lane.queue.clear()
+
+    def touch(self, lane: Lane) -> None:
+        """A lane has something to send, or its topic something to release."""
+        if lane.queue and lane.ready:
+            self.busy[lane] = None
+        if self._broker.topics.get(lane.topic.name) is lane.topic:
+            self._broker.to_drain[lane.topic] = None
+            self._broker.wake()
+
+    def flush(self) -> None:
+        """Send what there is room for, topics in turns, in one write."""
+        while self.busy and self.connected and self.flying < WINDOW and self.flying_bytes < WINDOW_BYTES:
+            lane = next(iter(self.busy))
+            del self.busy[lane]
+            self._send_slice(lane)
+            if lane.queue and lane.ready:
+                self.busy[lane] = None
+        self._write()
+
+    def _send_slice(self, lane: Lane) -> None:
+        room = min(SLICE, WINDOW - self.flying)
+        if lane.singly:
+            room, lane.singly = 1, lane.singly - 1
+        messages: list[Message] = []
+        queue, size = lane.queue, 0
+        while queue and len(messages) < room and size < SLICE_BYTES:
+            messages.append(queue.popleft())
+            size += len(messages[-1].body)
+        if lane.probe is not None:
+            lane.probe.expect(messages)
+        lane.flying += len(messages)
+        self.flying += len(messages)
+        self.flying_bytes += size
+        self._send(lane, messages)
+
+    def tick(self, now_ns: int) -> None:
+        """A tenth of a second has passed."""
+        if self._sock is None:
+            return
+        if now_ns - self._heard_ns > SILENCE_NS:
+            self._lose("it is silent")
+            return
+        if self.connected:
+            if now_ns - self._heard_ns > SILENCE_NS // 3:
+                self._ask()
+            self._look(now_ns)
+        self._write()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it takes nothing, of all topics or of one; None where it does."""
+        shut = (lane.problem for lane in self.lanes.values() if not lane.ready and lane.problem)
+        return self.absence or next(shut, None)
+
+    @property
+    def absence(self) -> str | None:
+        """Why it takes nothing; None where it is there."""
+        return None if self.connected else f"the engine is away: {self.problem or 'not connected yet'}"
+
+    def statistics(self) -> dict[str, Any]:
+        """How it is."""
+        return {
+            "kind": self.kind,
+            "address": str(self.address),
+            "state": "connected" if self.connected else "away",
+            "unacknowledged": sum(lane.held for lane in self.lanes.values()),
+            "in_flight": self.flying,
+            "acknowledged": self.acknowledged,
+            "resent": self.resent,
+            "refused": self.refused,
+            "reconnections": self.reconnections,
+            "last_error": self.problem,
+        }
+
+    # The connection.
+
+    async def _keep(self) -> None:
+        wait_s, said = FIRST_WAIT_S, set[str]()
+        while True:
+            self.place = place = self._servers[0]
+            self._servers.append(self._servers.pop(0))  # the next one, if it has to be
+            was = self.acknowledged
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    sock = await self._connect(*place)
+            except (OSError, TimeoutError, ValueError) as error:  # ValueError: files, or a host that cannot be one
+                why = str(error) if isinstance(error, ValueError) else getattr(error, "strerror", None) or "no answer"
+                self.problem = f"cannot connect to {_place(place)}: {why}"
+                told = self.problem
+            else:
+                self._begin(sock)
+                await self._ended.wait()
+                told = f"lost {_place(place)}: {self.problem}"
+            if self.acknowledged > was:
+                wait_s = FIRST_WAIT_S
+                said.clear()
+            if told not in said:
+                log.warning("ENGINE(%s): %s", self.address, told)
+            if self.acknowledged > was:
+                continue  # the next server may take over at once
+            said.add(told)
+            await asyncio.sleep(wait_s * (1 + random()) / 2)
+            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+
+    async def _connect(self, host: str, port: int) -> socket.socket:
+        if not port:
+            return await self._connected(socket.AF_UNIX, host)
+        refused: OSError | None = None
+        for family, *_, target in await self._broker.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                return await self._connected(family, target)
+            except OSError as error:  # a name may have addresses of both kinds, and its server listen at one
+                refused = refused or error
+        raise refused or OSError(f"{host} has no address")
+
+    async def _connected(self, family: int, target: Any) -> socket.socket:
+        sock = socket.socket(family)
+        try:
+            sock.setblocking(False)
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._broker.loop.sock_connect(sock, target)
+            if self.address.tls or self.address.creds:  # the system's authorities alone take milliseconds to read
+                self.credentials = await asyncio.to_thread(Credentials.read, self.address)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _begin(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._tls = None
+        self._out.clear()
+        self._wire.clear()
+        self._writing = False
+        self._heard_ns = _now_ns()
+        self._ended.clear()
+        self._broker.poller.add(sock, self._readable)
+        self._greet()
+        self._write()
+
+    def _ready(self) -> None:
+        """The engine is there: topics go on."""
+        log.info("ENGINE(%s): connected", self.address)
+        self.connected = True
+        for lane in list(self.lanes.values()):
+            self._enter(lane)
+
+    def _readable(self) -> None:
+        """Read what is there; who calls it ends the turn."""
+        assert self._sock is not None
+        view = self._broker.read_view
+        try:
+            size = self._sock.recv_into(view)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+            return
+        if not size:
+            self._lose("it closed the connection")
+            return
+        self._heard_ns = _now_ns()
+        try:
+            self._take(bytes(view[:size]) if self._tls is None else self._tls.decode(bytes(view[:size])))
+        except (ProtocolError, InputError) as problem:
+            self._lose(str(problem))
+        except BadStream as problem:
+            assert self._tls is not None
+            with suppress(OSError):
+                self._sock.send(self._tls.pending())  # an alert says why
+            self._lose(explained(problem.__cause__ or problem))
+
+    def _secure(self) -> None:
+        """Begin TLS. What is said from now on waits for its handshake, and is encrypted."""
+        assert self.credentials.tls is not None
+        self._tls = Tls(self.credentials.tls, self.server_name)
+        self._tls.decode(b"")
+
+    def _write(self) -> None:
+        if self._sock is None or self._writing:
+            return
+        wire = self._out if self._tls is None else self._encrypted(self._tls)
+        if not wire:
+            return
+        try:
+            sent = self._sock.send(wire)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            if self.connected:  # who refuses us has said why, which is read next
+                self._lose(error.strerror or str(error))
+            return
+        del wire[:sent]
+        if wire:
+            self._writing = True
+            self._broker.loop.add_writer(self._sock, self._writable)
+
+    def _encrypted(self, tls: Tls) -> bytearray:
+        if tls.ready:
+            self._wire += tls.encode(self._out)
+            self._out.clear()
+        else:
+            self._wire += tls.pending()
+        return self._wire
+
+    def _writable(self) -> None:
+        assert self._sock is not None
+        self._broker.loop.remove_writer(self._sock)
+        self._writing = False
+        self._write()
+
+    def _lose(self, problem: str) -> None:
+        """The connection is of no use any more."""
+        self.problem = problem
+        self._hang_up()
+        now_ns = _now_ns()
+        self.resent += self.flying
+        self._take_back()
+        self.flying = self.flying_bytes = 0
+        for lane in self.lanes.values():
+            lane.shut(now_ns)
+        self.reconnections += 1
+        self._ended.set()
+
+    def _hang_up(self) -> None:
+        self.connected = False
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._broker.poller.remove(sock)
+            if self._writing:
+                with suppress(ValueError, OSError):
+                    self._broker.loop.remove_writer(sock)
+            sock.close()
+
+    # What becomes of messages.
+
+    def _acknowledge(self, lane: Lane, messages: list[Message], now_ns: int) -> None:
+        """The engine has them: their latency ends here, and their publishers are answered."""
+        self._landed(lane, messages)
+        self.acknowledged += len(messages)
+        broker, recent = self._broker, lane.topic.recent
+        if broker.recorder is not None:
+            broker.recorder.sent(messages, now_ns)
+        recent.sent += len(messages)
+        if not recent.full:
+            total, processing = recent.total.append, recent.processing.append
+            for message in messages:
+                total(now_ns - message.arrival_ns)
+                processing(now_ns - message.release_ns)
+        settle(messages)
+        if lane.topic.spool is not None:
+            lane.topic.spool.finish(messages)
+
+    def _refuse(self, lane: Lane, messages: list[Message], problem: str) -> None:
+        """The engine will never take them: their publishers are told, or the log where they have their OK already."""
+        self.problem = f"refuses a message of {lane.topic.name}: {problem}"
+        self._landed(lane, messages)
+        self.refused += len(messages)
+        lane.topic.recent.dropped += len(messages)
+        if lane.topic.spool is not None:
+            lane.topic.spool.finish(messages)
+            if lane.refused != problem:
+                lane.refused = problem
+                log.warning("TOPIC(%s): a message is dropped: the engine refuses it: %s", lane.topic.name, problem)
+        settle(messages, f"the engine {self.kind} refuses it: {problem}")
+
+    def _landed(self, lane: Lane, messages: list[Message]) -> None:
+        size = sum(len(message.body) for message in messages)
+        lane.flying -= len(messages)
+        lane.bytes -= size
+        self.flying -= len(messages)
+        self.flying_bytes -= size
+
+
+def engine_of(broker: Broker) -> Engine | None:
+    """The engine that a broker is told to use; None for its own channels."""
+    address = addresses.parse(broker.options.engine)
+    if address is None:
+        return None
+    if address.kind == "nats":
+        from srtm.broker.engines.nats import Nats
+
+        return Nats(broker, address)
+    from srtm.broker.engines.nsqd import Nsqd
+
+    return Nsqd(broker, address)
+
+
+def check_topic(engine: Engine, name: str) -> None:
+    """BrokerError where the engine cannot have such a topic."""
+    if problem := addresses.refusal(engine.kind, name):
+        raise BrokerError(problem, topic=name)
+
+
+def no_channels(engine: Engine, name: str) -> str:
+    """Why a topic of this broker cannot be subscribed to here."""
+    return f"topic {name!r} is delivered by the engine {engine.address}: subscribe to it there"
+
+
+def _place(server: tuple[str, int]) -> str:
+    host, port = server
+    return f"{host}:{port}" if port else host

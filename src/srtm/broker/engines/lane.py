@@ -1,0 +1,205 @@
+"""A topic's way to its engine: what was released and has no acknowledgement, and who waits for one.
+
+In: messages that a bucket has let go, and the engine's word that it takes them, or not. Out: messages in order, to be
+sent; answers to publishers; the rest back to the topic when the engine is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from random import random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from srtm.broker.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from srtm.broker.engines.engine import Engine
+    from srtm.broker.engines.probe import Probe
+    from srtm.broker.topic import Topic
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5  # before an engine, or a topic at it, is tried again
+
+
+class Owner(Protocol):
+    """Who waits for answers: a connection, or a request over HTTP."""
+
+    def settle(self) -> None:
+        """A receipt of yours is complete."""
+
+    def refused(self, problem: str) -> None:
+        """The engine will never take a message of yours."""
+
+
+class Receipt:
+    """One command of a publisher, and how many of its messages have no acknowledgement."""
+
+    __slots__ = ("left", "owner")
+
+    def __init__(self, owner: Owner, left: int) -> None:
+        self.owner = owner
+        self.left = left
+
+
+class Tracked(Message):
+    """A message whose publisher is answered when it is acknowledged."""
+
+    __slots__ = ("receipt",)
+
+    def __init__(
+        self,
+        id: bytes,  # noqa: A002
+        arrival_ns: int,
+        body: bytes,
+        publisher: str,
+        delay_ns: int,
+        receipt: Receipt,
+    ) -> None:
+        super().__init__(id, arrival_ns, body, publisher, delay_ns)
+        self.receipt: Receipt | None = receipt
+
+
+def settle(messages: Iterable[Message], problem: str | None = None) -> None:
+    """Answer publishers: these messages are done, or never will be."""
+    owners: dict[Owner, None] = {}
+    for message in messages:
+        receipt = getattr(message, "receipt", None)
+        if receipt is None:
+            continue
+        message.receipt = None  # type: ignore[attr-defined]
+        receipt.left -= 1
+        if problem is not None:
+            receipt.owner.refused(problem)
+        elif not receipt.left:
+            owners[receipt.owner] = None
+    for owner in owners:
+        owner.settle()
+
+
+class Lane:
+    """A topic's way to its engine: what was released and has no acknowledgement."""
+
+    __slots__ = (
+        "bytes",
+        "engine",
+        "flying",
+        "owed",
+        "probe",
+        "problem",
+        "queue",
+        "ready",
+        "refused",
+        "retry_ns",
+        "singly",
+        "topic",
+        "wait_s",
+    )
+
+    def __init__(self, engine: Engine, topic: Topic) -> None:
+        self.engine = engine
+        self.topic = topic
+        self.queue: deque[Message] = deque()
+        self.flying = 0  # messages that the engine has
+        self.bytes = 0  # of these and those in the queue
+        self.owed = 0  # tokens that messages in the queue had, and spend again
+        self.ready = False  # it may be sent messages
+        self.singly = 0  # messages to be sent one by one: the engine refused one of them
+        self.probe: Probe | None = None  # who times its messages to a consumer, if somebody wants it
+        self.problem: str | None = None  # why it is shut though the engine is there
+        self.refused: str | None = None  # why a stored message was dropped, as it was said last
+        self.retry_ns = 0
+        self.wait_s = FIRST_WAIT_S
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has been tried for a second or more in vain."""
+        return self.wait_s >= LONGEST_WAIT_S
+
+    @property
+    def held(self) -> int:
+        """Messages without an acknowledgement."""
+        return len(self.queue) + self.flying
+
+    def statistics(self) -> dict[str, Any]:
+        """How it is: `state` is open, or why its messages wait."""
+        return {
+            "kind": self.engine.kind,
+            "state": "open" if self.ready else "shut",
+            "reason": None if self.ready else self.engine.absence or self.problem,
+            "unacknowledged": self.held,
+            "unacknowledged_bytes": self.bytes,
+            "in_log": self.topic.spooled,
+            "lost": self.topic.spool.lost if self.topic.spool else 0,
+            "probe": self.probe.statistics() if self.probe else None,
+        }
+
+    def watch(self, *, on: bool) -> None:
+        """Time messages to a consumer of the engine's, or end that."""
+        if not on and self.probe is not None:
+            self.probe.stop()
+            self.probe = None
+        elif on and self.probe is None:
+            self.probe = self.engine.new_probe(self)
+
+    def put(self, messages: list[Message]) -> None:
+        """Send these as soon as there is room."""
+        self.queue.extend(messages)
+        self.bytes += sum(len(message.body) for message in messages)
+        if self.ready:
+            self.engine.busy[self] = None
+
+    def open(self, now_ns: int) -> None:
+        """The engine takes its messages."""
+        self.problem, self.wait_s, self.retry_ns = None, FIRST_WAIT_S, 0
+        if not self.ready:
+            self.ready = True
+            self.release(now_ns)
+            self.engine.touch(self)
+
+    def release(self, now_ns: int) -> None:
+        """Let its topic go on, where neither the engine nor a pause holds it."""
+        if self.ready and self.topic.stalled and not self.topic.paused:
+            self.topic.resume(now_ns, self.owed)
+            self.owed = 0
+
+    def shut(self, now_ns: int) -> None:
+        """It does not, for now."""
+        if self.ready:
+            self.ready = False
+            self.engine.busy.pop(self, None)
+            self.topic.stall(now_ns, self._unsent())
+            self.engine.touch(self)  # who would leave may not have to wait now
+
+    def fail(self, problem: str) -> None:
+        """Say why it is shut, once."""
+        if self.problem is None:
+            log.warning("TOPIC(%s): the engine takes nothing: %s", self.topic.name, problem)
+        self.problem = self.engine.problem = problem
+
+    def _unsent(self) -> list[Message]:
+        """What it gives back to its topic, to get tokens again: all but the oldest, by which the engine is asked."""
+        if self.topic.limiter is None:
+            return []
+        back = list(self.queue)[1:]
+        for message in back:
+            self.bytes -= len(message.body)
+            self.queue.pop()
+        self.owed = len(self.queue)
+        return back
+
+    def back(self, messages: list[Message]) -> None:
+        """The engine does not have these after all; they go first."""
+        self.flying -= len(messages)
+        if self.engine.lanes.get(self.topic.name) is self:
+            self.queue.extendleft(reversed(messages))
+        else:
+            settle(messages)  # with their topic, which somebody deleted
+
+    def later(self, now_ns: int) -> None:
+        """Try again after a while, which grows."""
+        self.retry_ns = now_ns + round(self.wait_s * (1 + random()) / 2 * 1e9)
+        self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s)

@@ -1,0 +1,218 @@
+"""A subscriber of one topic at its engine, switched on by hand: how long messages take from publisher to consumer.
+
+In: messages as they are sent to the engine, and as the engine delivers them. Out: latencies, kernel arrival at the
+broker to arrival at the probe, over the last ten seconds. JetStream delivers our ids with the messages; NSQ does not,
+so there a message is known by its body, and of equal ones that are under way only the first is timed. Nothing is
+written into anybody's messages. A probe is a consumer more for the engine to serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from srtm.errors import InputError, ProtocolError
+from srtm.model.latency import Distribution
+from srtm.net.credentials import explained
+from srtm.protocol import client as nsq
+from srtm.protocol import greeting, nats
+from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Response
+from srtm.protocol.client import Message as Delivered
+from srtm.protocol.nats import Err, Info, Msg, NatsProtocol, Ping, Pong
+from srtm.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from srtm.broker.engines.lane import Lane
+    from srtm.broker.message import Message
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "srtm-probe#ephemeral"
+_WINDOW_NS = 10 * NS_PER_S
+_MOST = 10_000  # messages that are looked out for, and latencies that are kept
+_AGAIN_S = 1.0
+
+
+class Probe(ABC):
+    """The probe of one topic; `stop` ends it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.problem: str | None = None
+        self._lane = lane
+        self._expected: dict[bytes, int] = {}
+        self._seen: deque[tuple[int, int]] = deque(maxlen=_MOST)
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def expect(self, messages: list[Message]) -> None:
+        """Messages are on their way to the engine."""
+        while self._expected and len(self._expected) + len(messages) > _MOST:
+            del self._expected[next(iter(self._expected))]
+        for message in messages:
+            self._expected.setdefault(self._key(message), message.arrival_ns)
+
+    def statistics(self) -> dict[str, Any]:
+        """Messages of the last ten seconds, and percentiles of their latency."""
+        since_ns = time.time_ns() - _WINDOW_NS
+        found = np.array([taken_ns for at_ns, taken_ns in self._seen if at_ns > since_ns], np.int64)
+        part = Distribution.of(found) if len(found) else None
+        points = {"p50": part.p50, "p95": part.p95, "p99": part.p99} if part else None
+        return {"messages": len(found), "end_to_end_ns": points, "problem": self.problem}
+
+    def stop(self) -> None:
+        """Subscribe no more."""
+        self._task.cancel()
+
+    @abstractmethod
+    def _key(self, message: Message) -> bytes:
+        """By what it is known when it comes."""
+
+    @abstractmethod
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Subscribe, and tell `_came` of every message."""
+
+    def _came(self, key: bytes) -> None:
+        arrival_ns = self._expected.pop(key, None)
+        if arrival_ns is not None:
+            now_ns = time.time_ns()
+            self._seen.append((now_ns, now_ns - arrival_ns))
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._once()
+            except (OSError, EOFError, ProtocolError, InputError) as problem:
+                self.problem = explained(problem)
+                log.warning("TOPIC(%s): its probe is away: %s", self._lane.topic.name, self.problem)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _once(self) -> None:
+        host, port = self._lane.engine.place
+        opening = asyncio.open_connection(host, port) if port else asyncio.open_unix_connection(host)
+        reader, writer = await opening
+        try:
+            await self._listen(reader, writer)
+        finally:
+            writer.close()
+
+    async def _secure(self, writer: asyncio.StreamWriter) -> None:
+        """Go on through TLS."""
+        engine = self._lane.engine
+        assert engine.credentials.tls is not None
+        await writer.start_tls(engine.credentials.tls, server_hostname=engine.server_name)
+
+
+class NsqdProbe(Probe):
+    """A consumer in an ephemeral channel of its own."""
+
+    def _key(self, message: Message) -> bytes:
+        return message.body
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocol, address = ClientProtocol(), self._lane.engine.address
+        identity = {"client_id": "srtm-probe", "output_buffer_timeout": -1, "output_buffer_size": -1}
+        steps, agreed = greeting.nsqd(address, identity), False
+        writer.write(next(steps))
+        if address.tls:
+            protocol.pause_after_response()
+        while data := await reader.read(65536):
+            for event in protocol.feed(data):
+                if isinstance(event, Delivered):
+                    self._came(event.body)
+                    writer.write(nsq.fin(event.id))
+                elif isinstance(event, Heartbeat):
+                    writer.write(nsq.nop())
+                elif isinstance(event, Error):
+                    raise event.problem if agreed else greeting.nsqd_refuses(event.problem)
+                elif agreed:
+                    self.problem = None
+                elif isinstance(event, Response):
+                    said = greeting.after(steps, event.data)
+                    if said is None:
+                        agreed = True
+                        writer.write(nsq.sub(self._lane.topic.name, CHANNEL) + nsq.rdy(1_000))
+                    elif said == greeting.BEGIN_TLS:
+                        protocol = ClientProtocol()
+                        await self._secure(writer)
+                    else:
+                        writer.write(said)
+        raise EOFError("it closed the connection")
+
+
+class NatsProbe(Probe):
+    """An ephemeral consumer of the stream that has the topic; ids begin with `prefix`."""
+
+    def __init__(self, lane: Lane, prefix: bytes) -> None:
+        self._prefix = prefix
+        super().__init__(lane)
+
+    def _key(self, message: Message) -> bytes:
+        return b"%b-%b" % (self._prefix, message.id)
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocol, inbox = NatsProtocol(), b"_INBOX.%b." % secrets.token_hex(6).encode()
+        topic, engine = self._lane.topic.name, self._lane.engine
+        greeted = False
+        while data := await reader.read(65536):
+            for event in protocol.feed(data):
+                if isinstance(event, Info):
+                    if greeted:
+                        continue
+                    greeted = True
+                    secured = greeting.nats_tls(engine.address, event.fields)
+                    if secured:
+                        protocol = NatsProtocol()
+                        await self._secure(writer)
+                    login = engine.credentials.login(str(event.fields.get("nonce", "")))
+                    writer.write(nats.connect(verbose=False, headers=True, no_responders=True, **login))
+                    # A consumer delivers to a subject that somebody subscribes to by name: no pattern counts.
+                    names = (b"names", b"made", b"messages")
+                    writer.write(b"".join(nats.subscribe(inbox + each, sid) for sid, each in enumerate(names, 1)))
+                    writer.write(nats.PING)
+                    if secured:
+                        break  # what came with it in the clear is nobody's
+                elif isinstance(event, Pong):
+                    asked = msgspec.json.encode({"subject": topic})
+                    writer.write(nats.publish(b"$JS.API.STREAM.NAMES", inbox + b"names", asked))
+                elif isinstance(event, Ping):
+                    writer.write(nats.PONG)
+                elif isinstance(event, Err):
+                    raise ProtocolError("E_INVALID", event.text)
+                elif isinstance(event, Msg) and event.subject == inbox + b"names":
+                    writer.write(_consumer(event, topic, inbox))
+                elif isinstance(event, Msg) and event.subject == inbox + b"made":
+                    if event.status or (problem := nats.fields(event.body).get("error")):
+                        raise ProtocolError("E_INVALID", f"no consumer for a probe: {problem}")
+                    self.problem = None
+                elif isinstance(event, Msg):
+                    self._came(event.message_id)
+        raise EOFError("it closed the connection")
+
+
+def _consumer(answer: Msg, topic: str, inbox: bytes) -> bytes:
+    """Ask for a consumer of the stream that a server has named."""
+    streams = (nats.fields(answer.body) if answer.body else {}).get("streams")
+    if not streams:
+        raise ProtocolError("E_INVALID", f"no stream has the subject {topic}")
+    wanted = {
+        "stream_name": streams[0],
+        "config": {
+            "deliver_subject": (inbox + b"messages").decode(),
+            "deliver_policy": "new",
+            "ack_policy": "none",
+            "filter_subject": topic,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": 5 * NS_PER_S,
+        },
+    }
+    return nats.publish(
+        b"$JS.API.CONSUMER.CREATE.%b" % str(streams[0]).encode(), inbox + b"made", msgspec.json.encode(wanted)
+    )

@@ -1,0 +1,1 @@
+"""The broker's HTTP: nsqd's API and ours, statistics, metrics."""

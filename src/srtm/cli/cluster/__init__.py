@@ -1,0 +1,1 @@
+"""Verbs of operators: run a cluster, and look after its topics."""

@@ -1,0 +1,82 @@
+"""`srtm top`: topics and brokers, live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+
+from srtm.cli.cluster.topic import table_of
+from srtm.cli.common import AsJson, in_ms, new_table, print_json
+from srtm.cli.remote import HERE, Controller, ask
+
+
+class Sort(StrEnum):
+    """What topics are sorted by."""
+
+    NAME = "name"
+    RATE = "rate"
+    WAITING = "waiting"
+    P99 = "p99"
+    PENALTY = "penalty"
+
+
+_KEYS = {Sort.RATE: "rate", Sort.WAITING: "waiting", Sort.PENALTY: "penalty_ms"}
+
+
+def top(
+    controller: Controller = HERE,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    sort: Annotated[Sort, typer.Option(help="What stands first: the largest of it, or names in order.")] = Sort.NAME,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show every topic and broker, again and again; Ctrl-C ends it."""
+    if as_json:
+        print_json(look(controller, sort))
+        return
+    if once or not sys.stdout.isatty():
+        Console(width=None if sys.stdout.isatty() else 200).print(tables(look(controller, sort)))
+        return
+    with Live(tables(look(controller, sort)), auto_refresh=False, screen=True) as live:
+        try:
+            while True:
+                time.sleep(every)
+                live.update(tables(look(controller, sort)), refresh=True)
+        except KeyboardInterrupt:
+            pass
+
+
+def look(controller: str, sort: Sort = Sort.NAME) -> dict[str, Any]:
+    """What there is to be seen."""
+    seen = {**ask(controller, None, "GET", "/v1/topics"), **ask(controller, None, "GET", "/v1/brokers")}
+    seen["topics"].sort(key=lambda topic: (-_weight(topic, sort), topic["topic"]))
+    return seen
+
+
+def _weight(topic: dict[str, Any], sort: Sort) -> float:
+    if sort is Sort.NAME:
+        return 0.0
+    found = (topic["total_ms"] or {}).get("p99") if sort is Sort.P99 else topic[_KEYS[sort]]
+    return float(found or 0.0)
+
+
+def tables(seen: dict[str, Any]) -> Group:
+    """The same, for a terminal."""
+    brokers = new_table("broker", "status", "msg/s", "mcap", "rcap", "loop lag", "address")
+    for broker in seen["brokers"]:
+        brokers.add_row(
+            broker["name"],
+            broker["status"] + (", draining" if broker["draining"] else ""),
+            f"{broker['rate']:,}",
+            f"{broker['mcap']:,.0f}",
+            f"{broker['rcap']:,.0f}",
+            in_ms(broker["lag_ms"]),
+            broker["address"],
+        )
+    return Group(table_of(seen["topics"]), brokers)

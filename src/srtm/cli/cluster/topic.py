@@ -1,0 +1,366 @@
+"""`srtm topic`: contracts of topics."""
+
+from __future__ import annotations
+
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from srtm.cli.cluster.check import over_contract
+from srtm.cli.common import AsJson, in_ms, new_table, print_json, print_table
+from srtm.cli.remote import HERE, Controller, Token, ask, topic_at
+from srtm.errors import InputError
+from srtm.units import NS_PER_MS, parse_duration_ns
+
+if TYPE_CHECKING:
+    from srtm.model.bucket import TokenBucket
+
+app = typer.Typer(help="Put topics under contract, see how they do, and why.", no_args_is_help=True)
+
+_POLL_S = 0.5
+Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
+
+
+class Policy(StrEnum):
+    """How publishers are placed."""
+
+    LB = "lb"
+    CONC = "conc"
+    MAX_MIN = "max_min"
+    SRTM = "srtm"
+
+
+class FitBy(StrEnum):
+    """How a fitting goes about it."""
+
+    MODEL = "model"
+    MEASURE = "measure"
+    NONE = "none"
+
+
+class Durability(StrEnum):
+    """Where messages are kept."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+class Overflow(StrEnum):
+    """What becomes of messages that find no token."""
+
+    WAIT = "wait"
+    DROP = "drop"
+
+
+@app.command()
+def create(
+    name: Name,
+    r: Annotated[float | None, typer.Option("--r", help="Tokens a second.")] = None,
+    b: Annotated[float | None, typer.Option("--b", help="Tokens of a full bucket.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Instead: a trace to profile (r, b) from.")] = None,
+    slo_p99: Annotated[
+        str, typer.Option(help="Tail latency that is to hold, end to end; ms unless it has a unit.")
+    ] = "1ms",
+    policy: Annotated[Policy, typer.Option(help="How publishers are placed.")] = Policy.SRTM,
+    fit: Annotated[FitBy, typer.Option(help="Predict first and confirm, or search by measuring.")] = FitBy.MODEL,
+    durability: Annotated[Durability, typer.Option(help="Where messages are kept.")] = Durability.MEMORY,
+    overflow: Annotated[Overflow, typer.Option(help="What finds no token.")] = Overflow.WAIT,
+    adapt: Annotated[bool, typer.Option(help="Shares follow the traffic, or stay as placed.")] = True,
+    controller: Controller = HERE,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a topic under contract: a token bucket (r, b) and an SLO.
+
+    For example:
+
+    srtm topic create traffic --r 11000 --b 600 --slo-p99 1ms
+    """
+    from srtm.model.bucket import TokenBucket
+
+    publishers: list[dict[str, Any]] = []
+    if trace is not None and r is None and b is None:
+        bucket, publishers = _from_trace(name, trace)
+    elif trace is None and r is not None and b is not None:
+        bucket = TokenBucket.of(r, b)
+    else:
+        raise InputError("give --r and --b, or a --trace to profile them from")
+    wish = {
+        "r": bucket.r,
+        "b": bucket.b,
+        "slo_ms": parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS,
+        "policy": policy.value,
+        "fit": fit.value,
+        "durability": durability.value,
+        "overflow": overflow.value,
+        "adapt": adapt,
+        "publishers": publishers,
+    }
+    made = ask(controller, token, "PUT", topic_at(name), wish)
+    if as_json:
+        print_json(made)
+    else:
+        print(_contract(made))
+
+
+@app.command("set")
+def set_(
+    name: Name,
+    r: Annotated[float | None, typer.Option("--r", help="Tokens a second.", show_default="as it is")] = None,
+    b: Annotated[float | None, typer.Option("--b", help="Tokens of a full bucket.", show_default="as it is")] = None,
+    slo_p99: Annotated[
+        str | None, typer.Option(help="Tail latency; ms unless it has a unit.", show_default="as it is")
+    ] = None,
+    policy: Annotated[Policy | None, typer.Option(help="How publishers are placed.", show_default="as it is")] = None,
+    fit: Annotated[
+        FitBy | None, typer.Option(help="Predict first, or search by measuring.", show_default="as it is")
+    ] = None,
+    adapt: Annotated[
+        bool | None, typer.Option(help="Shares follow the traffic, or stay.", show_default="as it is")
+    ] = None,
+    controller: Controller = HERE,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a topic's contract while it goes on; it is then fitted anew.
+
+    A larger bucket is in force at once. A smaller one is when every broker has cut its share: before that, nobody gets
+    more. For example:
+
+    srtm topic set traffic --r 15000 --b 800
+    """
+    from srtm.model.bucket import TokenBucket
+
+    TokenBucket.of(1 if r is None else r, 1 if b is None else b)  # they are judged here
+    wish = {
+        "r": r,
+        "b": b,
+        "slo_ms": parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS if slo_p99 is not None else None,
+        "policy": policy.value if policy else None,
+        "fit": fit.value if fit else None,
+        "adapt": adapt,
+    }
+    asked = {key: value for key, value in wish.items() if value is not None}
+    if not asked:
+        raise InputError("nothing to be changed: give --r, --b, --slo-p99, --policy, --fit or --adapt")
+    made = ask(controller, token, "PATCH", topic_at(name), asked)
+    if as_json:
+        print_json(made)
+    else:
+        print(_contract(made))
+
+
+def _contract(topic: dict[str, Any]) -> str:
+    bucket = f"(r, b) = ({topic['r']:g}/s, {topic['b']:g})"
+    kept = ", on disk" if topic["durability"] == "disk" else ""
+    return f"topic {topic['topic']}: {bucket}, p99 within {topic['slo_ms']:g} ms, {topic['policy']}{kept}"
+
+
+def _from_trace(name: str, trace: Path) -> tuple[TokenBucket, list[dict[str, Any]]]:
+    """(r, b) of a trace's only topic, or of the one of that name, and its publishers with their rates and groups."""
+    from srtm.model.profile import CONTRACT_QUANTILE, profile
+    from srtm.workload.trace import load
+
+    topics = load(trace)
+    found = topics if len(topics) == 1 else [topic for topic in topics if topic.topic == name]
+    if not found:
+        held = ", ".join(topic.topic for topic in topics)
+        raise InputError(f"{trace} has no topic {name!r}, but {held}: give the topic one of these names")
+    bucket = profile(found[0].arrivals.times_ns, quantile=CONTRACT_QUANTILE).bucket
+    publishers = [{"id": each.id, "rate": each.rate_mps, "group": each.group} for each in found[0].publishers]
+    return bucket, publishers
+
+
+@app.command("ls")
+def list_(controller: Controller = HERE, as_json: AsJson = False) -> None:
+    """List topics under contract."""
+    found = ask(controller, None, "GET", "/v1/topics")
+    if as_json:
+        print_json(found)
+        return
+    print_table(table_of(found["topics"]))
+
+
+def table_of(topics: list[dict[str, Any]]) -> Table:
+    """Topics, a line each."""
+    contract, traffic = ("topic", "state", "r", "b", "policy", "k"), ("publishers", "msg/s", "waiting")
+    table = new_table(*contract, *traffic, "p99 access", "p99 total", "penalty", "SLO")
+    for topic in topics:
+        table.add_row(*_row(topic))
+    return table
+
+
+def _row(topic: dict[str, Any]) -> list[str]:
+    """A topic as a line of a table."""
+    met = {None: "", True: "met", False: "not met"}[topic["slo_met"]]
+    return [
+        topic["topic"],
+        topic["state"] + (", paused" if topic["paused"] else ""),
+        f"{topic['r']:g}",
+        f"{topic['b']:g}",
+        topic["policy"],
+        str(topic["k"]),
+        f"{topic['publishers']:,}",
+        f"{topic['rate']:,.0f}",
+        f"{topic['waiting']:,}",
+        _ms(topic["access_ms"]),
+        _ms(topic["total_ms"]),
+        "—" if topic["penalty_ms"] is None else in_ms(topic["penalty_ms"]),
+        f"{topic['slo_ms']:g} ms {met}",
+    ]
+
+
+def _ms(points: dict[str, float] | None) -> str:
+    return in_ms(points["p99"]) if points else "—"
+
+
+@app.command()
+def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
+    """Show a topic: contract, shares, latencies, and what happened to it."""
+    topic = ask(controller, None, "GET", topic_at(name))
+    if as_json:
+        print_json(topic)
+        return
+    print_topic(topic)
+
+
+def print_topic(topic: dict[str, Any]) -> None:
+    """A topic, for people."""
+    title = f"{topic['topic']}: {topic['state']}, (r, b) = ({topic['r']:g}/s, {topic['b']:g}), {topic['policy']}"
+    title += ", on disk" if topic["durability"] == "disk" else ""
+    table = new_table("broker", "publishers", "msg/s", "r", "b", "waiting", "p99 access", "p99 total", title=title)
+    for each in topic["brokers"]:
+        table.add_row(
+            each["broker"],
+            f"{each['publishers']:,}",
+            f"{each['rate']:,}",
+            f"{each['r']:,.1f}",
+            f"{each['b']:,.1f}",
+            f"{each['waiting']:,}",
+            _ms(each["access_ms"]),
+            _ms(each["total_ms"]),
+        )
+    print_table(table)
+    for event in topic["events"][-10:]:
+        print(f"{event['ago_s']:8.1f} s ago  {event['kind']}: {event['text']}")
+
+
+@app.command()
+def rm(name: Name, controller: Controller = HERE, token: Token = None) -> None:
+    """End a contract; the topic's messages then pass freely."""
+    ask(controller, token, "DELETE", topic_at(name))
+    print(f"topic {name} is free")
+
+
+@app.command()
+def fit(
+    name: Name,
+    wait: Annotated[bool, typer.Option(help="Until it has ended.")] = True,
+    controller: Controller = HERE,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Place a topic's publishers anew, and measure until the SLO holds on the fewest brokers."""
+    topic = ask(controller, token, "POST", topic_at(name, "fit"))
+    said = ""
+    while wait and topic["fitting"]:
+        now = f"{topic['fitting']['state']}, {topic['fitting']['rounds']} rounds measured"
+        if now != said and sys.stderr.isatty():
+            print(f"{name}: {now}", file=sys.stderr)
+        said = now
+        time.sleep(_POLL_S)
+        topic = ask(controller, None, "GET", topic_at(name))
+    if as_json:
+        print_json(topic)
+    elif topic["fitted"]:
+        fitted = topic["fitted"]
+        verdict = "SLO met" if fitted["met"] else f"SLO not met: {fitted['reason']}"
+        spent = f"{len(fitted['rounds'])} rounds in {fitted['elapsed_s']:.1f} s"
+        print(f"{name}: k = {fitted['k']} after {spent}, {verdict}")
+    if wait and not (topic["fitted"] and topic["fitted"]["met"]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
+    """Say why a topic is where it is, and what every other number of brokers would cost."""
+    found = ask(controller, None, "GET", topic_at(name, "explain"))
+    if as_json:
+        print_json(found)
+        return
+    quotas = ", ".join(f"{broker} {rate:,.0f} msg/s" for broker, rate in found["quotas"].items())
+    print(f"{name}: k = {found['k']} by {found['policy']}: {quotas or 'nobody is placed'}")
+    table = new_table("k", "p99 access", "p99 processing", "p99 total", "SLO", title="by the model")
+    for each in found["predicted"]:
+        if each["possible"]:
+            parts = [_ms(each[part]) for part in ("access_ms", "processing_ms", "total_ms")]
+            table.add_row(str(each["k"]), *parts, "met" if each["meets_slo"] else "not met")
+        else:
+            table.add_row(str(each["k"]), each["reason"])
+    print_table(table)
+    print(_verdict(found))
+    now = ask(controller, None, "GET", topic_at(name))
+    if now["over_contract"]:
+        print(f"{name}: {over_contract(now)}")
+    for number, each in enumerate((found["measured"] or {"rounds": []})["rounds"], 1):
+        worst = max(each["latency_ns"].values(), default=0) / NS_PER_MS
+        certain = "" if each["certain"] else " (not certain)"
+        print(f"round {number}: k = {each['k']}, worst broker {in_ms(worst)}, {each['seconds']:.0f} s{certain}")
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    """What the table comes to."""
+    if not found["predicted"]:
+        return str(found.get("note", "there is no broker to be placed on"))
+    meeting = [each["k"] for each in found["predicted"] if each["possible"] and each["meets_slo"]]
+    if not meeting:
+        return "no number of brokers meets the SLO, the model says: a larger b, a longer SLO or less traffic would"
+    return f"the fewest brokers that meet the SLO, by the model: {meeting[0]}"
+
+
+@app.command()
+def move(
+    name: Name,
+    publishers: Annotated[list[str], typer.Argument(help="Publishers.")],
+    to: Annotated[str, typer.Option("--to", help="The broker to send them to.")],
+    controller: Controller = HERE,
+    token: Token = None,
+) -> None:
+    """Send publishers to a broker."""
+    wish = {"publishers": publishers, "broker": to}
+    ask(controller, token, "POST", topic_at(name, "move"), wish)
+    print(f"{len(publishers)} publishers of {name} go to {to}")
+
+
+@app.command()
+def publishers(
+    name: Name,
+    rm: Annotated[str | None, typer.Option("--rm", metavar="ID", help="Forget this one, who will not return.")] = None,
+    controller: Controller = HERE,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List a topic's publishers and their brokers, or forget one.
+
+    For example:
+
+    srtm topic publishers traffic --rm sensor-17
+    """
+    if rm is not None:
+        if not rm:
+            raise InputError("--rm '': give the id of a publisher")
+        ask(controller, token, "DELETE", topic_at(name, "publishers", rm))
+    found = ask(controller, None, "GET", topic_at(name, "publishers"))
+    if as_json:
+        print_json(found)
+        return
+    table = new_table("publisher", "group", "msg/s", "broker")
+    for each in found["publishers"]:
+        rate = "—" if each["rate"] is None else f"{each['rate']:,g}"
+        table.add_row(each["id"], each["group"] or "—", rate, each["broker"] or "—")
+    print_table(table)

@@ -1,0 +1,1 @@
+"""Verbs of applications: publish, subscribe, make a load."""

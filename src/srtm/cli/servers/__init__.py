@@ -1,0 +1,1 @@
+"""Verbs that serve, and the calibration of what they can carry."""

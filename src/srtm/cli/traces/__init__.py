@@ -1,0 +1,1 @@
+"""Verbs that read or write traces, most of them on Spark."""

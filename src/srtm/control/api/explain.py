@@ -1,0 +1,70 @@
+"""Why a topic is where it is: what was measured in its fitting, and what every other k would cost by the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from srtm.control.placing.expected import expected
+from srtm.control.topic import described
+from srtm.errors import SRTMError
+from srtm.model.latency import SLO, Distribution
+from srtm.model.scan import access_delays
+from srtm.sim.simulate import SimulatedBroker, assess
+from srtm.sim.simulate import Topic as SimulatedTopic
+from srtm.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from srtm.control.controller import Controller
+    from srtm.control.topic import Topic
+
+_SEED = 0
+
+
+def one_bucket_ns(topic: Topic) -> int:
+    """p99 of access if what its publishers declare went through the contract's bucket unsplit: the penalty's zero."""
+    arrivals = expected(list(topic.publishers.values()), _SEED).times_ns
+    return Distribution.of(access_delays(arrivals, topic.contract.bucket)).p99
+
+
+def explained(topic: Topic, controller: Controller) -> dict[str, Any]:
+    """The explanation; takes a while, because each k is simulated."""
+    contract, publishers = topic.contract, list(topic.publishers.values())
+    rates = topic.rates()
+    document: dict[str, Any] = {
+        "topic": topic.name,
+        "policy": contract.policy,
+        "k": len(set(topic.place.values())),
+        "quotas": dict(sorted(rates.items())),
+        "measured": described(topic.fitted) if topic.fitted else None,
+        "predicted": [],
+    }
+    if not publishers:
+        document["note"] = "no publishers are registered, so nothing can be predicted"
+        return document
+    brokers = [
+        SimulatedBroker(broker.name, broker.mcap_mps, controller.service)
+        for broker in controller.brokers_for(topic, set(topic.publishers))
+    ]
+    traffic = SimulatedTopic([each.publisher for each in publishers], expected(publishers, _SEED), contract.bucket)
+    slo = SLO(contract.slo_ns, contract.quantile)
+    for k in range(1, len(brokers) + 1):
+        try:
+            found = assess(traffic, brokers, contract.policy, k, slo, seed=_SEED)
+        except SRTMError as problem:
+            document["predicted"].append({"k": k, "possible": False, "reason": str(problem)})
+            continue
+        document["predicted"].append(
+            {
+                "k": k,
+                "possible": True,
+                "meets_slo": found.meets_slo,
+                "access_ms": _points(found.latency.access),
+                "processing_ms": _points(found.latency.processing),
+                "total_ms": _points(found.latency.total),
+            }
+        )
+    return document
+
+
+def _points(part: Distribution) -> dict[str, float]:
+    return {name: getattr(part, name) / NS_PER_MS for name in ("p50", "p95", "p99")}

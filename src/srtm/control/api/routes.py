@@ -1,0 +1,379 @@
+"""SRTM's HTTP API, under /v1: contracts, publishers and their places, brokers, and a stream of changes.
+
+Documented by its OpenAPI document (/openapi.json, /docs). Errors are `{"detail": …}`, a sentence that names the value
+and the remedy. With a token configured, whoever changes anything has to show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Depends, HTTPException, Path, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+
+import srtm
+from srtm.control.api.explain import explained
+from srtm.control.api.schema import (
+    ContractChange,
+    DeliveryOut,
+    MoveIn,
+    PlaceOut,
+    PlacesOut,
+    PublishersIn,
+    Refusal,
+    TopicIn,
+    TopicName,
+    bucket_of,
+    delivery_out,
+    members_out,
+    topic_out,
+)
+from srtm.control.clock import now_ns
+from srtm.control.placing.expected import expected
+from srtm.control.service import Service
+from srtm.errors import InputError, SRTMError
+from srtm.model.profile import CONTRACT_QUANTILE, profile
+from srtm.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from srtm.control.members import Declared
+    from srtm.model.bucket import TokenBucket
+
+log = logging.getLogger(__name__)
+
+_ALIVE_S = 10.0
+_NAMED = 10  # publishers of a move that the audit log names
+
+InPath = Annotated[TopicName, Path()]
+
+
+def router(service: Service) -> APIRouter:
+    """All endpoints."""
+    controller = service.controller
+
+    def may_change(request: Request) -> None:
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise HTTPException(403, f"a page of {_printable(origin)} may not change anything here")
+        token = controller.options.token
+        shown = request.headers.get("authorization", "")
+        if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(401, "show the controller's token: Authorization: Bearer …")
+
+    def done(request: Request, action: str, **arguments: Any) -> None:
+        """Remember who did what."""
+        who = request.client.host if request.client else "?"
+        log.info("AUDIT(%s): %s %s", who, action, json.dumps(arguments))
+        controller.store.note_action(now_ns(), who, action, arguments)
+
+    refusals: dict[int | str, dict[str, Any]] = {
+        404: {"description": "there is no such thing"},
+        422: {"model": Refusal, "description": "a value that cannot be"},
+    }
+    api = APIRouter(prefix="/v1", responses=refusals)
+    changes = APIRouter(
+        dependencies=[Depends(may_change)],
+        responses={
+            400: {"description": "the body cannot be read"},
+            401: {"description": "the token is not shown"},
+            403: {"description": "a page of somebody else's"},
+        },
+    )
+
+    def known(topic: str) -> Any:
+        if topic not in controller.topics:
+            raise HTTPException(404, f"no topic {topic!r} is under contract; create it first")
+        return controller.topics[topic]
+
+    @api.get("/topics")
+    async def topics() -> dict[str, Any]:
+        """All topics under contract."""
+        at = now_ns()
+        return {"topics": [topic_out(each, controller, at, events=False) for each in controller.topics.values()]}
+
+    @api.get("/topics/{topic}")
+    async def topic_(topic: InPath) -> dict[str, Any]:
+        """One topic: contract, shares, latencies, where it is delivered, events."""
+        return {**topic_out(known(topic), controller, now_ns()), "delivery": _delivery(service, topic)}
+
+    @changes.put("/topics/{topic}", responses={409: {"description": "under another contract"}})
+    async def create(topic: InPath, wish: TopicIn, request: Request) -> dict[str, Any]:
+        """Put a topic under contract; with publishers, also place them, and begin to fit."""
+        declared = [each.declared() for each in wish.publishers]
+        try:
+            asked = bucket_of(wish)
+            bucket = asked if asked is not None else await asyncio.to_thread(_profiled, declared)
+            contract = wish.contract(bucket)
+        except (ValueError, SRTMError) as problem:
+            raise HTTPException(422, str(problem)) from None
+        before = controller.topics.get(topic)
+        if before is not None and before.contract != contract:
+            raise HTTPException(409, f"topic {topic!r} is under another contract: change that (srtm topic set)")
+        found = controller.create(topic, contract, now_ns())
+        if declared:
+            controller.register(topic, declared, now_ns())
+            controller.gather(topic, now_ns())
+        if before is None:
+            done(request, "create", topic=topic, **wish.model_dump(exclude={"publishers"}), publishers=len(declared))
+        return topic_out(found, controller, now_ns())
+
+    @changes.patch("/topics/{topic}")
+    async def change(topic: InPath, wish: ContractChange, request: Request) -> dict[str, Any]:
+        """Put a topic under another contract while it goes on; what is not named stays."""
+        found = known(topic)
+        try:
+            contract = wish.applied_to(found.contract)
+        except SRTMError as problem:
+            raise HTTPException(422, str(problem)) from None
+        controller.change(topic, contract, now_ns())
+        done(request, "change", topic=topic, **wish.model_dump(exclude_none=True))
+        return topic_out(found, controller, now_ns())
+
+    @changes.delete("/topics/{topic}", status_code=204)
+    async def remove(topic: InPath, request: Request) -> None:
+        """End a contract; messages then pass freely."""
+        known(topic)
+        controller.remove(topic, now_ns())
+        done(request, "remove", topic=topic)
+
+    @changes.post("/topics/{topic}/fit", responses={409: {"description": "nothing to be fitted"}})
+    async def fit(topic: InPath, request: Request) -> dict[str, Any]:
+        """Begin a fitting; follow it with /watch or by asking for the topic."""
+        known(topic)
+        try:
+            controller.fit(topic, now_ns())
+        except InputError as problem:
+            raise HTTPException(409, str(problem)) from None
+        done(request, "fit", topic=topic)
+        return topic_out(known(topic), controller, now_ns())
+
+    @changes.post("/topics/{topic}/move", responses={409: {"description": "cannot be"}})
+    async def move(topic: InPath, wish: MoveIn, request: Request) -> dict[str, Any]:
+        """Send publishers to a broker."""
+        known(topic)
+        try:
+            controller.move(topic, wish.publishers, wish.broker, now_ns())
+        except InputError as problem:
+            raise HTTPException(409, str(problem)) from None
+        first = wish.publishers[:_NAMED]
+        done(request, "move", topic=topic, broker=wish.broker, count=len(wish.publishers), publishers=first)
+        return topic_out(known(topic), controller, now_ns())
+
+    @changes.post("/topics/{topic}/pause")
+    async def pause(topic: InPath, request: Request, *, on: bool = True) -> dict[str, Any]:
+        """Give nothing to the topic's channels until it is resumed (on=false); messages are taken and kept."""
+        controller.pause(known(topic).name, now_ns(), on=on)
+        done(request, "pause" if on else "resume", topic=topic)
+        return topic_out(known(topic), controller, now_ns())
+
+    @api.get("/topics/{topic}/explain")
+    async def explain(topic: InPath) -> dict[str, Any]:
+        """Why the topic is where it is: what was measured, and what every other number of brokers would cost."""
+        return await asyncio.to_thread(explained, known(topic), controller)
+
+    @changes.post(
+        "/topics/{topic}/publishers",
+        response_model=PlacesOut,
+        responses={503: {"description": "no broker is there"}},
+    )
+    async def register(topic: InPath, asked: PublishersIn) -> PlacesOut:
+        """Where to publish. Idempotent; in bulk."""
+        found = controller.topics.get(topic)
+        if found is None:
+            return _anywhere(service, topic, asked)
+        places = controller.register(topic, [each.declared() for each in asked.publishers], now_ns(), asked.lost)
+        if asked.publishers and not places:
+            raise HTTPException(503, "no broker is there: start one with --controller")
+        return PlacesOut(
+            topic=topic,
+            managed=True,
+            publishers={
+                publisher: PlaceOut(broker=broker, address=controller.members[broker].address)
+                for publisher, broker in places.items()
+            },
+            brokers=_addresses(service, topic),
+            delivery=[DeliveryOut(**each) for each in _delivery(service, topic)],
+        )
+
+    @api.get("/topics/{topic}/publishers")
+    async def publishers(topic: InPath) -> dict[str, Any]:
+        """All publishers of a topic, and where they are placed."""
+        found = known(topic)
+        return {
+            "topic": topic,
+            "publishers": [
+                {"id": each.id, "group": each.group, "rate": each.rate_mps, "broker": found.place.get(each.id)}
+                for each in found.publishers.values()
+            ],
+        }
+
+    @changes.delete("/topics/{topic}/publishers/{publisher:path}", status_code=204)
+    async def unregister(topic: InPath, publisher: str) -> None:
+        """A publisher will not come back."""
+        known(topic)
+        try:
+            controller.unregister(topic, publisher)
+        except InputError as problem:
+            raise HTTPException(404, str(problem)) from None
+
+    @api.get("/topics/{topic}/watch", response_class=StreamingResponse)
+    async def watch(topic: InPath) -> StreamingResponse:
+        """Server-sent events: `brokers` at once and at every change, and what happens to the topic."""
+        return StreamingResponse(_events(service, topic), media_type="text/event-stream")
+
+    @api.get("/topics/{topic}/history")
+    async def history(topic: InPath) -> dict[str, Any]:
+        """The last ten minutes of a topic, a point every five seconds; each is over the ten seconds before it."""
+        return {"topic": known(topic).name, "points": service.feed.history(topic)}
+
+    @api.get("/watch", response_class=StreamingResponse)
+    async def watch_all() -> StreamingResponse:
+        """Server-sent events: all brokers and topics as `snapshot`, then each second a `patch` (a JSON merge patch)."""
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(service.feed.events(), media_type="text/event-stream", headers=headers)
+
+    @api.get("/brokers")
+    async def brokers() -> dict[str, Any]:
+        """All brokers."""
+        return {"brokers": members_out(controller)}
+
+    @api.get("/targets")
+    async def targets() -> list[dict[str, Any]]:
+        """Brokers as Prometheus' HTTP service discovery wants them."""
+        return [
+            {"targets": [urlsplit(each.url).netloc], "labels": {"broker": each.name}}
+            for each in controller.members.values()
+            if each.status != "dead"
+        ]
+
+    @api.get("/audit")
+    async def audit() -> dict[str, Any]:
+        """Who did what, the newest first; the last thousand."""
+        kept = controller.store.actions()
+        return {
+            "entries": [
+                {"at_ms": at_ns // NS_PER_MS, "who": who, "action": action, "arguments": arguments}
+                for at_ns, who, action, arguments in kept
+            ]
+        }
+
+    @changes.post("/brokers/{name}/drain")
+    async def drain(name: str, request: Request, *, on: bool = True) -> dict[str, Any]:
+        """Send a broker's publishers elsewhere, and send it no more; or, with on=false, use it again."""
+        try:
+            controller.drain(name, now_ns(), on=on)
+        except InputError as problem:
+            raise HTTPException(404, str(problem)) from None
+        done(request, "drain" if on else "use again", broker=name)
+        return next(each for each in members_out(controller) if each["name"] == name)
+
+    @changes.delete("/brokers/{name}", status_code=204, responses={409: {"description": "it answers"}})
+    async def forget(name: str, request: Request) -> None:
+        """A broker is dead and will not come back: what it held is free at once."""
+        if name not in controller.members:
+            raise HTTPException(404, f"there is no broker {name!r}")
+        if controller.members[name].status == "alive":
+            raise HTTPException(409, f"broker {name!r} answers, and has shares in force: drain it, and stop it first")
+        controller.forget(name, now_ns())
+        done(request, "forget", broker=name)
+
+    @changes.get("/options")
+    async def options() -> dict[str, Any]:
+        """How the controller was started; of what is secret, only whether it is there."""
+        started = asdict(controller.options)
+        secret = {name: "(given)" for name in ("token", "control_token") if started[name] is not None}
+        return {"version": srtm.__version__, "epoch": controller.epoch, "options": {**started, **secret}}
+
+    api.include_router(changes)
+    return api
+
+
+def unfit(_: Request, problem: Exception) -> JSONResponse:
+    """A request of another shape: where, and why. What was sent is not repeated, because JSON may not be able to."""
+    assert isinstance(problem, RequestValidationError)
+    told = [
+        {"loc": [_printable(part) for part in each["loc"]], "msg": _printable(each["msg"]), "type": each["type"]}
+        for each in problem.errors()
+    ]
+    return JSONResponse({"detail": told}, status_code=422)
+
+
+def _printable(part: str | int) -> str | int:
+    return part if isinstance(part, int) else part.encode(errors="replace").decode()
+
+
+def refused(_: Request, problem: Exception) -> JSONResponse:
+    """A value that only the model could refuse."""
+    return JSONResponse({"detail": str(problem)}, status_code=422)
+
+
+def _profiled(publishers: list[Declared]) -> TokenBucket:
+    return profile(expected(publishers, 0).times_ns, quantile=CONTRACT_QUANTILE).bucket
+
+
+def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
+    member = service.controller.least_loaded()
+    if member is None:
+        raise HTTPException(503, "no broker is there: start one with --controller")
+    place = PlaceOut(broker=member.name, address=member.address)
+    return PlacesOut(
+        topic=topic,
+        managed=False,
+        publishers={each.id: place for each in asked.publishers},
+        brokers={each.name: each.address for each in service.controller.members.values() if each.usable},
+        delivery=[DeliveryOut(**each) for each in _delivery(service, topic)],
+    )
+
+
+def _brokers(service: Service, topic: str) -> set[str]:
+    """Brokers that have messages of a topic, or get some."""
+    found = service.controller.topics.get(topic)
+    return service.producers_of(topic) | (found.brokers() if found else set())
+
+
+def _addresses(service: Service, topic: str) -> dict[str, str]:
+    """Where a topic is published to."""
+    members = service.controller.members
+    here = [members[name] for name in sorted(_brokers(service, topic)) if name in members]
+    return {member.name: member.address for member in here if member.status != "dead"}
+
+
+def _delivery(service: Service, topic: str) -> list[dict[str, Any]]:
+    """Where subscribers find a topic's messages."""
+    return delivery_out(service.controller, topic, _brokers(service, topic))
+
+
+async def _events(service: Service, topic: str) -> AsyncIterator[str]:
+    told: dict[str, Any] | None = None
+    noted = 0
+    found = service.controller.topics.get(topic)
+    since = found.events[-1] if found and found.events else None
+    changes = service.changes(topic, _ALIVE_S)
+    changed = True
+    while True:
+        if not changed:
+            yield ":\n\n"
+        places = {"brokers": _addresses(service, topic), "delivery": _delivery(service, topic)}
+        if places != told:
+            told = places
+            yield _event("brokers", {"topic": topic, **places})
+        found = service.controller.topics.get(topic)
+        for event in found.events if found else ():
+            if since is None or event.at_ns > since.at_ns:
+                since = event
+                noted += 1
+                yield _event(event.kind, {"topic": topic, "text": event.text})
+        changed = await anext(changes)
+
+
+def _event(kind: str, data: dict[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"

@@ -1,0 +1,1 @@
+"""nsqlookupd, as the controller serves it."""

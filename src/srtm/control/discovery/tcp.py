@@ -1,0 +1,173 @@
+"""nsqlookupd's TCP side: connections of brokers, each a producer of the registry once it has identified itself.
+
+In: bytes of brokers. Out: answers, and their registrations in `registry.Registry`. A connection keeps one incomplete
+command, is not read while it does not read its answers, and is gone half a minute after its host is. What a producer
+had goes at once with its last byte, whatever becomes of the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from typing import TYPE_CHECKING, Final, cast
+
+from srtm.control.clock import now_ns
+from srtm.control.discovery.registry import Producer, Reason
+from srtm.errors import ProtocolError, RegistryFull
+from srtm.protocol import lookup
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from srtm.control.discovery.registry import Registry
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 10_000
+_TICK_S = 1.0
+# A host that lost its power says nothing: it is asked after 15 s, three times, and given up with what was sent to it.
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+
+
+class Discovery:
+    """Serves brokers that register; `me` is what they are told about this service."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        me: lookup.PeerInfo,
+        clock: Callable[[], int] = now_ns,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self.registry = registry
+        self.me = me
+        self.clock = clock
+        self.max_connections = max_connections
+        self.connections: set[Connection] = set()
+        self.stopping = False
+
+    @contextlib.asynccontextmanager
+    async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve a listening socket for the time of a block; the socket is closed with it."""
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit these
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Connection(self), sock=listener)
+        ticking = loop.create_task(self._tick())
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            self.stopping = True  # some may have been accepted without anybody here having seen them
+            server.close()
+            for connection in list(self.connections):
+                connection.abandon()
+            await server.wait_closed()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.registry.tick(self.clock())
+
+
+class Connection(asyncio.Protocol):
+    """One broker."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
+        self._registry = discovery.registry
+        self._protocol = lookup.LookupServer()
+        self._producer: Producer | None = None
+        self._address = ""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take it in, if there is room."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        if peer is None or self._discovery.stopping:
+            self._transport.abort()
+            return
+        if len(self._discovery.connections) >= self._discovery.max_connections:
+            log.warning("PRODUCER(%s): refused, %d are connected", peer, len(self._discovery.connections))
+            self._transport.abort()
+            return
+        host, port = peer[:2]
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._discovery.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Carry out all commands that are complete, and answer them."""
+        answers = bytearray()
+        for event in self._protocol.feed(data):
+            try:
+                answers += self._answer(event)
+            except RegistryFull as problem:
+                self._protocol.closed = True
+                answers += lookup.error(ProtocolError("E_INVALID", str(problem)))
+                break
+        self._transport.write(answers)
+        if self._protocol.closed:
+            self._leave(Reason.REFUSED)
+            self._transport.close()
+
+    def _answer(self, event: lookup.Event) -> bytes:
+        match event:
+            case ProtocolError():
+                log.warning("PRODUCER(%s): %s", self._address, event)
+                return lookup.error(event)
+            case lookup.Identify(peer):
+                self._producer = self._registry.identify(self._address, peer, self._discovery.clock())
+                log.info("PRODUCER(%s): is %s", self._address, self._producer.node)
+                return lookup.peer_response(self._discovery.me)
+            case lookup.Register(topic, channel):
+                self._registry.register(self._identified(), topic, channel)
+            case lookup.Unregister(topic, channel):
+                self._registry.unregister(self._identified(), topic, channel)
+            case lookup.Ping() if self._producer:
+                self._registry.ping(self._producer, self._discovery.clock())
+        return _OK
+
+    def _identified(self) -> Producer:
+        assert self._producer, "the protocol lets nobody register before that"
+        return self._producer
+
+    def eof_received(self) -> None:
+        """The broker has said its last; the transport closes once it has been answered."""
+        problem = self._protocol.end()
+        if problem:
+            self._transport.write(lookup.error(problem))
+        self._leave(Reason.EOF)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more will come."""
+        self._discovery.connections.discard(self)
+        self._leave(Reason.RESET if isinstance(exc, ConnectionError) else Reason.SILENT)
+
+    def pause_writing(self) -> None:
+        """It does not read its answers."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads them again."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abandon(self) -> None:
+        """Close it because the service stops: the broker has not left, so that nobody is told."""
+        self._producer = None
+        self._transport.abort()
+
+    def _leave(self, reason: Reason) -> None:
+        producer, self._producer = self._producer, None
+        if producer:
+            log.info("PRODUCER(%s): left (%s)", self._address, reason)
+            self._registry.leave(producer, reason)
+
+
+_OK: Final = lookup.response()

@@ -1,0 +1,291 @@
+"""A whole cluster on this machine: a controller and its brokers as processes, started, watched over and stopped.
+
+In: how many brokers, who delivers, and what to tell them. Out: where everything is. No process outlives the one that
+started it, however that one ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from srtm.control.local.engine import engines
+from srtm.errors import ControlError
+from srtm.protocol import engine as addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+_READY_S = 30.0
+_STOP_S = 10.0
+_YOUNG_S = 2.0  # who ends before that did not start
+_MOST_STARTS = 3
+_AGAIN_S, _PATIENCE_S = 2.0, 120.0  # between trials to start what ran before, and for how long
+_PORTS = (4150, 4152, 4154, 4156, 4158)
+_CONTROLLER_PORT = 4160
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What a cluster on this machine is made of; more flags for the controller and for every broker may be given."""
+
+    brokers: int = 3
+    host: str = "127.0.0.1"
+    data_path: Path | None = None
+    trace_folder: Path | None = None
+    token: str | None = None
+    free_ports: bool = False
+    controller_flags: Sequence[str] = ()
+    broker_flags: Sequence[str] = ()
+    web_port: int | None = 4171  # of the page; none serves none
+    engine: str = "local"  # or nsqd or nats, which are started, or the address of one that runs
+    recover: bool = False  # begin with a new store
+
+
+@dataclass
+class Child:
+    """A process of the cluster."""
+
+    name: str
+    arguments: list[str]
+    process: asyncio.subprocess.Process | None = None
+    began: float = 0.0
+    failures: int = 0
+    ports: dict[str, int] = field(default_factory=dict)
+    program: str | None = None  # of somebody else's; SRTM itself, without
+
+
+class LocalCluster:
+    """A controller, its brokers, their engine, and who watches over them. `async with` starts and stops them."""
+
+    def __init__(self, options: LocalOptions) -> None:
+        if options.engine not in addresses.KINDS:
+            addresses.parse(options.engine)
+        self._options = options
+        self._stopping = False
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self.engines: list[Child] = []
+        page = "none" if options.web_port is None else "0" if options.free_ports else str(options.web_port)
+        flags = ["controller", "--host", options.host, *self._ports(_CONTROLLER_PORT), "--web-port", page]
+        flags += options.controller_flags
+        if options.data_path is not None:
+            flags += ["--data-path", str(options.data_path / "controller")]
+        flags += ["--recover"] if options.recover else []
+        self.controller = Child("controller", flags)
+        self.brokers = [self._broker(number) for number in range(options.brokers)]
+
+    def _ports(self, tcp_port: int) -> list[str]:
+        tcp, http = (0, 0) if self._options.free_ports else (tcp_port, tcp_port + 1)
+        return ["--tcp-port", str(tcp), "--http-port", str(http)]
+
+    def _broker(self, number: int) -> Child:
+        options, name = self._options, f"broker-{number + 1}"
+        port = _PORTS[number] if number < len(_PORTS) else 4180 + 2 * (number - len(_PORTS))
+        broadcast = ["--broadcast-address", options.host] if options.host not in ("0.0.0.0", "::") else []
+        arguments = ["broker", "--host", options.host, "--name", name, *broadcast, *self._ports(port)]
+        if options.data_path is not None:
+            arguments += ["--data-path", str(options.data_path / name)]
+        if options.trace_folder is not None:
+            arguments += ["--trace-folder", str(options.trace_folder)]
+        return Child(name, [*arguments, *options.broker_flags])
+
+    @property
+    def page(self) -> str | None:
+        """Where the page is."""
+        port = self.controller.ports.get("page")
+        return f"http://{self._options.host}:{port}/" if port else None
+
+    @property
+    def url(self) -> str:
+        """Where the controller's HTTP is."""
+        return self.http(self.controller)
+
+    def http(self, child: Child) -> str:
+        """Where a process's HTTP is."""
+        return f"http://{self._options.host}:{child.ports['HTTP']}"
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start everything, and wait until the controller has heard every broker."""
+        options = self._options
+        if options.trace_folder is not None:
+            options.trace_folder.mkdir(parents=True, exist_ok=True)
+        if options.free_ports:  # brokers have to be told where the controller is
+            await self._start(self.controller)
+        tcp_port = self.controller.ports.get("TCP", _CONTROLLER_PORT)
+        for child in self.brokers:
+            child.arguments += ["--controller", f"{options.host}:{tcp_port}"]
+        if options.engine in ("nsqd", "nats"):
+            await self._start_engines(tcp_port)
+        others = [] if options.free_ports else [self.controller]
+        await asyncio.gather(*(self._start(child) for child in (*others, *self.brokers)))
+        await self._all_alive()
+        if options.recover:
+            self.controller.arguments.remove("--recover")  # once
+
+    async def _start_engines(self, lookupd_port: int) -> None:
+        """Start the programs of an engine, and tell brokers where they are."""
+        options = self._options
+        if options.data_path is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="srtm-engine-")
+        folder = options.data_path or Path(self._scratch.name)  # type: ignore[union-attr]
+        made = engines(options.engine, options.brokers, options.host, folder, lookupd_port, free=options.free_ports)
+        for number, child in enumerate(self.brokers):
+            child.arguments += ["--engine", made[number % len(made)].address]
+        self.engines = [
+            Child(
+                each.name, each.command[1:], ports={"TCP": each.port, "ready": each.ready_port}, program=each.command[0]
+            )
+            for each in made
+        ]
+        await asyncio.gather(*(self._start(child) for child in self.engines))
+
+    async def _start(self, child: Child) -> None:
+        """Start a process, and read where it listens."""
+        child.began = time.monotonic()
+        child.process = await asyncio.create_subprocess_exec(
+            *([sys.executable, "-m", "srtm"] if child.program is None else [child.program]),
+            *child.arguments,
+            stdout=asyncio.subprocess.PIPE,
+            env=self._environment(),
+            start_new_session=True,  # Ctrl-C at a terminal is ours to pass on
+            preexec_fn=partial(die_with, os.getpid()),
+        )
+        if child.program is not None:
+            await self._listens(child)
+            return
+        assert child.process.stdout is not None
+        line = ""
+        while "TCP " not in line:  # a store that was set aside is spoken of first
+            line = (await child.process.stdout.readline()).decode()
+            if not line:
+                code = await child.process.wait()
+                raise ControlError(f"{child.name} did not start (exit code {code}): see its message above", code=code)
+        child.ports = {part.split()[0]: int(part.rpartition(":")[2]) for part in line.partition(": ")[2].split(", ")}
+
+    async def _listens(self, child: Child) -> None:
+        """Until a program of somebody else's takes connections."""
+        until = time.monotonic() + _READY_S
+        while time.monotonic() < until:
+            assert child.process is not None
+            if child.process.returncode is not None:
+                raise ControlError(f"{child.name} did not start (exit code {child.process.returncode})")
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(self._options.host, child.ports["ready"])
+                writer.close()
+                return
+            await asyncio.sleep(0.02)
+        raise ControlError(f"{child.name} does not listen at port {child.ports['TCP']} after {_READY_S:g} s")
+
+    def _environment(self) -> dict[str, str]:
+        """What is secret is not for the list of processes: tokens, and a login in the address of an engine."""
+        options, found = self._options, dict(os.environ)
+        if options.token is not None:
+            found |= {"SRTM_TOKEN": options.token, "SRTM_CONTROL_TOKEN": options.token}
+        found["SRTM_ENGINE"] = "local" if options.engine in addresses.KINDS else options.engine
+        return found
+
+    async def _all_alive(self) -> None:
+        import httpx
+
+        until = time.monotonic() + _READY_S
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while time.monotonic() < until:
+                found = (await client.get(f"{self.url}/v1/brokers")).json()["brokers"]
+                if sum(broker["status"] == "alive" for broker in found) == len(self.brokers):
+                    return
+                await asyncio.sleep(0.02)
+        raise ControlError(f"brokers did not come to the controller within {_READY_S:g} s")
+
+    async def watch(self, say: Callable[[str], None]) -> None:
+        """Start processes again when they end; ends itself when one does not even start."""
+        children = (self.controller, *self.brokers, *self.engines)
+        await asyncio.gather(*(self._watch(child, say) for child in children))
+
+    async def _watch(self, child: Child, say: Callable[[str], None]) -> None:
+        while True:
+            assert child.process is not None
+            code = await child.process.wait()
+            if self._stopping:
+                return
+            young = time.monotonic() - child.began < _YOUNG_S
+            child.failures = child.failures + 1 if young else 0
+            say(f"{child.name} ended ({code}): started again")
+            if child.failures >= _MOST_STARTS:
+                raise ControlError(f"{child.name} ends as soon as it has started ({code})")
+            _fix_ports(child)
+            forgets = child is self.controller and self._options.data_path is None
+            if forgets and "--recover" not in child.arguments:
+                child.arguments.append("--recover")  # what it knew is with the brokers alone
+            await self._start_again(child, say)
+
+    async def _start_again(self, child: Child, say: Callable[[str], None]) -> None:
+        """Others go on meanwhile: what is in the way, such as a port that somebody took, may go."""
+        until = time.monotonic() + _PATIENCE_S
+        while not self._stopping:
+            try:
+                await self._start(child)
+            except ControlError as problem:
+                if time.monotonic() > until:
+                    raise
+                say(f"{problem}; tried again")
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
+
+    async def stop(self) -> None:
+        """Brokers first, which tell their clients; then the controller, and who delivers."""
+        self._stopping = True
+        for group in (self.brokers, [self.controller], self.engines):
+            running = [child.process for child in group if child.process and child.process.returncode is None]
+            for process in running:
+                with suppress(ProcessLookupError):
+                    process.terminate()
+            try:
+                async with asyncio.timeout(_STOP_S):
+                    await asyncio.gather(*(process.wait() for process in running))
+            except TimeoutError:
+                for process in running:
+                    with suppress(ProcessLookupError):
+                        process.kill()
+                await asyncio.gather(*(process.wait() for process in running))
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+
+def _fix_ports(child: Child) -> None:
+    """Clients know where it was."""
+    if child.program is not None:  # it is told its ports from the beginning
+        return
+    for flag, kind in (("--tcp-port", "TCP"), ("--http-port", "HTTP"), ("--web-port", "page")):
+        if kind in child.ports:
+            child.arguments[child.arguments.index(flag) + 1] = str(child.ports[kind])
+
+
+def die_with(parent: int) -> None:
+    """In a process that was just made: Linux ends it when the one that made it is gone, however that went."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.getppid() != parent:  # it was faster
+        os._exit(1)

@@ -1,0 +1,1 @@
+"""Where publishers go: the Load Distributor, and everything else that moves them."""

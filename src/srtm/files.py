@@ -1,0 +1,24 @@
+"""What a program asks of files and folders before it begins."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+
+def not_readable(path: str) -> str | None:
+    """Why a file cannot be read; None if it can."""
+    try:
+        with Path(path).open("rb"):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def not_writable(folder: str) -> str | None:
+    """Why no file can be made in a folder; None if one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)

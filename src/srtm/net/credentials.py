@@ -1,0 +1,94 @@
+"""Whom an engine's clients trust, and who they are: what the files that an address names hold now.
+
+In: an EngineAddress. Out: the client's side of TLS, and what NATS' CONNECT says; InputError names the file that cannot
+be used. Files are read for every connection, so that they can be renewed while programs run.
+
+A file of NATS' credentials holds a JWT, which the server is shown, and a seed, which it never sees: with that, we sign
+what the server makes up for this connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from srtm.errors import InputError
+from srtm.net.tls import client_context
+
+if TYPE_CHECKING:
+    from srtm.protocol.engine import EngineAddress
+
+_PART = re.compile(r"-+BEGIN (NATS USER JWT|USER NKEY SEED)-+\s+(\S+)\s+-+END")
+_SEED_SIZE, _SEED = 36, 18 << 3  # [S and what for 2][seed 32][CRC 2, little-endian] in base32
+_NOBODY, _OTHER_NAME = (18, 19, 20, 21), (62, 64)  # OpenSSL's codes
+_OF_OURS = re.compile(r"alert.*(certificate|unknown ca|access denied|handshake failure)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a connection to an engine needs."""
+
+    tls: ssl.SSLContext | None
+    _login: dict[str, str] = field(repr=False)
+    _key: Any = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, address: EngineAddress) -> Credentials:
+        """From the files that an address names, if any."""
+        tls = client_context(address.ca, address.cert, address.key) if address.tls else None
+        if address.creds is None:
+            return cls(tls, address.login)
+        jwt, key = _user(address.creds)
+        return cls(tls, {"jwt": jwt}, key)
+
+    def login(self, nonce: str) -> dict[str, str]:
+        """What NATS' CONNECT says of who we are, to a server that has made up a nonce."""
+        if self._key is None:
+            return self._login
+        signed = base64.urlsafe_b64encode(self._key.sign(nonce.encode())).rstrip(b"=")
+        return {**self._login, "sig": signed.decode()}
+
+
+def _user(path: str) -> tuple[str, Any]:
+    """The JWT of a file, and its key."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError:
+        raise InputError("option creds of the engine needs cryptography: pip install 'srtm[creds]'") from None
+    try:
+        parts = dict(_PART.findall(Path(path).read_text()))
+        seed = parts["USER NKEY SEED"]
+        raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
+        jwt = parts["NATS USER JWT"]
+    except OSError as error:
+        raise InputError(f"option creds of the engine, {path}: {error.strerror}") from None
+    except (KeyError, ValueError):
+        raise InputError(
+            f"option creds of the engine, {path}: no JWT and seed of NATS, as `nsc generate creds` writes them"
+        ) from None
+    if (
+        len(raw) != _SEED_SIZE
+        or raw[0] & 0xF8 != _SEED
+        or binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]
+    ):
+        raise InputError(f"option creds of the engine, {path}: its seed is damaged")
+    return jwt, Ed25519PrivateKey.from_private_bytes(raw[2:-2])
+
+
+def explained(error: BaseException) -> str:
+    """What is wrong between a server's TLS and ours, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        remedy = "it takes a new one"
+        if error.verify_code in _NOBODY:
+            remedy = "name who signed it by option ca of the address, as in ?ca=ca.pem"
+        elif error.verify_code in _OTHER_NAME:
+            remedy = "write the address with a name that it bears"
+        return f"its certificate is not valid: {error.verify_message.rstrip('.')}; {remedy}"
+    if isinstance(error, ssl.SSLError) and _OF_OURS.search(str(error)):
+        return f"it refuses our certificate, or wants one: see options cert and key of the address ({error})"
+    return str(error) or type(error).__name__

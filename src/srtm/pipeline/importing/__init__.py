@@ -1,0 +1,1 @@
+"""Import: files of others become traces."""

@@ -1,0 +1,1 @@
+"""The format `srtm` of Structured Streaming: source and sink."""

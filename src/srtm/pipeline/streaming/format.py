@@ -1,0 +1,97 @@
+"""The format `srtm` of Spark: a topic as a stream, as a table, and as a sink (docs/streaming.md).
+
+    spark.readStream.format("srtm").option("topic", "traffic").load()
+
+Spark finds it by itself where this package is installed (`pyspark_srtm`). Where it is not, on a Connect server for one,
+`register(spark)` brings it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+from pyspark.sql.datasource import DataSource
+
+from srtm.errors import InputError
+from srtm.pipeline.streaming.settings import Settings, read_settings
+from srtm.pipeline.streaming.sink import BatchWriter, StreamWriter
+from srtm.pipeline.streaming.source import SCHEMA, BatchReader, StreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+KEY = "query string, batch bigint, partition int, sequence bigint"
+
+
+class SrtmDataSource(DataSource):
+    """A topic of SRTM."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in `format(…)`."""
+        return "srtm"
+
+    def schema(self) -> str:
+        """The columns of a message."""
+        self._settings()  # bad options are said as soon as anything is
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """For `spark.read`."""
+        del schema
+        return BatchReader(self._settings())
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        """For `spark.readStream`."""
+        del schema
+        return StreamReader(self._settings())
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
+        """For `DataFrame.write`."""
+        if overwrite:
+            raise InputError("messages of a topic cannot be overwritten: write with mode('append')")
+        return BatchWriter(self._sink_settings(), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001 - likewise
+        """For `DataFrame.writeStream`."""
+        del overwrite  # in complete mode every batch is published whole, which is what was asked for
+        return StreamWriter(self._sink_settings(), schema)
+
+    def _settings(self) -> Settings:
+        return read_settings(self.options)
+
+    def _sink_settings(self) -> Settings:
+        settings = self._settings()
+        if settings.engine:
+            raise InputError(
+                "engine: messages reach an engine through brokers, so leave out the option, and name a controller"
+            )
+        return settings
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to a session that may not have found it by itself."""
+    try:
+        spark.dataSource.register(SrtmDataSource)
+    except PySparkException as problem:
+        if problem.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+
+
+def unwrapped(frame: DataFrame) -> DataFrame:
+    """Messages that the sink published with `keys`: the column `key`, and bodies as they were before an envelope.
+
+    `unwrapped(frame).dropDuplicates(["key"])` has each message once.
+    """
+    fields: Any = f.from_json(f.col("body").cast("string"), f"srtm struct<{_struct(KEY)}>, body binary")
+    return frame.withColumn("_fields", fields).select(
+        *(f.coalesce("_fields.body", "body").alias(name) if name == "body" else name for name in frame.columns),
+        f.col("_fields.srtm").alias("key"),
+    )
+
+
+def _struct(fields: str) -> str:
+    return ", ".join(":".join(field.split()) for field in fields.split(", "))

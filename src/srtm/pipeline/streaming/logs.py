@@ -1,0 +1,270 @@
+"""The logs of a `disk` topic at its brokers, over HTTP: where they are, how far they reach, their rows.
+
+In: a controller or the addresses of brokers. Out: positions by broker, and Arrow batches of a range; the same range
+gives the same rows, whoever asks and how often. Who does not answer is `Away`; `patiently` asks again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
+
+from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError
+from srtm.net.backoff import Backoff
+from srtm.pipeline.streaming.positions import Extent
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from srtm.pipeline.streaming.positions import Position
+    from srtm.pipeline.streaming.settings import Settings
+
+T = TypeVar("T")
+
+_ANSWER_S = 10.0
+_ROWS = 10_000  # that are asked for at once; a broker gives a megabyte at most
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Away(Exception):
+    """Somebody does not answer, or cannot now."""
+
+
+class Refused(Exception):
+    """An answer that is none: its status, and what it says."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Contract(NamedTuple):
+    """A topic's bucket: tokens a second, and how many at once."""
+
+    r: float
+    b: float
+
+
+def ask(url: str, method: str = "GET", **query: object) -> bytes:
+    """The body of an answer."""
+    request = urllib.request.Request(f"{url}?{urlencode(query)}" if query else url, method=method)
+    try:
+        with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read().decode(errors="replace").strip()
+        if error.code >= 500:
+            raise Away(f"{url} answers {error.code}: {text[:200]}") from None
+        raise Refused(error.code, text) from None
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise Away(f"{url} does not answer ({str(reason) or type(reason).__name__})") from None
+
+
+def patiently(question: Callable[[], T], timeout_s: float) -> T:
+    """What a question gives, asked again while somebody is away, for so long."""
+    backoff, until = Backoff(), time.monotonic() + timeout_s
+    while True:
+        try:
+            return question()
+        except Away as problem:
+            wait_s = backoff.next_s()
+            if time.monotonic() + wait_s > until:
+                remedy = "start it, or wait longer with option timeout"
+                raise PipelineError(f"{problem} since {timeout_s:g} s: {remedy}") from None
+            time.sleep(wait_s)
+
+
+class Logs:
+    """Where a topic's logs are. It remembers brokers that are not listed any more: they may come back."""
+
+    noun = "broker"  # whose name stands in an offset
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._urls: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of brokers that were given, by URL
+
+    def look(self, *, strict: bool = False) -> dict[str, str]:
+        """URLs of the brokers that there are now, by name; with `strict`, `Away` if one of those given is."""
+        settings = self._settings
+        if settings.brokers:
+            found = [(name, url) for url in settings.brokers if (name := self._name(url, strict=strict))]
+        else:
+            found = self._listed(settings.controller)
+        names = [name for name, _ in found]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"two brokers are called {twice!r}: start each with a --name of its own")
+        now = dict(found)
+        self._urls |= now
+        return now
+
+    def url(self, broker: str, timeout_s: float) -> str:
+        """Where a broker is."""
+        if broker not in self._urls:
+            patiently(lambda: self._find(broker), timeout_s)
+        return self._urls[broker]
+
+    def adopt(self, broker: str, url: str) -> None:
+        """Know a broker without having looked for it."""
+        self._urls[broker] = url
+
+    def _find(self, broker: str) -> None:
+        if broker not in self.look():
+            raise Away(f"broker {broker!r}, which has a part of topic {self._settings.topic!r}, is not there")
+
+    def _name(self, url: str, *, strict: bool) -> str | None:
+        if url not in self._names:
+            try:
+                self._names[url] = str(json.loads(ask(f"{url}/info"))["hostname"])
+            except Away:
+                if strict:
+                    raise
+            except (Refused, ValueError, KeyError, TypeError):
+                raise InputError(f"{url} is no broker: write the address of its HTTP, as in 127.0.0.1:4151") from None
+        return self._names.get(url)
+
+    def _listed(self, controller: str) -> list[tuple[str, str]]:
+        try:
+            listed = json.loads(ask(f"{controller}/lookup", topic=self._settings.topic))["producers"]
+            return [(each["hostname"], _http(each["broadcast_address"], each["http_port"])) for each in listed]
+        except Refused as refused:
+            if "TOPIC_NOT_FOUND" in str(refused):  # no broker has it yet
+                return []
+            raise InputError(f"{controller} is no controller: {_CONTROLLER}") from None
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{controller} is no controller: {_CONTROLLER}") from None
+
+    def known(self, brokers: dict[str, str]) -> bool:
+        """Whether a topic is there at all, at a broker or under contract."""
+        return bool(brokers) or self._document() is not None
+
+    def contract(self, brokers: dict[str, str]) -> Contract | None:
+        """The topic's bucket as the controller has it, or the sum of its brokers' shares; None without one."""
+        if (document := self._document()) is not None:
+            return Contract(document["r"], document["b"])
+        topic, shares = self._settings.topic, []
+        for url in brokers.values():
+            found = json.loads(ask(f"{url}/stats", format="json", topic=topic, include_clients="false"))["topics"]
+            shares += [each["srtm"] for each in found if each.get("srtm", {}).get("r") is not None]
+        return Contract(sum(each["r"] for each in shares), sum(each["b"] for each in shares)) if shares else None
+
+    def _document(self) -> Any:
+        """What the controller says of a topic under contract."""
+        if self._settings.brokers or not self._settings.controller:
+            return None
+        try:
+            return json.loads(ask(f"{self._settings.controller}/v1/topics/{quote(self._settings.topic, safe='')}"))
+        except (Refused, ValueError):
+            return None  # not under contract, or a stock nsqlookupd
+
+    def extent(self, broker: str) -> Extent | None:
+        """How far a broker's log reaches; None if it does not have the topic."""
+        topic = self._settings.topic
+        try:
+            document = json.loads(ask(f"{self._urls[broker]}/srtm/log", topic=topic))
+            return Extent(document["begin"], document["end"], document.get("log"))
+        except Refused as refused:
+            if "TOPIC_NOT_FOUND" in str(refused):
+                return None
+            raise _explained(refused, topic, broker) from None
+
+    def trim(self, broker: str, before: Position) -> None:
+        """Have a broker forget what is older, as far as its channels have finished it."""
+        topic, url = self._settings.topic, f"{self._urls[broker]}/srtm/log/trim"
+        try:
+            ask(url, "POST", topic=topic, before=before.offset, finished="true", **_named(before.log))
+        except Refused as refused:
+            raise _explained(refused, topic, broker) from None
+
+
+class Spools(Logs):
+    """Logs of brokers before an nsqd, which itself keeps nothing that can be read again."""
+
+    def __init__(self, settings: Settings, brokers: dict[str, str]) -> None:
+        super().__init__(settings)
+        self._members = brokers
+
+    def _listed(self, controller: str) -> list[tuple[str, str]]:
+        del controller
+        return list(self._members.items())
+
+    def extent(self, broker: str) -> Extent | None:
+        """How far a broker's log reaches; an error if it forgets what the engine has."""
+        topic, where = self._settings.topic, f"topic {self._settings.topic!r} at broker {broker!r}"
+        try:
+            document = json.loads(ask(f"{self._urls[broker]}/srtm/log", topic=topic))
+        except Refused as refused:
+            if "TOPIC_NOT_FOUND" in str(refused):
+                return None
+            if "NOT_ON_DISK" in str(refused):
+                raise InputError(
+                    f"{where} is in memory and then at nsqd, which cannot be read again: {_ON_DISK}"
+                ) from None
+            raise _explained(refused, topic, broker) from None
+        if not document["retention"]["retain_acknowledged"]:
+            raise InputError(f"{where} forgets what its nsqd has: {_RETAIN}")
+        return Extent(document["begin"], document["end"], document.get("log"))
+
+
+def read(
+    url: str, broker: str, topic: str, begin: int, end: int, timeout_s: float, log: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range of a log as a broker gives them; some LogError if it does not have them all."""
+    import pyarrow as pa
+
+    at = begin
+    while at < end:
+        limit = min(_ROWS, end - at)
+        some = partial(ask, f"{url}/srtm/log/read", topic=topic, begin=at, limit=limit, **_named(log))
+        try:
+            data = patiently(some, timeout_s)
+        except Refused as refused:
+            raise _explained(refused, topic, broker) from None
+        with pa.ipc.open_stream(data) as stream:
+            table = stream.read_all()
+        if not table.num_rows:
+            raise LogError(f"the log of topic {topic!r} at broker {broker!r} ends at {at}, before {end}")
+        at += table.num_rows
+        yield from table.to_batches()
+
+
+def _named(log: str | None) -> dict[str, str]:
+    return {} if log is None else {"log": log}
+
+
+def _explained(refused: Refused, topic: str, broker: str) -> Exception:
+    text, where = str(refused), f"topic {topic!r} at broker {broker!r}"
+    if "LOG_REPLACED" in text:
+        return LogReplaced(f"{where}: {_message(text)}")
+    if refused.status == 410:
+        return OffsetTrimmed(f"{where}: {_message(text)}")
+    if "NOT_ON_DISK" in text:
+        remedy = "only a disk topic can be read by Spark, so create it with durability=disk"
+        return InputError(f"{where} is in memory: {remedy}")
+    return LogError(f"{where}: {_message(text)}")
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:200]
+
+
+def _http(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+_CONTROLLER = "write the address of its HTTP, as in http://127.0.0.1:4161, or name brokers with option brokers"
+_RETAIN = "start its brokers with --retain-acknowledged, and a limit by size or age, so that Spark can read it"
+_ON_DISK = f"create it with durability=disk, and {_RETAIN}"

@@ -1,0 +1,168 @@
+"""The options of the format `srtm`, read and judged in one place.
+
+In: the strings that Spark collected, in any case. Out: `Settings`, or one InputError that names all that is wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from srtm.errors import InputError
+from srtm.pipeline.streaming import positions
+from srtm.pipeline.streaming.positions import Offsets
+from srtm.protocol.engine import hidden, parse
+from srtm.protocol.names import valid_name
+from srtm.units import NS_PER_S, parse_duration_ns
+
+T = TypeVar("T")
+
+DEFAULT_CONTROLLER = "http://127.0.0.1:4161"
+ROWS_PER_PARTITION = 100_000  # a tenth of a second of reading: few enough to share out, many enough to be worth a task
+Keys = Literal["none", "field", "envelope"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What source and sink were told."""
+
+    topic: str
+    controller: str = DEFAULT_CONTROLLER  # empty where there is none
+    brokers: tuple[str, ...] = ()  # URLs of their HTTP; then there is no controller
+    engine: str | None = field(default=None, repr=False)  # servers of NATS, maybe with a login
+    token: str | None = None
+    timeout_s: float = 60.0
+    starting: Literal["earliest", "latest"] | Offsets = "earliest"
+    ending: Literal["latest"] | Offsets = "latest"
+    max_rows: int | None = None
+    rows_per_partition: int = ROWS_PER_PARTITION
+    fail_on_data_loss: bool = True
+    trim_on_commit: bool = False
+    keys: Keys = "none"
+    group: str | None = None
+    rate: float | None = None
+
+
+def read_settings(options: Mapping[str, str]) -> Settings:
+    """The settings that options amount to."""
+    given = {name.lower(): value for name, value in options.items()}
+    found: dict[str, Any] = {}
+    problems = []
+    for name, (meant, read) in _OPTIONS.items():
+        if (text := given.pop(name.lower(), None)) is not None:
+            try:
+                found[meant] = read(text)
+            except ValueError as problem:
+                problems.append(f"{name} = {hidden(text)!r}: {problem}")
+    if "topic" not in found and not problems:
+        problems.append("topic is missing: say which one with option('topic', …)")
+    if "controller" in found and "brokers" in found:
+        problems.append("controller and brokers: give one of them")
+    if "engine" in found and "brokers" in found:
+        problems.append("engine and brokers: give one of them")
+    if "engine" in found:
+        found.setdefault("controller", "")
+    names = {name.lower(): name for name in _OPTIONS}
+    problems += [  # Spark has options of its own, so only what looks like one of ours is refused
+        f"there is no option {unknown}: {names[close[0]]} may be meant"
+        for unknown in given
+        if (close := difflib.get_close_matches(unknown, names, 1, 0.8))
+    ]
+    if problems:
+        raise InputError(f"format srtm: {'; '.join(problems)}")
+    return Settings(**found)
+
+
+def _topic(text: str) -> str:
+    if not valid_name(text):
+        raise InputError("1 to 64 letters, digits and any of . _ - make the name of a topic")
+    return text
+
+
+def _url(text: str) -> str:
+    url = text.strip().rstrip("/")
+    url = url if "://" in url else f"http://{url}"
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https") or not rest or "/" in rest:
+        raise InputError("write the address of its HTTP, as in http://127.0.0.1:4161")
+    return url
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    found = tuple(_url(each) for each in text.split(",") if each.strip())
+    if not found:
+        raise InputError("write addresses of brokers' HTTP, as in 127.0.0.1:4151,127.0.0.1:4153")
+    return found
+
+
+def _engine(text: str) -> str:
+    address = parse(text)
+    if address is None or address.kind != "nats":
+        raise InputError("write servers of NATS, as in nats://host:4222,host:4222")
+    return text
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdigit() or not int(text):
+        raise InputError("a whole number of at least 1 is needed")
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InputError("it is true or false")
+    return text.lower() == "true"
+
+
+def _seconds(text: str) -> float:
+    return parse_duration_ns(text) / NS_PER_S
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate < float("inf"):
+        raise InputError("messages a second are needed")
+    return rate
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in names:
+            raise InputError(f"it is {', '.join(names[:-1])} or {names[-1]}")
+        return text.lower()
+
+    return read
+
+
+def _offsets(*names: str) -> Callable[[str], str | Offsets]:
+    def read(text: str) -> str | Offsets:
+        if text.lower() in names:
+            return text.lower()
+        try:
+            return positions.write(positions.read(json.loads(text)))
+        except (ValueError, AttributeError):  # which a list does not have
+            raise InputError(f'it is {" or ".join(names)}, or offsets by broker, as in {{"broker-1": 120}}') from None
+
+    return read
+
+
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "topic": ("topic", _topic),
+    "controller": ("controller", _url),
+    "brokers": ("brokers", _urls),
+    "engine": ("engine", _engine),
+    "token": ("token", str),
+    "timeout": ("timeout_s", _seconds),
+    "startingOffsets": ("starting", _offsets("earliest", "latest")),
+    "endingOffsets": ("ending", _offsets("latest")),
+    "maxRowsPerTrigger": ("max_rows", _whole),
+    "maxRowsPerPartition": ("rows_per_partition", _whole),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "trimOnCommit": ("trim_on_commit", _flag),
+    "keys": ("keys", _one_of("none", "field", "envelope")),
+    "group": ("group", str),
+    "rate": ("rate", _rate),
+}

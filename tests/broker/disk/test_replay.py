@@ -1,0 +1,149 @@
+"""A subscriber that begins at an offset of a disk topic, on real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from srtm.broker.disk import replay
+from srtm.protocol import client as say
+from tests.broker.http.test_metrics import metrics
+from tests.broker.running import Client, Running, running
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Running]:
+    """A broker with a disk topic t that holds 0 to 49."""
+    with running(data_path=str(tmp_path)) as found:
+        assert found.post("/topic/create?topic=t&durability=disk")[0] == 200
+        publish(found, 0, 50)
+        yield found
+
+
+def publish(broker: Running, begin: int, end: int) -> None:
+    with Client(broker.address) as publisher:
+        publisher.send(say.mpub("t", [b"%d" % number for number in range(begin, end)]))
+        assert publisher.response() == b"OK"
+
+
+def replaying(broker: Running, offset: int, ready: int = 1, channel: str = "r#ephemeral") -> Client:
+    client = Client(broker.address, srtm={"replay": {"offset": offset}})
+    assert client.settled["srtm"] == {"replay": {"offset": offset}}
+    return client.subscribe("t", channel, ready)
+
+
+def numbers(client: Client, count: int) -> list[int]:
+    """The next messages, finished one by one."""
+    found = []
+    for _ in range(count):
+        message = client.message()
+        client.send(say.fin(message.id))
+        found.append(int(message.body))
+    return found
+
+
+def test_it_begins_at_the_offset_and_goes_on_with_what_comes(broker: Running) -> None:
+    with replaying(broker, 30) as client, replaying(broker, 50, channel="end#ephemeral") as at_the_end:
+        assert numbers(client, 20) == list(range(30, 50))
+        publish(broker, 50, 60)
+        publish(broker, 60, 61)
+        assert numbers(client, 11) == numbers(at_the_end, 11) == list(range(50, 61))
+        assert client.silent()
+
+
+def test_it_moves_nobodys_progress(broker: Running) -> None:
+    with replaying(broker, 0) as client, Client(broker.address) as consumer:
+        consumer.subscribe("t", "c")
+        assert numbers(client, 50) == numbers(consumer, 50) == list(range(50))
+    with replaying(broker, 49, channel="later#ephemeral") as later:
+        assert numbers(later, 1) == [49]
+    broker.wait_until(lambda b: list(b.topics["t"].channels) == ["c"])
+
+
+def test_what_is_given_back_comes_again(broker: Running) -> None:
+    with replaying(broker, 48) as client:
+        first = client.message()
+        client.send(say.req(first.id, 0))
+        assert numbers(client, 2) == [49, 48]
+
+
+def test_memory_is_bounded_and_nothing_is_dropped(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MOST_MESSAGES", 10)
+    monkeypatch.setattr("srtm.broker.disk.durable._BATCH", 10)
+    broker.post("/channel/create?topic=t&channel=c")  # what nobody has yet would be in memory anyway
+    held = []
+    with replaying(broker, 0) as client:
+        for begin in range(50, 450, 50):
+            publish(broker, begin, begin + 50)
+            held.append(broker.do(lambda: broker.broker.topics["t"].channels["r#ephemeral"].held))
+        assert max(held) < 20
+        assert numbers(client, 450) == list(range(450))
+        assert metrics(broker)["srtm_channel_dropped_total", ("r#ephemeral", "t")] == 0
+
+
+def test_messages_that_wait_for_tokens_are_not_taken_from_the_log(broker: Running) -> None:
+    assert broker.post("/topic/limit?topic=t&r=0.001&b=2")[0] == 200
+    with replaying(broker, 49, ready=100) as client:
+        publish(broker, 50, 55)
+        assert numbers(client, 3) == [49, 50, 51]
+        assert client.silent()
+        assert broker.post("/topic/limit?topic=t")[0] == 200
+        assert numbers(client, 3) == [52, 53, 54]
+
+
+def test_a_paused_topic_gives_nothing_twice(broker: Running) -> None:
+    with Client(broker.address) as consumer:
+        consumer.subscribe("t", "c", 1)
+        assert numbers(consumer, 50) == list(range(50))
+        broker.post("/topic/pause?topic=t")
+        publish(broker, 50, 55)
+        with replaying(broker, 48) as client:
+            assert numbers(client, 2) == [48, 49]
+            assert client.silent()
+            broker.post("/topic/unpause?topic=t")
+            assert numbers(client, 5) == numbers(consumer, 5) == list(range(50, 55))
+
+
+def test_emptied_it_goes_on_with_what_comes(broker: Running) -> None:
+    with replaying(broker, 0, ready=0) as client:
+        broker.wait_until(lambda b: b.topics["t"].channels["r#ephemeral"].held == 50)
+        assert broker.post("/channel/empty?topic=t&channel=r%23ephemeral")[0] == 200
+        publish(broker, 50, 52)
+        client.send(say.rdy(1))
+        assert numbers(client, 2) == [50, 51]
+
+
+@pytest.mark.parametrize(
+    ("offset", "topic", "channel", "why"),
+    [
+        (5, "t", "r#ephemeral", b"topic 't' no longer holds offset 5: it begins at 20"),
+        (51, "t", "r#ephemeral", b"topic 't' has no offset 51: it ends at 50; was its log removed?"),
+        (0, "m", "r#ephemeral", b"topic 'm' is not on disk: only disk topics are replayed"),
+        (30, "t", "r", b"channel 'r' cannot be replayed to: it needs a name of its own that ends with #ephemeral"),
+        (30, "t", "c#ephemeral", b"channel 'c#ephemeral' cannot be replayed to: it needs a name of its own"),
+    ],
+)
+def test_what_cannot_be_replayed(broker: Running, offset: int, topic: str, channel: str, why: bytes) -> None:
+    assert broker.post("/srtm/log/trim?topic=t&before=20")[0] == 200
+    with Client(broker.address) as other, Client(broker.address, srtm={"replay": {"offset": offset}}) as client:
+        other.subscribe("t", "c#ephemeral", 0)
+        client.send(say.sub(topic, channel))
+        assert client.error().startswith(b"E_SUB_FAILED SUB failed " + why)
+        assert client.ended()
+    assert "m" not in broker.broker.topics
+
+
+def test_a_log_that_is_trimmed_past_a_slow_client_is_its_error(
+    broker: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "MOST_MESSAGES", 10)
+    monkeypatch.setattr("srtm.broker.disk.durable._BATCH", 10)
+    broker.post("/channel/create?topic=t&channel=c")
+    with replaying(broker, 0) as client:
+        broker.wait_until(lambda b: b.topics["t"].channels["r#ephemeral"].held >= 10)  # two reads: one is in flight
+        assert broker.post("/srtm/log/trim?topic=t&before=40")[0] == 200
+        assert numbers(client, 20) == list(range(20))
+        assert client.error() == b"E_SUB_FAILED SUB failed topic 't' no longer holds offset 20: it begins at 40"
+        assert client.ended()

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srtm.errors import InputError
+from srtm.model.bucket import TokenBucket
+from srtm.model.split import split, within
+from srtm.model.tb_adaptor import LEAST_STEPS, History, Step, adapt
+
+TOKEN = 10**9
+
+
+NOW = 100
+
+
+def history(*steps: tuple[int, ...], newest: int = NOW) -> History:
+    """Steps one after the other, the last of them at `newest`: (messages, largest backlog, largest batch)."""
+    result = History()
+    for number, step in enumerate(steps, newest + 1 - len(steps)):
+        result.add(Step(number, *step))
+    return result
+
+
+def steady(*step: int) -> History:
+    """The same for just as long as it takes to be believed."""
+    return history(*[step] * LEAST_STEPS)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[TokenBucket, dict[str, TokenBucket], dict[str, History]]:
+    names = [f"b{i}" for i in range(draw(st.integers(1, 6)))]
+    whole = TokenBucket(draw(st.integers(10_000, 10**8)), draw(st.integers(len(names) * TOKEN, 10**13)))
+    weights = [draw(st.integers(1, 50)) for _ in names]
+    shares = dict(zip(names, split(whole, weights), strict=True))
+    step = st.tuples(st.integers(0, 100_000), st.integers(0, 5_000 * TOKEN), st.integers(0, 50))
+    reporting = draw(st.sets(st.sampled_from(names)))
+    newest = st.sampled_from([NOW, NOW, NOW - 1, NOW - 2, NOW - 50])
+    return whole, shares, {name: history(*draw(st.lists(step, max_size=12)), newest=draw(newest)) for name in reporting}
+
+
+@given(situations())
+def test_shares_add_up_keep_their_floors_and_leave_the_silent_alone(
+    situation: tuple[TokenBucket, dict[str, TokenBucket], dict[str, History]],
+) -> None:
+    whole, shares, histories = situation
+    wanted = adapt(whole, shares, histories, NOW)
+    assert wanted.keys() == shares.keys()
+    assert within(whole, wanted.values())
+    known = [name for name in shares if name in histories and histories[name].is_current(NOW)]
+    for name, share in wanted.items():
+        if name not in known:
+            assert share == shares[name]
+    if wanted != shares:
+        assert sum(share.r_mtps for share in wanted.values()) == whole.r_mtps
+        assert sum(share.b_ntok for share in wanted.values()) == whole.b_ntok
+
+
+@given(situations())
+def test_once_adapted_it_rests(situation: tuple[TokenBucket, dict[str, TokenBucket], dict[str, History]]) -> None:
+    whole, shares, histories = situation
+    wanted = adapt(whole, shares, histories, NOW)
+    assert adapt(whole, wanted, histories, NOW) == wanted
+
+
+def test_a_worked_adaptation() -> None:
+    """Share r by mean rates 300 : 100, b by largest backlogs 10 : 30, whatever they were before."""
+    whole = TokenBucket.of(1_000, 80)
+    shares = {"a": TokenBucket.of(500, 40), "b": TokenBucket.of(500, 40)}
+    seen = {
+        "a": history((400, 10 * TOKEN), (200, 4 * TOKEN), (300, 0)),
+        "b": history((100, 2 * TOKEN), (100, 30 * TOKEN), (100, 0)),
+    }
+    assert adapt(whole, shares, seen, NOW) == {"a": TokenBucket.of(750, 20), "b": TokenBucket.of(250, 60)}
+
+
+def test_a_total_shift_leaves_99_percent_of_r_usable_and_the_idle_broker_alive() -> None:
+    whole = TokenBucket.of(1_000, 100)
+    shares = {"a": TokenBucket.of(500, 50), "b": TokenBucket.of(500, 50)}
+    wanted = adapt(whole, shares, {"a": steady(0, 0, 0), "b": steady(900, 50 * TOKEN, 10)}, NOW)
+    assert wanted["b"].r >= 0.99 * whole.r
+    assert wanted["a"] == TokenBucket.of(5, 1)
+
+
+def test_b_is_no_smaller_than_the_largest_batch() -> None:
+    whole = TokenBucket.of(1_000, 50)
+    shares = {"a": TokenBucket.of(500, 25), "b": TokenBucket.of(500, 25)}
+    wanted = adapt(whole, shares, {"a": steady(10, TOKEN, 20), "b": steady(900, 900 * TOKEN, 10)}, NOW)
+    assert wanted["a"].b == 20
+    # Batches larger than b can never all be allowed for: then backlogs alone decide.
+    wanted = adapt(whole, shares, {"a": steady(10, TOKEN, 40), "b": steady(900, 49 * TOKEN, 40)}, NOW)
+    assert wanted["a"].b == 1
+
+
+def test_small_changes_are_left_alone() -> None:
+    whole = TokenBucket.of(1_000, 100)
+    shares = {"a": TokenBucket.of(500, 50), "b": TokenBucket.of(500, 50)}
+    nearly = {"a": steady(510, 51 * TOKEN), "b": steady(490, 49 * TOKEN)}
+    assert adapt(whole, shares, nearly, NOW) == shares
+    assert adapt(whole, shares, nearly, NOW, hysteresis=Fraction(1, 100)) != shares
+
+
+def test_the_window_is_a_stretch_of_time_not_a_number_of_reports() -> None:
+    seen = History(window=3)
+    for number, messages in ((1, 900), (2, 1), (3, 2), (4, 3)):
+        seen.add(Step(number, messages, messages * TOKEN))
+    assert seen.mean_messages == 2
+    assert seen.max_backlog_ntok == 3 * TOKEN
+    seen.add(Step(4, 77, 0))  # told again
+    seen.add(Step(2, 77, 0))  # told late
+    assert seen.mean_messages == 2
+    seen.add(Step(9, 5, 0))  # after a silence
+    assert seen.mean_messages == 5
+
+
+def test_a_history_that_stopped_is_a_silent_broker() -> None:
+    whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
+    stale = history(*[(990, 90 * TOKEN)] * 10, newest=NOW - 5)
+    wanted = adapt(whole, {"mute": half, "b": half}, {"mute": stale, "b": steady(10, TOKEN)}, NOW)
+    assert wanted["mute"] == half
+
+
+def test_a_share_is_not_judged_by_the_first_seconds() -> None:
+    """Publishers of one broker began a second later than those of the other."""
+    whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
+    began = {"a": history((400, 40 * TOKEN)), "b": history((0, 0))}
+    assert adapt(whole, {"a": half, "b": half}, began, NOW) == {"a": half, "b": half}
+    # Who has traffic and no share at all is not made to wait for one.
+    assert adapt(whole, {"a": None}, {"a": began["a"]}, NOW) == {"a": whole}
+
+
+def test_a_long_queue_takes_no_more_from_the_bursts_of_others_than_a_full_bucket() -> None:
+    whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
+    seen = {"queue": steady(500, 9_000 * TOKEN), "bursts": steady(500, 25 * TOKEN)}
+    wanted = adapt(whole, {"queue": half, "bursts": half}, seen, NOW)
+    assert {name: share.b for name, share in wanted.items()} == {"queue": 80, "bursts": 20}
+
+
+@pytest.mark.parametrize("step", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (0, 1.5, 0), (0, float("nan"), 0)])
+def test_nonsense_from_a_broker_is_refused(step: tuple[int, int, int]) -> None:
+    with pytest.raises(InputError, match="whole number and not negative"):
+        Step(*step)
+
+
+def test_shares_beyond_the_whole_are_refused() -> None:
+    with pytest.raises(InputError, match="exceed the whole bucket"):
+        adapt(TokenBucket.of(10, 10), {"a": TokenBucket.of(11, 5)}, {}, NOW)
+
+
+def test_messages_that_wait_count_as_traffic_of_the_next_window() -> None:
+    """600 wait at one of two brokers with 50 messages a second each: it gets 110 parts of 160."""
+    whole = TokenBucket.of(160, 20)
+    shares: dict[str, TokenBucket | None] = {"a": TokenBucket.of(80, 10), "b": TokenBucket.of(80, 10)}
+    histories = {name: history(*[(50, 0)] * 10) for name in shares}
+    wanted = adapt(whole, shares, histories, NOW, waiting={"a": 600})
+    assert {name: share.r for name, share in wanted.items()} == {"a": 110, "b": 50}

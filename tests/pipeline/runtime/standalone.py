@@ -1,0 +1,93 @@
+"""A standalone cluster of two workers, started from the PySpark wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pyspark
+
+from srtm.pipeline.runtime.java import java_home
+
+
+class Cluster(NamedTuple):
+    master: str
+    workers: list[int]
+    folder: Path
+
+    def executors(self) -> list[int]:
+        """The processes of executors that run now."""
+        children = [pid for worker in self.workers for pid in children_of(worker)]
+        return [pid for pid in children if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def executors_ever(self) -> int:
+        """Executors that were started, each of which has a folder of its own."""
+        return len(list(self.folder.glob("worker-*/app-*/*")))
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alive_workers(port: int) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
+            return int(json.load(answer)["aliveworkers"])
+    except (OSError, ValueError):  # it is not there yet, or its pages are not all
+        return 0
+
+
+def wait_for(what: Callable[[], object], within_s: float = 180) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline, "this takes too long"
+        time.sleep(0.05)
+
+
+@contextmanager
+def standalone(folder: Path) -> Iterator[Cluster]:
+    """Master and workers, which end with the block; they work in a folder."""
+    home = Path(pyspark.__file__).parent
+    environment = os.environ | {
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "512m",
+        "JAVA_HOME": str(java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    port, page = free_port(), free_port()
+    master = f"spark://127.0.0.1:{port}"
+    daemons = [f"master.Master --host 127.0.0.1 --port {port} --webui-port {page}"] + [
+        f"worker.Worker --host 127.0.0.1 --cores 1 --memory 1g --webui-port 0 --work-dir {folder}/worker-{n} {master}"
+        for n in (1, 2)
+    ]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for daemon in daemons:
+            command = [str(home / "bin" / "spark-class"), *f"org.apache.spark.deploy.{daemon}".split()]
+            with (folder / f"{len(processes)}.log").open("w") as log:
+                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        wait_for(lambda: alive_workers(page) == 2)
+        yield Cluster(master, [process.pid for process in processes[1:]], folder)
+    finally:
+        for process in reversed(processes):
+            process.send_signal(signal.SIGTERM)
+        for process in processes:
+            process.wait(timeout=60)

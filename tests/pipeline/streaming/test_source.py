@@ -1,0 +1,482 @@
+"""The source against real brokers and a real controller, without Spark: offsets, limits, loss, who is away."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError
+from srtm.pipeline.streaming import source
+from srtm.pipeline.streaming.settings import Settings, read_settings
+from srtm.pipeline.streaming.source import BatchReader, StreamReader
+from tests.broker.running import Running, running
+from tests.pipeline.streaming.topics import Start, brokers, cluster, contract, numbered, on_disk, plain, publish
+from tests.programs import nsqlookupd
+
+
+def settings(*there: Running, **more: Any) -> Settings:
+    return Settings("t", brokers=tuple(broker.url for broker in there), **{"timeout_s": 5.0, **more})
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with brokers(tmp_path) as found:
+        yield found
+
+
+def log_id(broker: Running) -> str:
+    return str(broker.get("/srtm/log?topic=t")["log"])
+
+
+def bodies(reader: StreamReader | BatchReader, parts: Any) -> list[bytes]:
+    return [body for part in parts for batch in reader.read(part) for body in batch.column("body").to_pylist()]
+
+
+def between(reader: StreamReader, begin: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+    return bodies(reader, reader.partitions(begin, end))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "topic is missing"),
+        ({"topic": "a b"}, r"topic = 'a b': 1 to 64 letters"),
+        ({"topic": "t", "controller": "http://x:1", "brokers": "y:2"}, "controller and brokers: give one"),
+        ({"topic": "t", "controller": "ftp://x"}, "controller = 'ftp://x': write the address"),
+        ({"topic": "t", "brokers": " , "}, "brokers = ' , ': write addresses"),
+        ({"topic": "t", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger = '0': a whole number of at least 1"),
+        ({"topic": "t", "startingOffsets": '{"b": -1}'}, "earliest or latest, or offsets by broker"),
+        ({"topic": "t", "startingOffsets": "[3]"}, "earliest or latest, or offsets by broker"),
+        ({"topic": "t", "startingOffsets": '{"b": {"log": "x"}}'}, "earliest or latest, or offsets by broker"),
+        ({"topic": "t", "endingOffsets": "earliest"}, "it is latest, or offsets by broker"),
+        ({"topic": "t", "failOnDataLoss": "no"}, "failOnDataLoss = 'no': it is true or false"),
+        ({"topic": "t", "timeout": "soon"}, "timeout = 'soon': 'soon' is not a duration"),
+        ({"topic": "t", "keys": "yes"}, "keys = 'yes': it is none, field or envelope"),
+        ({"topic": "t", "rate": "-3"}, "rate = '-3': messages a second"),
+        ({"topic": "t", "startingOffset": "latest"}, "there is no option startingoffset: startingOffsets may be meant"),
+        ({"topic": "", "rate": "many"}, "topic = ''.*; rate = 'many'"),
+    ],
+)
+def test_bad_options_are_named_all_at_once(options: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_settings(options)
+
+
+def test_options_in_any_case() -> None:
+    given = {"TOPIC": "t", "brokers": "a:1, https://b:2/", "timeout": "500ms", "checkpointLocation": "/x"}
+    found = read_settings(given | {"startingoffsets": '{"a": 3}', "keys": "Field", "maxrowspertrigger": "7"})
+    assert found.brokers == ("http://a:1", "https://b:2")
+    assert (found.timeout_s, found.starting, found.keys, found.max_rows) == (0.5, {"a": 3}, "field", 7)
+
+
+def test_rows_are_what_was_published_by_whom_and_when(start: Start) -> None:
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    publish(one, numbered("x", 30), publisher="somebody")
+    publish(two, numbered("y", 20))
+    reader = BatchReader(settings(one, two, rows_per_partition=12))
+    parts = reader.partitions()
+    assert [(part.broker, part.begin, part.end) for part in parts] == [  # type: ignore[attr-defined]
+        ("one", 0, 12),
+        ("one", 12, 24),
+        ("one", 24, 30),
+        ("two", 0, 12),
+        ("two", 12, 20),
+    ]
+    rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [row["body"] for row in rows] == numbered("x", 30) + numbered("y", 20)
+    assert [row["offset"] for row in rows] == [*range(30), *range(20)]
+    assert {(row["topic"], row["publisher"], row["broker"]) for row in rows} == {
+        ("t", "somebody", "one"),
+        ("t", "p", "two"),
+    }
+    started_ns = one.broker.started_ns
+    for row in rows:
+        assert started_ns < row["arrival_ns"] < started_ns + 600 * 10**9
+        assert round(row["arrival"].timestamp() * 10**6) == row["arrival_ns"] // 1000
+
+
+def test_a_batch_reads_what_lies_between_two_offsets(start: Start) -> None:
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    x, y = publish(one, numbered("x", 30)), publish(two, numbered("y", 20))
+    some = BatchReader(settings(one, two, starting={"one": 25}, ending={"one": 28, "two": 5}))
+    assert bodies(some, some.partitions()) == x[25:28] + y[:5]
+    nothing = BatchReader(settings(one, two, starting="latest"))
+    assert bodies(nothing, nothing.partitions()) == []
+    assert bodies(nothing, [InputPartition(None)]) == []  # what Spark makes of no partition
+    with pytest.raises(LogError, match="'two' has no offset 21: it ends at 20"):
+        BatchReader(settings(one, two, ending={"one": 1, "two": 21})).partitions()
+    with pytest.raises(LogError, match="'three' is gone"):
+        BatchReader(settings(one, two, ending={"three": 1})).partitions()
+
+
+def test_a_body_larger_than_what_is_read_at_once(start: Start) -> None:
+    one = on_disk(start("one"))
+    large = publish(one, [bytes([letter]) * 700_000 for letter in b"abcd"])
+    reader = BatchReader(settings(one))
+    assert bodies(reader, reader.partitions()) == large
+
+
+def test_where_a_stream_begins(start: Start) -> None:
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    publish(one, numbered("x", 7))
+    assert plain(StreamReader(settings(one, two)).initialOffset()) == {"one": 0, "two": 0}
+    assert plain(StreamReader(settings(one, two, starting="latest")).initialOffset()) == {"one": 7, "two": 0}
+    given = StreamReader(settings(one, two, starting={"two": 0, "one": 3})).initialOffset()
+    assert given == {
+        name: {"offset": at, "log": log_id(broker)} for name, at, broker in (("one", 3, one), ("two", 0, two))
+    }
+
+
+def test_a_limit_is_kept_and_shared_in_proportion(start: Start) -> None:
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    x, y = publish(one, numbered("x", 300)), publish(two, numbered("y", 100))
+    reader = StreamReader(settings(one, two, max_rows=100))
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(100)
+    at, found = reader.initialOffset(), []
+    for turn in range(1, 5):
+        end = reader.latestOffset(at, limit)
+        assert plain(end) == {"one": 75 * turn, "two": 25 * turn}
+        found += between(reader, at, end)
+        at = end
+    assert sorted(found) == sorted(x + y)
+    assert reader.latestOffset(at, limit) == at
+    assert reader.latestOffset({"one": 0, "two": 0}, ReadAllAvailable()) == at
+    assert reader.reportLatestOffset() == at
+    with pytest.raises(PipelineError, match="not by ReadMinRows"):
+        reader.latestOffset(at, ReadMinRows(1))
+
+
+def test_without_an_option_the_limit_is_the_contracts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    reader = StreamReader(settings(one, two))
+    assert reader.getDefaultReadLimit() == ReadMaxRows(source.FREE_ROWS)
+    for broker, r, b in ((one, 3, 20), (two, 2, 10)):
+        assert broker.post(f"/topic/limit?topic=t&r={r}&b={b}")[0] == 200
+        broker.post("/topic/limit?topic=other&r=1000&b=1000")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(30 + 10 * 5)
+    publish(one, numbered("x", 500))
+    now_s = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    at = reader.initialOffset()
+    for waited_s, rows in ((0, 80), (9, 80), (60, 80 + 50 * 5)):  # b + r·Δt
+        now_s[0] += waited_s
+        assert plain(reader.latestOffset(at, limit))["one"] == rows
+
+
+def test_partitions_depend_on_offsets_alone(start: Start) -> None:
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    x = publish(one, numbered("x", 50))
+    begin, end = {"one": 5, "two": 0}, {"one": 40, "two": 0}
+    reads = []
+    for turn in range(3):
+        reader = StreamReader(settings(one, two, rows_per_partition=10))
+        reads.append([(part.begin, part.end, bodies(reader, [part])) for part in reader.partitions(begin, end)])  # type: ignore[attr-defined]
+        publish(one, numbered(f"later-{turn}", 5))
+    assert reads[0] == reads[1] == reads[2]
+    assert [body for *_, found in reads[0] for body in found] == x[5:40]
+
+
+def test_available_now_ends_where_the_logs_ended(start: Start) -> None:
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    publish(one, numbered("x", 10))
+    reader = StreamReader(settings(one, two, max_rows=8))
+    at = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    publish(one, numbered("late", 10))
+    publish(two, numbered("late", 10))
+    ends = []
+    while (end := reader.latestOffset(at, ReadMaxRows(8))) != at:
+        ends.append(plain(end))
+        at = end
+    assert ends == [{"one": 8, "two": 0}, {"one": 10, "two": 0}]
+
+
+def test_a_controller_says_who_there_is_and_new_brokers_join(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (url, start):
+        one = on_disk(start("one"))
+        contract(url, "t", r=50, b=40)
+        x = publish(one, numbered("x", 20))
+        reader = StreamReader(Settings("t", controller=url, timeout_s=5.0))
+        listed(reader, {"one"})
+        begin = reader.initialOffset()
+        assert plain(begin) == {"one": 0}
+        assert reader.getDefaultReadLimit() == ReadMaxRows(40 + 10 * 50)
+        end = reader.latestOffset(begin, ReadAllAvailable())
+        assert plain(end) == {"one": 20}
+        assert between(reader, begin, end) == x
+
+        two = on_disk(start("two"))
+        y = publish(two, numbered("y", 15))
+        listed(reader, {"one", "two"})
+        joined = reader.latestOffset(end, ReadAllAvailable())
+        assert plain(joined) == {"one": 20, "two": 0}
+        assert between(reader, end, joined) == []
+        end = reader.latestOffset(joined, ReadAllAvailable())
+        assert plain(end) == {"one": 20, "two": 15}
+        assert between(reader, joined, end) == y
+
+
+def listed(reader: StreamReader, names: set[str]) -> None:
+    """Until the controller lists these brokers; registration takes a moment."""
+    done = threading.Event()
+    for _ in range(200):
+        if set(reader._logs.look()) == names:
+            return
+        done.wait(0.05)
+    raise AssertionError(f"{names} were not listed")
+
+
+def test_a_topic_that_is_not_there_and_one_in_memory(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (url, start):
+        one = start("one")
+        contract(url, "later", r=50, b=40)
+        assert plain(StreamReader(Settings("later", controller=url, timeout_s=1.0)).initialOffset()) in ({}, {"one": 0})
+        for missing in (Settings("t", controller=url, timeout_s=1.0), settings(one)):
+            with pytest.raises(InputError, match="no broker has topic 't': check its name, or create it first"):
+                StreamReader(missing).initialOffset()
+        one.post("/topic/create?topic=t")
+        with pytest.raises(InputError, match=r"topic 't' at broker 'one' is in memory.*durability=disk"):
+            StreamReader(settings(one)).initialOffset()
+        with pytest.raises(InputError, match=f"{url} is no broker"):
+            StreamReader(Settings("t", brokers=(url,), timeout_s=1.0)).initialOffset()
+        with pytest.raises(InputError, match=f"{one.url} is no controller"):
+            StreamReader(Settings("t", controller=one.url, timeout_s=1.0)).initialOffset()
+
+
+def test_two_brokers_of_one_name(start: Start, tmp_path: Path) -> None:
+    one = on_disk(start("one"))
+    (tmp_path / "other").mkdir()
+    other = start("one", data_path=str(tmp_path / "other"))
+    with pytest.raises(InputError, match="two brokers are called 'one'"):
+        StreamReader(settings(one, other)).initialOffset()
+
+
+def test_what_was_trimmed_is_an_error_that_names_the_way_on(start: Start) -> None:
+    one = on_disk(start("one"))
+    x = publish(one, numbered("x", 30))
+    reader = StreamReader(settings(one))
+    assert one.post("/srtm/log/trim?topic=t&before=12")[0] == 200
+    with pytest.raises(OffsetTrimmed, match="no longer holds offset 0: it begins at 12: set option failOnDataLoss to"):
+        reader.latestOffset({"one": 0}, ReadAllAvailable())
+    with pytest.raises(OffsetTrimmed, match="set option failOnDataLoss to false"):  # trimmed after it was planned
+        between(reader, {"one": 0}, {"one": 30})
+    with pytest.raises(OffsetTrimmed, match="failOnDataLoss"):
+        BatchReader(settings(one, starting={"one": 3})).partitions()
+    tolerant = StreamReader(settings(one, fail_on_data_loss=False, rows_per_partition=10))
+    assert plain(tolerant.latestOffset({"one": 0}, ReadAllAvailable())) == {"one": 30}
+    assert between(tolerant, {"one": 0}, {"one": 30}) == x[12:]
+
+
+def test_a_log_that_was_removed(start: Start) -> None:
+    one = on_disk(start("one"))
+    publish(one, numbered("x", 30))
+    one.post("/topic/delete?topic=t")
+    reader = StreamReader(settings(one))
+    tolerant = StreamReader(settings(one, fail_on_data_loss=False))
+    with pytest.raises(LogError, match="is gone, and with it what was there after offset 30"):
+        reader.latestOffset({"one": 30}, ReadAllAvailable())
+    assert tolerant.latestOffset({"one": 30}, ReadAllAvailable()) == {"one": 30}
+    fresh = publish(on_disk(one), numbered("fresh", 5))
+    with pytest.raises(LogError, match="has no offset 30: it ends at 5; was its log removed"):
+        reader.latestOffset({"one": 30}, ReadAllAvailable())
+    again = tolerant.latestOffset({"one": 30}, ReadAllAvailable())
+    assert plain(again) == {"one": 0}
+    assert between(tolerant, {"one": 30}, again) == []
+    assert between(tolerant, again, tolerant.latestOffset(again, ReadAllAvailable())) == fresh
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_not_taken_for_the_old_one(start: Start) -> None:
+    """Its new log has grown beyond the position, so that offsets alone say nothing."""
+    one, two = on_disk(start("one")), on_disk(start("two"))
+    publish(one, numbered("x", 30))
+    publish(two, numbered("y", 10))
+    reader = StreamReader(settings(one, two))
+    tolerant = StreamReader(settings(one, two, fail_on_data_loss=False))
+    begin = reader.initialOffset()
+    at = reader.latestOffset(begin, ReadAllAvailable())
+    planned = reader.partitions(begin, at)
+    again(one)
+    fresh, more = publish(one, numbered("fresh", 50)), publish(two, numbered("more", 5))
+    lost = r"topic 't' at broker 'one' was deleted and created again, or its broker started with an empty disk"
+    with pytest.raises(LogReplaced, match=rf"{lost}.* after offset 30: set option failOnDataLoss to false"):
+        reader.latestOffset(at, ReadAllAvailable())
+    with pytest.raises(LogReplaced, match=r"no longer has log.*failOnDataLoss"):  # replaced after it was planned
+        bodies(reader, planned)
+    with pytest.raises(LogReplaced, match=lost):
+        BatchReader(settings(one, two, starting=begin)).partitions()
+    assert bodies(tolerant, planned) == numbered("y", 10)
+    end = tolerant.latestOffset(at, ReadAllAvailable())
+    assert plain(end) == {"one": 0, "two": 15}
+    assert between(tolerant, at, end) == more
+    assert between(tolerant, end, tolerant.latestOffset(end, ReadAllAvailable())) == fresh
+
+
+def test_a_broker_of_the_same_name_with_an_empty_disk_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    def there(folder: str) -> AbstractContextManager[Running]:
+        return running(name="one", data_path=str(tmp_path / folder))
+
+    with there("old") as one:
+        publish(on_disk(one), numbered("x", 30))
+        reader = StreamReader(settings(one))
+        at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    with there("old") as one:  # a restart changes nothing
+        assert StreamReader(settings(one)).latestOffset(at, ReadAllAvailable()) == at
+    with there("new") as one:
+        fresh = publish(on_disk(one), numbered("fresh", 40))
+        with pytest.raises(LogReplaced, match="started with an empty disk"):
+            StreamReader(settings(one)).latestOffset(at, ReadAllAvailable())
+        tolerant = StreamReader(settings(one, fail_on_data_loss=False))
+        end = tolerant.latestOffset(at, ReadAllAvailable())
+        assert between(tolerant, at, end) == []
+        assert between(tolerant, end, tolerant.latestOffset(end, ReadAllAvailable())) == fresh
+
+
+def test_a_commit_trims_no_other_log(start: Start) -> None:
+    one = on_disk(start("one"))
+    publish(one, numbered("x", 10))
+    trimming = StreamReader(settings(one, trim_on_commit=True, fail_on_data_loss=False))
+    end = trimming.latestOffset(trimming.initialOffset(), ReadAllAvailable())
+    again(one)
+    publish(one, numbered("fresh", 20))
+    trimming.commit(end)
+    assert one.get("/srtm/log?topic=t")["begin"] == 0
+
+
+def test_available_now_over_a_topic_that_was_created_again(start: Start) -> None:
+    one = on_disk(start("one"))
+    publish(one, numbered("x", 10))
+    reader = StreamReader(settings(one, fail_on_data_loss=False))
+    at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    again(one)
+    fresh = publish(one, numbered("fresh", 20))
+    reader.prepareForTriggerAvailableNow()
+    publish(one, numbered("late", 5))
+    found: list[bytes] = []
+    while (end := reader.latestOffset(at, ReadMaxRows(8))) != at:
+        found += between(reader, at, end)
+        at = end
+    assert found == fresh
+    again(one)  # while it runs: what there is now was not there when it began
+    publish(one, numbered("later", 30))
+    assert reader.latestOffset(at, ReadMaxRows(8)) == at
+
+
+def test_a_checkpoint_without_ids_of_logs_goes_on(start: Start) -> None:
+    """As all were before logs had ids: from then on it has them."""
+    one = on_disk(start("one"))
+    x = publish(one, numbered("x", 10))
+    reader = StreamReader(settings(one))
+    end = reader.latestOffset({"one": 4}, ReadAllAvailable())
+    assert end == {"one": {"offset": 10, "log": log_id(one)}}
+    assert between(reader, {"one": 4}, end) == x[4:]
+    assert between(reader, {"one": 4}, {"one": 6}) == x[4:6]  # a batch that was planned before
+    again(one)
+    publish(one, numbered("fresh", 20))
+    with pytest.raises(LogReplaced, match="was deleted and created again"):
+        reader.latestOffset(end, ReadAllAvailable())
+
+
+def again(broker: Running) -> None:
+    """Delete the topic, and create it again at once."""
+    assert broker.post("/topic/delete?topic=t")[0] == 200
+    on_disk(broker)
+
+
+def test_a_broker_that_is_away_keeps_its_place_and_the_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    with brokers(tmp_path) as start:
+        one = on_disk(start("one"))
+        with running(name="two", data_path=str(tmp_path / "two")) as two:
+            on_disk(two)
+            y, port = publish(two, numbered("y", 5)), two.broker.http_port
+            reader = StreamReader(settings(one, two, timeout_s=0.5))
+            at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert plain(at) == {"one": 0, "two": 5}
+        x = publish(one, numbered("x", 5))
+        end = reader.latestOffset(at, ReadAllAvailable())
+        assert plain(end) == {"one": 5, "two": 5}
+        assert between(reader, at, end) == x
+        with pytest.raises(PipelineError, match=r"does not answer.* since 0.5 s: start it, or wait longer"):
+            between(reader, {"two": 0}, {"two": 5})
+        with pytest.raises(PipelineError, match=r"broker 'two' of topic 't' is away since .*failOnDataLoss"):
+            ask_again(reader, end)
+        tolerant = StreamReader(settings(one, two, timeout_s=0.0, fail_on_data_loss=False))
+        for _ in range(3):
+            assert tolerant.latestOffset(end, ReadAllAvailable()) == end
+
+        patient = StreamReader(settings(one, two, timeout_s=20.0))
+        begun: list[list[bytes]] = []
+        range_ = source.Range("two", f"http://127.0.0.1:{port}", 0, 5)
+        reading = threading.Thread(target=lambda: begun.append(bodies(patient, [range_])))
+        reading.start()
+        with running(name="two", data_path=str(tmp_path / "two"), http_port=port):
+            reading.join(20)
+            assert begun == [y]
+            assert patient.latestOffset(end, ReadAllAvailable()) == end
+
+
+def ask_again(reader: StreamReader, at: dict[str, Any]) -> dict[str, Any]:
+    """Until there is something new, for some time."""
+    for _ in range(100):
+        if (end := reader.latestOffset(at, ReadAllAvailable())) != at:
+            return end
+        threading.Event().wait(0.05)
+    raise AssertionError("nothing came")
+
+
+def test_brokers_go_on_while_their_controller_is_away(tmp_path: Path) -> None:
+    with brokers(tmp_path) as start:
+        with cluster(tmp_path) as (url, managed):
+            one = on_disk(managed("one"))
+            reader = StreamReader(Settings("t", controller=url, timeout_s=0.3))
+            listed(reader, {"one"})
+            at, port = reader.initialOffset(), one.broker.http_port
+        one = start("one", http_port=port)
+        x = publish(one, numbered("x", 5))
+        assert between(reader, at, ask_again(reader, at)) == x
+
+
+def test_nobody_there_at_the_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    nobody = Settings("t", controller=f"http://127.0.0.1:{port}", timeout_s=0.2)
+    with pytest.raises(PipelineError, match=rf"127.0.0.1:{port}/lookup does not answer \(.*refused.*since 0.2 s"):
+        StreamReader(nobody).initialOffset()
+
+
+def test_a_commit_trims_if_it_was_chosen_and_no_further_than_channels_are(start: Start) -> None:
+    one, two = on_disk(start("one", retain_acknowledged=True)), on_disk(start("two"))
+    publish(one, numbered("x", 10))
+    publish(two, numbered("y", 10))
+    two.post("/channel/create?topic=t&channel=slow")
+    end = {"one": 6, "two": 6}
+    StreamReader(settings(one, two)).commit(end)
+    begins = [broker.get("/srtm/log?topic=t")["begin"] for broker in (one, two)]
+    assert begins == [0, 0]
+    trimming = StreamReader(settings(one, two, trim_on_commit=True))
+    trimming.commit(end)
+    begins = [broker.get("/srtm/log?topic=t")["begin"] for broker in (one, two)]
+    assert begins == [6, 0]
+    trimming.commit({**end, "gone": 3})  # one that is away is trimmed another time
+
+
+@pytest.mark.needs("nsqlookupd")
+def test_a_stock_nsqlookupd_says_who_there_is_too(tmp_path: Path) -> None:
+    with nsqlookupd(tmp_path) as (tcp, http), brokers(tmp_path, lookupd=(f"127.0.0.1:{tcp}",)) as start:
+        one = on_disk(start("one"))
+        x = publish(one, numbered("x", 5))
+        reader = StreamReader(Settings("t", controller=f"http://127.0.0.1:{http}", timeout_s=5.0))
+        listed(reader, {"one"})
+        assert reader.getDefaultReadLimit() == ReadMaxRows(source.FREE_ROWS)
+        begin = reader.initialOffset()
+        assert between(reader, begin, reader.latestOffset(begin, ReadAllAvailable())) == x

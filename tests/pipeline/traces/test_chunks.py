@@ -1,0 +1,128 @@
+"""Tasks and driver without Spark: any cut of any topics into files and stretches gives what the model gives."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srtm.model import burst
+from srtm.model import profile as model
+from srtm.pipeline import profile as job
+from srtm.pipeline.profile import TopicProfile, profile, profile_source
+from srtm.pipeline.traces import reading
+from srtm.pipeline.traces.reading import Frame, Span
+from tests.pipeline.local import LocalSpark, Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Message = tuple[str, str, int]  # topic, publisher, arrival
+
+GAPS_NS = [0, 0, 0, 1, 999, 10**6, 10**8, 10**9, 11 * 10**9, 3 * 86_400 * 10**9]
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> list[Message]:
+    """Messages of a few topics in order of time: equal times, bursts, gaps of days."""
+    rows, at = [], draw(st.integers(-(10**12), 10**12))
+    topics = draw(st.integers(1, 3))
+    for _ in range(draw(st.integers(1, 40))):
+        at += draw(st.sampled_from(GAPS_NS))
+        topic, publisher = draw(st.integers(0, topics - 1)), draw(st.integers(0, 3))
+        rows += [(f"t{topic}", f"p{publisher}", at)] * draw(st.sampled_from([1, 1, 2, 7]))
+    return rows
+
+
+def expected(rows: list[Message]) -> list[TopicProfile]:
+    """The model, topic by topic, over the whole."""
+    lines = []
+    for topic in sorted({topic for topic, _, _ in rows}):
+        mine = sorted((at, publisher) for name, publisher, at in rows if name == topic)
+        names = sorted({publisher for _, publisher in mine})
+        times = np.array([at for at, _ in mine])
+        known = model.profile(times)
+        sizes = burst.batch_sizes(times, np.array([names.index(publisher) for _, publisher in mine], np.int32))
+        lines.append(
+            TopicProfile(
+                topic,
+                len(mine),
+                len(names),
+                float(known.rate_mps),
+                known.bucket,
+                int(times[0]),
+                int(times[-1]),
+                dict(zip(burst.WINDOWS_NS, burst.envelope(times).tolist(), strict=True)),
+                {size: int(sizes[size]) for size in np.flatnonzero(sizes).tolist()},
+            )
+        )
+    return lines
+
+
+def table_of(rows: list[Message]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    kinds = (pa.string(), pa.string(), pa.int64())
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    return pa.table(arrays, names=["topic", "publisher", "arrival_ns"])
+
+
+def _otherwise(field: pa.Field) -> pa.Field:
+    kind = pa.large_string() if field.type == pa.string() else field.type
+    return pa.field(field.name, kind, nullable=False)
+
+
+@settings(max_examples=100)
+@given(messages(), st.data())
+def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
+    """Messages dealt to files at random or by time, row groups of any size, sorted or not, batches of any size."""
+    files: list[list[Message]] = [[] for _ in range(data.draw(st.integers(1, 4)))]
+    by_time = data.draw(st.booleans())
+    for number, row in enumerate(rows):
+        place = number * len(files) // len(rows) if by_time else data.draw(st.integers(0, len(files) - 1))
+        files[place].append(row)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, its_rows in enumerate(files):
+            if data.draw(st.booleans()):
+                its_rows = data.draw(st.permutations(its_rows))
+            size = data.draw(st.integers(1, 20))
+            table = table_of(its_rows)
+            if data.draw(st.booleans()):  # another writer, with other habits
+                table = table.cast(pa.schema([_otherwise(field) for field in table.schema]))
+            pq.write_table(table, Path(folder, f"{number}.parquet"), row_group_size=size)
+        spark = cast("SparkSession", LocalSpark(data.draw(st.integers(1, 5))))
+        with (
+            patch.multiple(reading, _SMALL=0, _BATCH=data.draw(st.integers(1, 50)), _REREAD=1000),
+            patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
+        ):
+            assert profile(folder, spark) == expected(rows)
+
+
+@settings(max_examples=100)
+@given(messages(), st.data())
+def test_any_ranges_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
+    """Rows sorted by topic and time, as Spark sorts them, cut into partitions and batches anywhere."""
+    rows = sorted(rows, key=lambda row: (row[0], row[2]))
+    keys = [(topic, at) for topic, _, at in rows]
+    # A range partitioner never parts equal rows.
+    places = [i for i in range(1, len(rows)) if keys[i] != keys[i - 1]]
+    cuts = sorted(data.draw(st.sets(st.sampled_from(places), max_size=5))) if places else []
+    partitions = []
+    for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        size = data.draw(st.integers(1, 20))
+        partitions.append(table_of(rows[begin:end]).to_batches(max_chunksize=size))
+    spans: dict[str, Span] = {}
+    for topic, _, at in rows:
+        spans[topic] = spans[topic].joined(Span(1, at, at)) if topic in spans else Span(1, at, at)
+    with (
+        patch.multiple(reading, _BATCH=data.draw(st.integers(1, 50))),
+        patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
+    ):
+        source = Frame("arrival_ns", 1, cast("Any", Rows(partitions)), len(partitions), {}, spans)
+        assert profile_source(source, model.HEADROOM, model.QUANTILE) == expected(rows)
