@@ -24,6 +24,7 @@ from srtm.broker.disk.log import Log, LogOptions, Retention
 from srtm.broker.disk.store import FILE
 from srtm.broker.disk.writer import Call
 from srtm.errors import InputError, LogError, LogFull, OffsetTrimmed, SRTMError
+from tests.conftest import ROOT
 
 KILLS = int(os.environ.get("SRTM_KILLS", "25"))
 
