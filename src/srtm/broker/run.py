@@ -16,6 +16,7 @@ from srtm import program
 from srtm.broker.http.api import app
 from srtm.broker.ioloop import Broker
 from srtm.errors import BrokerError, SRTMError
+from srtm.net.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -37,12 +38,12 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
 
         registration = Registration(broker)
     with _no_collector():
-        sites: list[program.Site] = []
+        sites: list[Site] = []
         try:
             broker.listen()
-            sites.append(program.Site(app(broker), options.host, options.http_port))
+            sites.append(Site(app(broker), options.host, options.http_port))
             if options.https_port is not None:
-                sites.append(program.Site(app(broker, tls=True), options.host, options.https_port, broker.tls))
+                sites.append(Site(app(broker, tls=True), options.host, options.https_port, broker.tls))
         except BrokerError:
             broker.stop()
             raise
