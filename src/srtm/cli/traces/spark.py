@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from srtm.cli.common import AsJson, print_json
+from srtm.cli.extras import require
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -32,6 +33,7 @@ def up(
     """
     from srtm.pipeline.runtime.server import start
 
+    require("pyspark")
     idle_s = parse_duration_ns(idle) / NS_PER_S
     if idle_s <= 0:
         raise InputError(f"--idle {idle}: it must be longer than nothing, as in 30m")
