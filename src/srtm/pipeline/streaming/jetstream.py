@@ -30,7 +30,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError, ProtocolError
-from srtm.net.credentials import Credentials, explained
+from srtm.net.credentials import Credentials
+from srtm.net.explain import explained
 from srtm.pipeline.streaming.logs import Away, Contract, Logs, Refused, Spools, ask, patiently
 from srtm.pipeline.streaming.positions import Extent
 from srtm.protocol import engine as engines
