@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from srtm.control.controller import Controller
     from srtm.control.discovery.registry import Change, Producer, Registry
     from srtm.control.members import Member
-    from srtm.control.placing.load_distributor import Fit
+    from srtm.control.placing.load_distributor import LiveFitting
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Service:
         self.registry = registry
         self.feed = Feed(controller)
         self.superseded = asyncio.Event()  # brokers listen to another controller, which came later
-        controller.on_change = self._changed
+        controller.watch(self._changed)
         registry.on_change = self._registered
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_sent: dict[str, int] = {}
@@ -60,7 +60,7 @@ class Service:
         self._under_way: set[str] = set()
         self._elsewhere: dict[str, Producer] = {}  # brokers that registered under a name that another address has
         self._wake = asyncio.Event()
-        self._computing: set[Fit] = set()
+        self._computing: set[LiveFitting] = set()
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False)
 
@@ -159,7 +159,7 @@ class Service:
             self._adapted_ns = now_ns()
             controller.adapt(self._adapted_ns)
 
-    async def _compute(self, fit: Fit) -> None:
+    async def _compute(self, fit: LiveFitting) -> None:
         assert fit.job is not None
         try:
             await asyncio.to_thread(fit.job)
@@ -212,7 +212,7 @@ class Service:
         return answer.status_code, bytes(found)
 
     def _complain(self, member: Member, problem: str) -> None:
-        member.oddities += 1
+        member.link.oddities += 1
         log.warning("BROKER(%s): no exchange: %s", member.name, problem)
 
     async def _probe(self, member: Member) -> None:
@@ -222,7 +222,7 @@ class Service:
                 _, writer = await asyncio.open_connection(member.host, member.http_port)
         except ConnectionRefusedError:
             if self.controller.members.get(member.name) is member:
-                self.controller.failed(member.name, now_ns(), refused=True)
+                self.controller.died(member.name, now_ns(), "its host refuses the connection")
         except OSError as problem:
             log.warning("BROKER(%s): cannot be reached: %s", member.name, problem)
         else:

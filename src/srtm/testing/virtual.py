@@ -17,7 +17,7 @@ from srtm.broker.message import Message
 from srtm.broker.options import BrokerOptions
 from srtm.broker.topic import Topic
 from srtm.control.controller import Controller
-from srtm.control.members import Declared
+from srtm.control.members import DeclaredPublisher
 from srtm.errors import BrokerError
 from srtm.protocol import exchange, identify, orders
 from srtm.protocol.frames import FRAME_HEAD
@@ -39,7 +39,7 @@ _DRAIN_NS = 20 * NS_PER_MS
 class VirtualPublisher:
     """Somebody who sends, and goes where it is told to."""
 
-    declared: Declared
+    declared: DeclaredPublisher
     topic: str
     follow: Callable[[VirtualPublisher], None]  # is called when it was sent an order
     broker: VirtualBroker | None = None
@@ -198,7 +198,7 @@ class VirtualCluster:
         for name in self.brokers:
             self._register(name)
 
-    def publish(self, topic: str, publishers: Iterable[Declared]) -> None:
+    def publish(self, topic: str, publishers: Iterable[DeclaredPublisher]) -> None:
         """Publishers of a topic begin to send."""
         new = [
             VirtualPublisher(each, topic, self._will_follow, rng=random.Random(self.rng.random()))
