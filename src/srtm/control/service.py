@@ -13,13 +13,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import httpx
-import msgspec
 
 from srtm.control.api.feed import Feed
 from srtm.control.clock import now_ns
 from srtm.control.discovery.registry import Came, Left, TopicChanged
 from srtm.errors import ProtocolError
 from srtm.protocol import exchange
+from srtm.protocol.exchange import RefusalCode
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -36,12 +36,6 @@ _TICK_S = 0.05
 _ANSWER_S = 2.0
 _CONNECT_S = 1.0
 _NO_SUCH_PATH = (404, 405, 501)  # what programs say that are not brokers of SRTM
-
-
-class _Refusal(msgspec.Struct):
-    """What a broker answers if it does not do as it is told."""
-
-    message: str
 
 
 class Service:
@@ -182,10 +176,10 @@ class Service:
                 if controller.urgent:
                     self._wake.set()
                 return
-            code = _code(body)
-            if code == "OLD_EPOCH":
+            code = exchange.refusal_code(body)
+            if code == RefusalCode.OLD_EPOCH:
                 self.superseded.set()
-            elif status in _NO_SUCH_PATH or code == "NOT_MANAGED":
+            elif status in _NO_SUCH_PATH or code == RefusalCode.NOT_MANAGED:
                 controller.foreign(member.name, now_ns())
             else:
                 self._complain(member, f"{status}: {body[:200].decode(errors='replace')}")
@@ -244,16 +238,6 @@ class Service:
 def _two(known: Member, producer: Producer) -> tuple[str, str, str]:
     peer = producer.peer
     return known.name, f"{peer.broadcast_address}:{peer.http_port}", known.url
-
-
-def _code(body: bytes) -> str | None:
-    """The code of a broker's refusal; None if there is none."""
-    try:
-        message = msgspec.json.decode(body, type=_Refusal).message
-    except msgspec.MsgspecError:
-        return None
-    code = message.partition(":")[0]
-    return code if code.isupper() else None
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

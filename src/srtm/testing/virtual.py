@@ -18,7 +18,7 @@ from srtm.broker.options import BrokerOptions
 from srtm.broker.topic import Topic
 from srtm.control.controller import Controller
 from srtm.control.members import DeclaredPublisher
-from srtm.errors import BrokerError
+from srtm.errors import ExchangeRefused
 from srtm.protocol import exchange, identify, orders
 from srtm.protocol.frames import FRAME_HEAD
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -338,7 +338,7 @@ class VirtualCluster:
         said = exchange.read(text, exchange.Exchange)
         try:
             answer = broker.control.exchange(said, self.now_ns, broker.mono_ns)
-        except BrokerError:
+        except ExchangeRefused:
             return
         broker.turn()
         if not self._loses(name):
