@@ -19,9 +19,10 @@ from pyspark.sql import DataFrame
 from srtm.errors import InputError, PipelineError, SRTMError, TraceError
 from srtm.pipeline.importing import ingest as importing
 from srtm.pipeline.importing import output
-from srtm.pipeline.importing.ingest import Imported, ingest, iso, normalise, translated
+from srtm.pipeline.importing.columns import iso
+from srtm.pipeline.importing.ingest import Imported, ingest, normalise, translated
 from srtm.pipeline.profile import COLUMNS, profile
-from srtm.pipeline.traces.reading import row_groups_of
+from srtm.pipeline.traces.stretches import row_groups_of
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, RECORDED_SCHEMA, ArrivalWriter, writing
