@@ -146,7 +146,7 @@ def test_traces_of_almost_nothing(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace at"):
         groups(tmp_path / "nowhere", spark)
     write(tmp_path / "t.parquet", "t", WORKLOADS["clock"])
-    with pytest.raises(TraceError, match="needs a session"):
+    with pytest.raises(TraceError, match="needs a Spark session"):
         groups(tmp_path)
 
 

@@ -147,5 +147,5 @@ def test_what_is_no_trace_is_named(spark: SparkSession, tmp_path: Path) -> None:
         profile(tmp_path, spark)
     with pytest.raises(TraceError, match="holds no messages"):
         profile(spark.createDataFrame([], "topic string, publisher string, arrival_ns long"))
-    with pytest.raises(TraceError, match="needs a session"):
+    with pytest.raises(TraceError, match="needs a Spark session"):
         profile(tmp_path)

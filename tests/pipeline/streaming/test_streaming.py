@@ -163,13 +163,13 @@ def test_rows_name_their_publishers_and_keys_are_of_this_write(spark: SparkSessi
 @pytest.mark.parametrize(
     ("columns", "options", "said"),
     [
-        ("'x' AS body", {"startingOffset": "latest"}, "startingOffsets may be meant"),
+        ("'x' AS body", {"startingOffset": "latest"}, "did you mean startingOffsets"),
         ("'x' AS body", {"keys": "field"}, r"keys=field needs bodies that are JSON objects, not b'x'"),
-        ("CAST(NULL AS STRING) AS body", {}, "row 0 of partition 0 has a body that is null: leave it out"),
-        ("'' AS body", {}, "a body that is empty"),
-        ("1 AS body, 2 AS publisher", {}, "'body' has to be binary or string, and is int; column 'publisher' has to"),
-        ("'x' AS body, 'y' AS topic", {}, r"there is no column 'topic' in a message: select"),
-        ("'x' AS text", {}, "'body' has to be binary or string, and is missing"),
+        ("CAST(NULL AS STRING) AS body", {}, "row 0 of partition 0 has a null body: filter such rows out"),
+        ("'' AS body", {}, "has an empty body"),
+        ("1 AS body, 2 AS publisher", {}, "'body' must be binary or string, but is int; column 'publisher' must be"),
+        ("'x' AS body, 'y' AS topic", {}, r"a message has no column 'topic': select"),
+        ("'x' AS text", {}, "'body' must be binary or string, but is missing"),
     ],
 )
 def test_what_cannot_be_published(

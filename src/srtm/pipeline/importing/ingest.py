@@ -127,7 +127,7 @@ def ingest(
         if rejects > allowed(staged.messages + rejects):
             raise TraceError(refusal(rejected, staged.messages + rejects, max_rejects), rejected=rejected)
         if not staged.messages:
-            raise TraceError("\n".join([f"{_listed(files)}: every row is rejected", *lines(rejected)]))
+            raise TraceError("\n".join([f"{_listed(files)}: no valid rows", *lines(rejected)]))
         rows = spark.read.schema(rows_judged.select(*schema.names).schema).parquet(*map(str, staged.files))
         counted = _counted(rows)
         tell(f"writing {out}")
