@@ -439,7 +439,7 @@ def test_errors_of_spark_become_one_line() -> None:
     out = Path("out")
     said = translated(f"{full}\nCaused by: java.io.IOException: No space left on device\n\tat java.base", out)
     assert isinstance(said, PipelineError)
-    assert "name another folder with TMPDIR=… or --spark-conf spark.local.dir=…" in str(said)
+    assert "choose another folder with TMPDIR=… or --spark-conf spark.local.dir=…" in str(said)
     said = translated('File "x.py"\nsrtm.errors.TraceError: cannot write /a/.out.1.partial/x.parquet: Read-only\n', out)
     assert str(said) == "cannot write out: Read-only"
     said = translated("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a%20b.csv.  SQL", out)

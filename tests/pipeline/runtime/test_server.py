@@ -21,18 +21,20 @@ def a_server(pid: int, born: int, port: int = 1) -> servers.Server:
     return servers.Server(pid, born, port, "t", 0.0, 60.0, servers.versions_here())
 
 
-def test_a_server_is_found_by_its_owner_alone(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert servers.running_server() == server
+def test_a_server_is_found_by_its_owner_alone(connect_server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert servers.running_server() == connect_server
     assert servers.record_file().stat().st_mode & 0o077 == 0
-    assert servers.start() == server
+    assert servers.start() == connect_server
     monkeypatch.setenv(servers.SWITCH, "off")
     assert servers.running_server() is None
 
 
-def test_a_server_of_other_versions_is_not_used(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_other_versions_is_not_used(
+    connect_server: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(servers, "versions_here", lambda: ["another"])
     assert servers.running_server() is None
-    assert servers.recorded_server() == server
+    assert servers.recorded_server() == connect_server
 
 
 @pytest.mark.usefixtures("record")

@@ -7,9 +7,10 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import nats
 import pyarrow.dataset as ds
@@ -26,11 +27,15 @@ from srtm.pipeline.streaming.source import FREE_ROWS, BatchReader, OffsetRange, 
 from srtm.protocol.nats import Msg
 from tests.broker.running import Running
 from tests.engines import NatsCluster, NatsServer, free_port, until
-from tests.pipeline.runtime.standalone import standalone, wait_for
+from tests.pipeline.runtime.standalone import wait_for
+from tests.pipeline.streaming.streams import digests, keep
 from tests.pipeline.streaming.test_source import between, bodies
-from tests.pipeline.streaming.test_streaming import in_process, said_by
+from tests.pipeline.streaming.test_streaming import in_process
 from tests.pipeline.streaming.topics import Start, brokers, cluster, contract, numbered, on_disk, plain, publish
 from tests.programs import ask
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.needs("nats-server")
 
@@ -451,27 +456,25 @@ def test_a_node_of_three_is_killed_in_the_middle_of_a_read(three: Three, monkeyp
         victim.start()
 
 
-def test_two_executors_read_the_same_three_times_while_a_node_is_killed(three: Three, tmp_path: Path) -> None:
+def test_two_tasks_of_spark_read_the_same_three_times_while_a_node_is_killed(spark: SparkSession, three: Three) -> None:
     publish(three.broker, numbered("x", 600), "digested")
     source = {"engine": three.servers.url, "topic": "digested", "maxRowsPerPartition": "150"}
     victim = leader_of(three, "digested")
-    with standalone(tmp_path) as workers:
-        process = in_process(workers.master, digests={"source": source, "times": 3})
-        try:
-            wait_for(lambda: len(workers.executors()) == 2 or process.poll() is not None)
-            victim.kill()
-        finally:
-            reads = said_by(process)["digests"]
-            victim.start()
+    reads = digests(spark, source, times=1)
+    with ThreadPoolExecutor() as pool:
+        disturbed = pool.submit(digests, spark, source, times=1)
+        victim.kill()
+        reads += disturbed.result()
+        reads += digests(spark, source, times=1)
+        victim.start()
     codes = [[row[:4] for row in read] for read in reads]
     assert codes[0] == codes[1] == codes[2]
     assert [row[:3] for row in codes[0]] == [["one", at, 150] for at in (1, 151, 301, 451)]
-    assert any(len({row[4] for row in read}) == 2 for read in reads)  # two executors read
 
 
-def test_a_killed_driver_loses_and_doubles_nothing(three: Three, tmp_path: Path) -> None:
+def test_a_killed_driver_loses_and_doubles_nothing(spark: SparkSession, three: Three, tmp_path: Path) -> None:
     """It is killed when a batch was written and is not yet done, so that this batch is run once more."""
-    published = publish(three.broker, numbered("x", 400), "kept")
+    published = publish(three.broker, numbered("x", 300), "kept")
     source = {"engine": three.servers.url, "topic": "kept", "maxRowsPerTrigger": "100"}
     process = in_process("local[2]", keep={"source": source, "folder": str(tmp_path), "to_the_end": False})
     try:
@@ -482,10 +485,10 @@ def test_a_killed_driver_loses_and_doubles_nothing(three: Three, tmp_path: Path)
         process.communicate()
     assert running
     published += publish(three.broker, numbered("later", 100), "kept")
-    said_by(in_process("local[2]", keep={"source": source, "folder": str(tmp_path), "to_the_end": True}))
+    keep(spark, source, str(tmp_path), to_the_end=True)  # another driver
     begun = Counter((tmp_path / "begun").read_text().split())
     assert begun["1"] == 2
-    assert set(begun) == {str(number) for number in range(5)}
+    assert set(begun) == {str(number) for number in range(4)}
     found = ds.dataset(tmp_path / "rows", format="parquet").to_table(["offset", "body"]).to_pylist()
     assert sorted((row["offset"], row["body"]) for row in found) == list(enumerate(published, 1))
 
