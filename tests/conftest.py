@@ -17,6 +17,8 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
 
+pytest_plugins = ["tests.spark"]
+
 settings.register_profile("default", max_examples=200, deadline=None, print_blob=True)
 # CI repeats the same examples, so that it fails for what a change did and not by chance.
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
