@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvicorn
 
 from srtm.errors import InputError
+from srtm.options import LOG_FORMATS, LOG_LEVELS
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
-LOG_FORMATS = ("text", "json")
-LOG_LEVELS = ("debug", "info", "warning", "error")
 _NOUN = re.compile(r"([A-Z]+)(?:\((.*?)\))?: ", re.DOTALL)
 _LAST_WORDS_S = 1  # for answers that are being sent when it is told to stop; streams never end by themselves
 
@@ -64,7 +63,8 @@ def log_to_stderr(form: str, level: str) -> None:
     """Write what the program has to say to stderr, as text or as JSON, from this level on."""
     if form not in LOG_FORMATS or level not in LOG_LEVELS:
         raise InputError(
-            f"logs are {' or '.join(LOG_FORMATS)}, not {form!r}, and begin at {' or '.join(LOG_LEVELS)}, not {level!r}"
+            f"log format must be {' or '.join(LOG_FORMATS)}, not {form!r};"
+            f" log level must be {' or '.join(LOG_LEVELS)}, not {level!r}"
         )
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text("%(asctime)s %(levelname)s %(message)s"))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from srtm.control.members import Declared
     from srtm.control.topic import Topic
-    from srtm.model.service import ServiceModel
+    from srtm.model.broker_models import ServiceModel
 
 MOVE_S = 15.0  # after that, who has not gone is not waited for
 DRAIN_S = 20.0  # after that, messages that wait for tokens are what is measured
