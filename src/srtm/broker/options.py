@@ -49,7 +49,7 @@ class BrokerOptions:
     host: str = option("127.0.0.1", "Listen address", "ADDRESS")
     tcp_port: int = option(4150, "Port of the NSQ protocol; 0 picks a free one", **PORT)
     http_port: int = option(4151, "Port of the HTTP API; 0 picks a free one", **PORT)
-    name: str = option("", "Name of this broker", "NAME", shown="host name, plus the port if not 4150")
+    name: str = option("", "Name of this broker", "NAME", shown="host name and port")
     broadcast_address: str | None = option(None, "Host that clients connect to", "HOST", shown="host name")
     engine: str = option("local", "Delivery engine: local, nsqd://… or nats://…", "URL", envvar="SRTM_ENGINE")
     kernel_time: bool = option(True, "Take arrival times from the kernel instead of from the read")

@@ -42,9 +42,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def policy(name: str) -> str:
-    """The name of a policy that exists."""
-    return policy_named(name).name
+def known_policy(name: str | None) -> str | None:
+    """The same name; InputError if there is no such policy."""
+    return name if name is None else policy_named(name).name
 
 
 Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Parquet file, or folder of them", show_default=False)]
@@ -81,7 +81,8 @@ Slo = Annotated[
     typer.Option("--slo-p99", metavar="DURATION", help="p99 end-to-end latency to hold; a bare number is in ms"),
 ]
 PolicyName = Annotated[
-    str, typer.Option("--policy", metavar="POLICY", help=f"Placement policy: {', '.join(POLICIES)}", parser=policy)
+    str,
+    typer.Option("--policy", metavar="POLICY", help=f"Placement policy: {', '.join(POLICIES)}", callback=known_policy),
 ]
 BrokerModel = Annotated[
     str,

@@ -14,7 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 
 _WIDTH = 100  # no line is longer, however wide the terminal
 _NAMES_WIDTH = 34  # longer names of options have their help on the next line
-_STICKY = "\xa0"  # a space that is not a place to wrap: defaults stay on one line
+_GLUED = str.maketrans("- ", "\u2011\xa0")  # not places to wrap: a flag or a default stays on one line
+_UNGLUED = str.maketrans("\u2011\xa0", "- ")
 _ALIASES = {"ls": "list", "list": "ls", "rm": "delete", "delete": "rm"}
 
 
@@ -30,8 +31,8 @@ def option_record(option: Any) -> tuple[str, str]:
     facts = [f"default: {shown}"] if (shown := _default(option)) else []
     facts += [f"env: {option.envvar}"] if option.envvar else []
     facts += ["required"] if option.required else []
-    together = f"[{'; '.join(facts)}]".replace(" ", _STICKY)
-    return names, f"{option.help} {together}" if facts else option.help
+    brackets = f"[{'; '.join(fact.translate(_GLUED) for fact in facts)}]" if facts else ""
+    return names, f"{_whole_words(option.help)} {brackets}".rstrip()
 
 
 def _default(option: Any) -> str:
@@ -41,6 +42,10 @@ def _default(option: Any) -> str:
         return ("off", "on")[bool(option.default)] if option.secondary_opts and option.default is not None else ""
     value = getattr(option.default, "value", option.default)
     return "" if value in (None, "", (), []) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _whole_words(text: str) -> str:
+    return text.replace("-", "-".translate(_GLUED))
 
 
 def _paragraphs(text: str | None) -> tuple[str, list[str]]:
@@ -55,7 +60,7 @@ def _write_details(formatter: Any, paragraphs: list[str]) -> None:
         prose = [line for line in lines if not line.startswith("    ")]
         if prose:
             formatter.write_paragraph()
-            formatter.write_text(" ".join(prose))
+            formatter.write_text(_whole_words(" ".join(prose)))
         formatter.write("".join(f"{line[2:]}\n" for line in lines[len(prose) :]))
 
 
@@ -65,6 +70,15 @@ def _write_tables(formatter: Any, tables: dict[str, list[tuple[str, str]]]) -> N
     for heading, rows in tables.items():
         with formatter.section(heading):
             formatter.write_dl([(name.ljust(widest), text) for name, text in rows], col_max=_NAMES_WIDTH)
+
+
+def _write_usage(command: Any, ctx: Any, formatter: Any) -> None:
+    pieces = [command.options_metavar]
+    for each in command.get_params(ctx):
+        if each.param_type_name == "argument":
+            name = each.metavar if each.required else f"[{each.metavar}]"
+            pieces.append(f"{name}..." if each.nargs == -1 else name)
+    formatter.write_usage(ctx.command_path, " ".join(pieces))
 
 
 def _write_help(command: Any, ctx: Any, formatter: Any, commands: dict[str, list[tuple[str, str]]]) -> None:
@@ -81,11 +95,15 @@ def _write_help(command: Any, ctx: Any, formatter: Any, commands: dict[str, list
             tables.setdefault(panel, []).append(option_record(each))
     _write_tables(formatter, tables)
     _write_details(formatter, details)
-    formatter.buffer[:] = [line.replace(_STICKY, " ") for line in formatter.buffer]
+    formatter.buffer[:] = [line.translate(_UNGLUED) for line in formatter.buffer]
 
 
 class Verb(TyperCommand):
     """A command that does something."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write the usage: options, then arguments."""
+        _write_usage(self, ctx, formatter)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""

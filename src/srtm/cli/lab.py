@@ -62,7 +62,7 @@ def list_(as_json: AsJson = False) -> None:
 @app.command()
 def run(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Results, figures such as fig7, or all", show_default=False)
+        list[str], typer.Argument(metavar="NAME", help="Results, figures such as fig7, or all", show_default=False)
     ],
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Use fewer points and shorter traffic, as a quick check")
@@ -161,7 +161,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the finished results as one self-contained HTML page, and optionally as figures.
+    """Write the finished results as an HTML page, and optionally as figures.
 
     Example:
         srtm lab report --figures docs/figures

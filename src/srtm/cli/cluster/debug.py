@@ -41,9 +41,10 @@ def bundle(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a tar.gz with versions, options, statistics, metrics, topics, events and brokers.
+    """Write a tar.gz with everything needed to diagnose a problem.
 
-    Secrets are left out. Anything that cannot be collected is listed in problems.json.
+    The bundle holds versions, options, statistics, metrics, topics, events and brokers, but no secrets.
+    Anything that cannot be collected is listed in problems.json.
 
     Example:
         srtm debug bundle --log controller.log

@@ -102,7 +102,9 @@ def prometheus(
     controller: Controller = HERE,
     out: Out = None,
 ) -> None:
-    """Write Prometheus alert rules, or a prometheus.yml that discovers brokers through the controller.
+    """Write alert rules or a scrape configuration for Prometheus.
+
+    The scrape configuration discovers brokers through the controller.
 
     Examples:
         srtm generate prometheus --out srtm-alerts.yml

@@ -32,7 +32,7 @@ _KEYS = {Sort.RATE: "rate", Sort.WAITING: "waiting", Sort.PENALTY: "penalty_ms"}
 def top(
     controller: Controller = HERE,
     every: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Refresh interval")] = 1.0,
-    sort: Annotated[Sort, typer.Option(metavar="COLUMN", help=f"Sort topics by {', '.join(Sort)}")] = Sort.NAME,
+    sort: Annotated[Sort, typer.Option(metavar="COLUMN", help=f"Sort key of topics: {', '.join(Sort)}")] = Sort.NAME,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -12,8 +12,18 @@ import typer
 from rich.table import Table
 
 from srtm.cli.cluster.check import over_contract
-from srtm.cli.common import SLO_P99, AsJson, PolicyName, Slo, in_ms, many, new_table, print_json, print_table
-from srtm.cli.common import policy as policy_of
+from srtm.cli.common import (
+    SLO_P99,
+    AsJson,
+    PolicyName,
+    Slo,
+    in_ms,
+    known_policy,
+    many,
+    new_table,
+    print_json,
+    print_table,
+)
 from srtm.cli.help import App
 from srtm.cli.remote import HERE, Controller, Token, ask, topic_at
 from srtm.errors import InputError
@@ -119,8 +129,12 @@ def create(
 @app.command("set")
 def set_(
     name: Name,
-    r: R = None,
-    b: B = None,
+    r: Annotated[
+        float | None, typer.Option("--r", metavar="RATE", help="Tokens per second", show_default=_UNCHANGED)
+    ] = None,
+    b: Annotated[
+        float | None, typer.Option("--b", metavar="TOKENS", help="Bucket size", show_default=_UNCHANGED)
+    ] = None,
     slo_p99: Annotated[
         str | None,
         typer.Option(
@@ -134,7 +148,7 @@ def set_(
         typer.Option(
             metavar="POLICY",
             help=f"Placement policy: {', '.join(POLICIES)}",
-            parser=policy_of,
+            callback=known_policy,
             show_default=_UNCHANGED,
         ),
     ] = None,
@@ -289,9 +303,9 @@ def fit(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Place a topic's publishers again, and measure until the SLO holds on the fewest brokers.
+    """Place a topic's publishers again, on the fewest brokers that hold its SLO.
 
-    With --wait, the exit code is 1 if the SLO is not met.
+    The controller measures each placement until the SLO holds. With --wait, the exit code is 1 if the SLO is not met.
     """
     topic = ask(controller, token, "POST", topic_at(name, "fit"))
     said = ""
@@ -353,9 +367,7 @@ def _verdict(found: dict[str, Any]) -> str:
 @app.command()
 def move(
     name: Name,
-    publishers: Annotated[
-        list[str], typer.Argument(metavar="PUBLISHER...", help="Ids of publishers", show_default=False)
-    ],
+    publishers: Annotated[list[str], typer.Argument(metavar="PUBLISHER", help="Ids of publishers", show_default=False)],
     to: Annotated[str, typer.Option("--to", metavar="BROKER", help="Broker that they move to")],
     controller: Controller = HERE,
     token: Token = None,

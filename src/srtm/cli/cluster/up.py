@@ -27,8 +27,8 @@ def up(
     brokers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Number of brokers")] = 3,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen address")] = "127.0.0.1",
     web_port: Annotated[
-        int | None, typer.Option(parser=port_or_none, metavar="PORT", help="Port of the web page; none disables it")
-    ] = 4171,
+        str, typer.Option(metavar="PORT", help="Port of the web page; 0 picks a free one, none disables it")
+    ] = "4171",
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Pick free ports for everything")] = False,
     data_path: Annotated[
         Path | None,
@@ -75,7 +75,17 @@ def up(
     told += ["--calibration", str(calibration)] if calibration is not None else []
     logs = ["--log-format", log_format, "--log-level", log_level]
     options = LocalOptions(
-        brokers, host, data_path, trace_folder, token, free_ports, [*told, *logs], logs, web_port, engine, recover
+        brokers,
+        host,
+        data_path,
+        trace_folder,
+        token,
+        free_ports,
+        [*told, *logs],
+        logs,
+        port_or_none(web_port),
+        engine,
+        recover,
     )
     try:
         program.run(_serve(LocalCluster(options), host))

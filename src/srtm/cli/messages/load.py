@@ -21,11 +21,11 @@ from srtm.cli.common import (
     Publishers,
     Rate,
     Seed,
+    known_policy,
     new_table,
     print_json,
     print_table,
 )
-from srtm.cli.common import policy as policy_of
 from srtm.cli.messages.pub import Brokers, run
 from srtm.cli.remote import HERE, Controller, Engine, Token, topic_at
 from srtm.model import defaults
@@ -92,7 +92,7 @@ def load(
         typer.Option(
             metavar="POLICY",
             help=f"Placement policy: {', '.join(POLICIES)}",
-            parser=policy_of,
+            callback=known_policy,
             rich_help_panel=_CREATION,
         ),
     ] = defaults.POLICY,

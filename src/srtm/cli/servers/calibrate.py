@@ -57,7 +57,7 @@ def calibrate(
     message (s), and reports the highest measured rate (mcap) whose p99 stayed within --slo-p99. If no load did, it
     writes no file and exits with code 1.
 
-    Example:
+    Examples:
         srtm calibrate --slo-p99 1ms --out calibration.json
         srtm up --calibration calibration.json
     """

@@ -31,9 +31,7 @@ _COLUMNS, _CSV, _REJECTS = "Columns", "CSV", "Bad input"
 def import_trace(
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE...", help="Files, folders or patterns such as 'logs/*.csv.gz'", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="Files, folders or patterns such as 'logs/*.csv.gz'", show_default=False),
     ],
     out: Annotated[
         Path, typer.Option(metavar="PATH", help="Folder to write, or a single .parquet file", show_default=False)

@@ -56,7 +56,7 @@ def plan(
     trace: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[TRACE]",
+            metavar="TRACE",
             help="Parquet file, or folder of them; without it, a synthetic workload",
             show_default=False,
         ),

@@ -36,7 +36,7 @@ _DRAWN = 20  # figures on a page
 
 def profile(
     trace: Trace,
-    headroom: Annotated[str, typer.Option(metavar="FACTOR", help="r divided by the mean rate")] = defaults.HEADROOM,
+    headroom: Annotated[str, typer.Option(metavar="FACTOR", help="Ratio of r to the mean rate")] = defaults.HEADROOM,
     quantile: Annotated[
         str, typer.Option(metavar="FRACTION", help="Fraction of messages that must not wait for tokens")
     ] = defaults.QUANTILE,

@@ -13,6 +13,7 @@ from srtm.cli.common import (
     AsJson,
     B,
     BrokerModel,
+    Calibration,
     Contract,
     Force,
     Master,
@@ -41,6 +42,7 @@ def report(
     b: B = None,
     contract: Contract = None,
     window: Annotated[str, typer.Option(metavar="DURATION", help="Length of the reporting windows")] = "1m",
+    slo_p99: Slo = SLO_P99,
     as_json: AsJson = False,
     brokers: Annotated[
         str | None,
@@ -49,7 +51,7 @@ def report(
         ),
     ] = None,
     model: BrokerModel = DEFAULT_BROKER_MODEL,
-    slo_p99: Slo = SLO_P99,
+    calibration: Calibration = None,
     master: Master = None,
     remote: Remote = None,
     spark_conf: Options = None,
@@ -71,7 +73,7 @@ def report(
     if out.exists() and not force:
         raise InputError(f"--out: {out} exists; choose another name, or overwrite it with --force")
     contracts = contracts_from(r, b, contract) if r or b or contract else None
-    fleet = fleet_from(brokers, model) if brokers else []
+    fleet = fleet_from(brokers, model, calibration) if brokers else []
     with spark_for(trace, "reporting on", master, remote, spark_conf) as (spark, status):
         found = findings(
             trace,
