@@ -39,14 +39,13 @@ ELSEWHERE = {"README.md", "pipeline.md"}  # tests/test_readme.py
 HERE = {
     "concepts.md",
     "control.md",
-    "deployment.md",
     "discovery.md",
     "engines.md",
     "import.md",
     "operations.md",
     "quickstart.md",
 }
-NEED_CURL = {"control.md", "deployment.md", "engines.md"}  # pages that show HTTP APIs
+NEED_CURL = {"control.md", "engines.md"}  # pages that show HTTP APIs
 SETUP = "make setup"  # it has run, or this test would not
 FREE = {
     "up": "--free-ports",
@@ -200,7 +199,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A reader who has followed the quickstart; the pages on operations and deployment continue from there."""
+    """A reader who has followed the quickstart; the page on operations continues from there."""
     with shell(tmp_path_factory.mktemp("cluster")) as here:
         here.follow("quickstart.md")
         yield here
@@ -214,10 +213,6 @@ def test_the_page_on_operations_works(cluster: Shell) -> None:
     cluster.follow("operations.md")
     for name in ("srtm-alerts.yml", "prometheus.yml", "srtm-dashboard.json", "srtm-debug.tar.gz"):
         assert (cluster.folder / name).exists()
-
-
-def test_the_page_on_deployment_works(cluster: Shell) -> None:
-    cluster.follow("deployment.md")
 
 
 @pytest.mark.needs("nats-server")
