@@ -80,6 +80,7 @@ lab: $(READY)
 
 docs: $(DEV_READY)
 	$(BIN)/python -m tools.http_api
+	$(BIN)/python -m tools.modules
 	$(BIN)/python -m tools.penalty_figure
 	$(BIN)/zensical build --strict --clean
 	@echo "read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000, then http://127.0.0.1:8000"
