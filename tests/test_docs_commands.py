@@ -45,7 +45,7 @@ HERE = {
     "operations.md",
     "quickstart.md",
 }
-NEED_CURL = {"control.md", "engines.md"}  # pages that show HTTP APIs
+NEED_CURL = {"control.md"}  # it shows the API
 SETUP = "make setup"  # it has run, or this test would not
 FREE = {
     "up": "--free-ports",
@@ -186,7 +186,7 @@ def shell(folder: Path) -> Iterator[Shell]:
         yield Shell(folder, ends)
 
 
-def test_only_pages_about_http_need_curl() -> None:
+def test_only_the_page_on_the_api_needs_curl() -> None:
     """A fresh machine has no curl."""
     assert {page for page in HERE if any("curl" in command for command, _ in commands(page))} <= NEED_CURL
 

@@ -77,7 +77,7 @@ def _instant(instant: Instant) -> list[str]:
         _text(10, 22, f"{instant.time_s:.2f} s after the start, 1,000 publishers"),
         _text(10, 52, "one bucket", "small"),
         *_gauge(90, 40, instant.bucket, instant.tokens),
-        _text(90, 76, f"{instant.tokens:.0f} of {instant.bucket:.0f} tokens left: no message waits", "small"),
+        _text(90, 76, f"{instant.tokens:.0f} of {instant.bucket:.0f} tokens available: no message waits", "small"),
     ]
     for number, tokens in enumerate(instant.tokens_of):
         y = 96 + 27 * number
@@ -86,7 +86,7 @@ def _instant(instant: Instant) -> list[str]:
         parts += [_rect("waits", 98 + (instant.share + each) * TOKEN, y + 4, TOKEN - 2, 8) for each in range(waiting)]
     idle = sum(max(0.0, tokens) for tokens in instant.tokens_of)
     waiting = sum(round(max(0.0, -tokens)) for tokens in instant.tokens_of)
-    return [*parts, _text(90, 276, f"{waiting} messages wait while {idle:.0f} tokens lie unused", "small")]
+    return [*parts, _text(90, 276, f"{waiting} messages wait while {idle:.0f} tokens lie idle elsewhere", "small")]
 
 
 def _tails(p99_ms: list[float]) -> list[str]:
