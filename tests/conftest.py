@@ -91,17 +91,23 @@ PARTS = {
     "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
     "nats-server": Part("nats-server", "pip install 'srtm[nats]'"),
     "node": Part("node", "install Debian's package nodejs"),
+    "curl": Part("curl", "install Debian's package curl"),
     "chromium": Part("chromium", "install Debian's package chromium"),
     "systemd-analyze": Part("systemd-analyze", "install Debian's package systemd"),
     "promtool": Part("promtool", "install Debian's package prometheus"),
 }
 
 
+def require(name: str) -> None:
+    """Skip the test that runs if a part is missing, and say how to get it; fail it if no part may be missing."""
+    part = PARTS[name]
+    if part.path is None:
+        missing = f"needs {part.program}: {part.remedy}"
+        if os.environ.get("SRTM_REQUIRE_PARTS"):
+            pytest.fail(missing, pytrace=False)
+        pytest.skip(missing)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
-        part = PARTS[mark.args[0]]
-        if part.path is None:
-            missing = f"needs {part.program}: {part.remedy}"
-            if os.environ.get("SRTM_REQUIRE_PARTS"):
-                pytest.fail(missing, pytrace=False)
-            pytest.skip(missing)
+        require(mark.args[0])
