@@ -203,8 +203,8 @@ def test_the_page_on_deployment_works(cluster: Shell) -> None:
 def test_the_page_on_engines_works(tmp_path: Path) -> None:
     with shell(tmp_path) as here:
         here.follow("engines.md")
-        stats = here.real("http://localhost:4151/stats?format=json&topic=orders.new")
-        (found,) = httpx.get(stats, trust_env=False).json()["topics"]
+        url = here.real("http://localhost:4151/stats?format=json&topic=orders.new")
+        (found,) = httpx.get(url, trust_env=False).json()["topics"]
     assert (found["srtm"]["engine"]["kind"], found["srtm"]["engine"]["state"]) == ("nats", "open")
     assert found["srtm"]["engine"]["probe"]["messages"] > 0
 

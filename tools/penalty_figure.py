@@ -1,6 +1,6 @@
 """The DRL penalty in one picture → docs/figures/penalty.svg: drawn from the simulation of examples/drl_penalty.py.
 
-Left, an instant of it: what one bucket holds, and what six hold. Right, what that makes of the tail.
+Left: what one bucket and what six buckets hold at one instant. Right: the tail latency that follows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from srtm.workload.publishers import Population, Workload
 
 FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "penalty.svg"
 BROKERS = 6
-# One file for light pages and for dark ones: a picture asks the reader's system.
+# One file serves light and dark pages: the picture follows the reader's system.
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #222 }
   .small { font-size: 12px; fill: #555 }
@@ -34,7 +34,7 @@ TOKEN = 9.0  # width of a token
 
 @dataclass(frozen=True)
 class Instant:
-    """Tokens in one bucket, and in each of several, when a message came that had to wait as long as the p99."""
+    """Tokens in one bucket and in each of several, when a message arrives whose access delay is the p99."""
 
     time_s: float
     bucket: float
@@ -65,7 +65,7 @@ def measured() -> tuple[Instant, list[float]]:
 def drawn(instant: Instant, p99_ms: list[float]) -> str:
     """The picture as SVG."""
     parts = [*_instant(instant), *_tails(p99_ms)]
-    label = f"Of {BROKERS} small buckets one is empty while others are full; p99 access delay grows with their number"
+    label = f"One of {BROKERS} small buckets is empty while others are full; p99 access delay grows with their number"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 300" width="780" height="300" role="img"'
         f' aria-label="{label}">\n<style>{STYLE}</style>\n' + "\n".join(parts) + "\n</svg>\n"
@@ -101,7 +101,7 @@ def _tails(p99_ms: list[float]) -> list[str]:
         ]
     limit = ground - SLO().limit_ns / NS_PER_MS * scale
     parts += [_line("slo", left - 10, limit, 770, limit), _text(left - 38, limit + 4, "SLO", "small")]
-    return [*parts, _text(left - 10, 288, "brokers sharing the same traffic and the same (r, b)", "small")]
+    return [*parts, _text(left - 10, 288, "brokers that share the same traffic and the same (r, b)", "small")]
 
 
 def _gauge(x: float, y: float, size: float, tokens: float) -> list[str]:
