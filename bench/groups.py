@@ -165,7 +165,7 @@ def placement(seed: int) -> None:
 
 def job(seed: int) -> None:
     """The Spark job on a trace file of 10,000 publishers and ten minutes: 6e7 messages, on two cores."""
-    from srtm.pipeline.groups import _PIECES, COLUMNS, _scanning, groups
+    from srtm.pipeline.groups import _ONSET_FIELDS, COLUMNS, _scanning, groups
     from srtm.pipeline.session import spark_session
     from srtm.pipeline.traces import reading
 
@@ -193,7 +193,7 @@ def job(seed: int) -> None:
                 columns = (*COLUMNS, "group")
                 with reading.opened(path, spark, columns) as source:
                     began = time.perf_counter()
-                    source.map(_scanning(correlation.Options()), _PIECES, columns).write.format("noop").mode(
+                    source.map(_scanning(correlation.Options()), _ONSET_FIELDS, columns).write.format("noop").mode(
                         "overwrite"
                     ).save()
                     rows.append(["  of which reading and onsets", f"{time.perf_counter() - began:.1f} s", ""])

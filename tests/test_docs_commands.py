@@ -26,9 +26,6 @@ import pytest
 
 from srtm.pipeline.runtime.server import Server
 from tests.conftest import ROOT
-from tests.pipeline.conftest import server
-
-__all__ = ["server"]
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
@@ -215,8 +212,8 @@ def test_pages_with_clusters_of_their_own_work(page: str, tmp_path: Path) -> Non
         here.follow(page)
 
 
-def test_the_page_on_importing_works(tmp_path: Path, server: Server) -> None:
-    assert server.url
+def test_the_page_on_importing_works(tmp_path: Path, connect_server: Server) -> None:
+    assert connect_server.url
     (tmp_path / "logs").mkdir()
     times = [1_700_000_000 + number / 8 for number in range(800)]
     for part in range(2):

@@ -12,9 +12,6 @@ from pathlib import Path
 
 from srtm.pipeline.runtime.server import Server
 from tests.conftest import ROOT
-from tests.pipeline.conftest import server
-
-__all__ = ["server"]
 
 NOT_RUN = {"make setup"}  # it has run, or this test would not
 
@@ -40,8 +37,8 @@ def run(language: str, code: str, folder: Path) -> str:
     return shown
 
 
-def test_the_readme_works(tmp_path: Path, server: Server) -> None:
-    assert server.url
+def test_the_readme_works(tmp_path: Path, connect_server: Server) -> None:
+    assert connect_server.url
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert [language for language, _ in blocks] == ["sh", "sh", "sh", "python"]
@@ -85,8 +82,8 @@ def test_the_readmes_cluster_works(tmp_path: Path) -> None:
     assert "broker-3" in shown["top"]
 
 
-def test_the_pipeline_page_works(tmp_path: Path, server: Server) -> None:
-    assert server.url
+def test_the_pipeline_page_works(tmp_path: Path, connect_server: Server) -> None:
+    assert connect_server.url
     (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "pipeline.md").read_text(), re.DOTALL)
     assert block.count("\n") == 8
     assert "report.html: 1 topics" in run("sh", block, tmp_path)

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from srtm import program
 from srtm.cli.app import app, run
+from srtm.net.sockets import listen
 
 
 def commands(group: TyperGroup) -> Iterator[Any]:
@@ -40,6 +40,6 @@ def test_only_the_flag_that_is_wrong_is_named(verb: str, capfd: pytest.CaptureFi
 
 
 def test_a_taken_port_is_answered_with_flags_that_up_has(capfd: pytest.CaptureFixture[str]) -> None:
-    with program.bound("127.0.0.2", 0) as taken:
+    with listen("127.0.0.2", 0) as taken:
         assert run(["up", "--host", "127.0.0.2", "--brokers", "1", "--web-port", str(taken.getsockname()[1])]) == 1
     assert "--free-ports" in capfd.readouterr().err.splitlines()[-1]

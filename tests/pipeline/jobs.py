@@ -22,6 +22,7 @@ from srtm.pipeline.plan import plan
 from srtm.pipeline.profile import profile
 from srtm.pipeline.session import spark_session
 from srtm.sim.simulate import SimulatedBroker
+from tests.pipeline.runtime.standalone import OPTIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +72,7 @@ def run_slowly(path: Path, spark: SparkSession, folder: Path) -> dict[str, str]:
 
 def main(where: str, trace: str, slowly: str | None = None) -> None:
     place = {"remote" if where.startswith("sc:") else "master": where}
-    options = {"spark.executor.memory": "1g", "spark.executor.cores": "1"} if where.startswith("spark:") else {}
+    options = OPTIONS if where.startswith("spark:") else {}
     with spark_session(**place, options=options) as spark:  # type: ignore[arg-type]
         said = {"said": run_all(Path(trace), spark)}
         if slowly:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from srtm.control.discovery.registry import INACTIVE_AFTER_S, TOMBSTONE_S
 from srtm.errors import InputError
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from srtm.model.service import ServiceModel
 
 _DEFAULT_MCAP_MPS = 11_000.0  # of the preset srtm-broker, for a p99 of 1 ms
 _EVERYWHERE = ("", "0.0.0.0", "::")
+_CLOCKS = 1.02  # our clock may run faster than a broker's by this factor
+_SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little late
 
 
 def _option(default: Any, text: str, **more: Any) -> Any:
@@ -97,6 +100,21 @@ class ControllerOptions:
                     f"{self.calibration} is no calibration ({problem}): write one with srtm calibrate --out"
                 ) from None
         return service, self.mcap_mps if self.mcap_mps is not None else found_mps
+
+    @property
+    def lease_ns(self) -> int:
+        """A lease as brokers count it."""
+        return round(self.lease_s * NS_PER_S)
+
+    @property
+    def longest_lease_ns(self) -> int:
+        """The longest that a broker's lease may last by our clock."""
+        return round(self.lease_ns * _CLOCKS) + _SLACK_NS
+
+    @property
+    def safe_percent(self) -> int:
+        """The safe share as brokers are told it."""
+        return round(100 * self.safe_share)
 
     @property
     def address(self) -> str:

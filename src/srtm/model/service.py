@@ -75,7 +75,7 @@ class Background:
             raise InputError(f"background load needs a rate of at least 0 and a batch of at least 1: {self}")
 
     def reads(self, first_ns: int, last_ns: int, rng: np.random.Generator) -> Ints:
-        """Times of its read events over a stretch of time."""
+        """Times of its read events between two instants."""
         mean = self.rate_mps / self.batch * (last_ns - first_ns) / NS_PER_S
         if mean > _MOST_READS:
             raise InputError(

@@ -124,13 +124,13 @@ class SimulatedCluster:
 
     def observe(self, broker_of: Lanes, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
         """Access and processing latencies of every message, broker by broker."""
-        parts = self.shares(broker_of)
+        shares = self.shares(broker_of)
         seen = {}
         for broker, times, senders in self._dealt(broker_of, brokers):
             if not len(times):  # publishers that happened to be silent
                 seen[broker] = (_NOTHING, _NOTHING)
                 continue
-            access = scan.access_delays(times, parts[broker])
+            access = scan.access_delays(times, shares[broker])
             background = self._brokers[broker].background
             processing = processing_latencies(
                 times + access,

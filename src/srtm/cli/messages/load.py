@@ -9,7 +9,7 @@ import typer
 
 from srtm.cli.cluster.topic import FitBy, Policy
 from srtm.cli.common import STOPPED, AsJson, new_table, print_json, print_table
-from srtm.cli.messages.pub import Brokers, run
+from srtm.cli.messages.pub import Brokers
 from srtm.cli.remote import HERE, Controller, Engine, Token, topic_at
 from srtm.units import NS_PER_MS, format_ns, parse_duration_ns
 
@@ -70,6 +70,7 @@ def load(
         srtm load traffic --broker 127.0.0.1:4150 --broker 127.0.0.1:4152
     """
     from srtm.client.load import LoadOptions, own_channel
+    from srtm.program import run
     from srtm.workload.publishers import Population, Workload
 
     spread_ns = parse_duration_ns(jitter, bare="ms")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, Annotated, Any
 
 import typer
 
 from srtm.cli.common import AsJson, print_json
 from srtm.cli.remote import HERE, Controller, Token, telling_if_late
 from srtm.errors import InputError
-
-T = TypeVar("T")
 
 _TOGETHER = 100  # messages of one command
 _AHEAD = 20  # commands without an answer
@@ -44,6 +42,8 @@ def pub(
 
     srtm pub traffic --body hello --count 10
     """
+    from srtm.program import run
+
     if body is not None and file is not None:
         raise InputError("give --body or --file, not both")
     if body == "":
@@ -114,14 +114,3 @@ def _next(bodies: Iterator[bytes]) -> list[bytes]:
             if len(found) == most:
                 break
     return found
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result, on the fastest loop that there is."""
-    import asyncio
-
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)

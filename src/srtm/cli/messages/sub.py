@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from srtm.cli.messages.pub import Brokers, run
+from srtm.cli.messages.pub import Brokers
 from srtm.cli.remote import HERE, Controller, Engine, Token, telling_if_late
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
@@ -37,6 +37,8 @@ def sub(
 
     srtm sub traffic --channel billing --count 10
     """
+    from srtm.program import run
+
     if broker and lookupd:
         raise InputError("give --broker or --lookupd-http-address, not both")
     options: dict[str, Any] = {"brokers": broker} if broker else {"lookupd": lookupd}

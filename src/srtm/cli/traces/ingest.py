@@ -75,8 +75,9 @@ def import_trace(
         srtm trace import 'logs/*.csv.gz' --topic cars --column publisher=car --column arrival_ns=at --unit s --out cars
     """
     from srtm.pipeline.importing.foreign import find
-    from srtm.pipeline.importing.ingest import ingest, lines
+    from srtm.pipeline.importing.ingest import ingest
     from srtm.pipeline.importing.output import check_output
+    from srtm.pipeline.importing.rejects import lines
 
     mapping, units = _pairs(column or [], "--column", "publisher=device"), _units(unit or [])
     between = _delimiter(delimiter)
@@ -138,7 +139,7 @@ def _delimiter(given: str | None) -> str | None:
 
 
 def _facts(done: Imported, seconds: float) -> dict[str, object]:
-    from srtm.pipeline.importing.ingest import iso
+    from srtm.pipeline.importing.columns import iso
 
     return {
         "out": str(done.out),
@@ -162,7 +163,7 @@ def _facts(done: Imported, seconds: float) -> dict[str, object]:
 
 
 def _summary(done: Imported, seconds: float) -> str:
-    from srtm.pipeline.importing.ingest import iso
+    from srtm.pipeline.importing.columns import iso
 
     return (
         f"{done.out}: {done.written:,} messages of {done.read:,} rows in {done.files:,} files;"
