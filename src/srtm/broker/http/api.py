@@ -25,17 +25,18 @@ from srtm.broker.http import stats as snapshot
 from srtm.broker.options import retained_ns
 from srtm.errors import (
     BrokerError,
+    ExchangeRefused,
     InputError,
     LogError,
     LogReplaced,
     OffsetTrimmed,
-    OldEpoch,
     ProtocolError,
     PublishRefused,
     SRTMError,
 )
 from srtm.model.bucket import TokenBucket
 from srtm.protocol import exchange
+from srtm.protocol.exchange import RefusalCode
 from srtm.protocol.names import VERSION, valid_name
 from srtm.units import NS_PER_MS, NS_PER_S
 
@@ -65,11 +66,12 @@ _DECIMAL = re.compile(r"[0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?")
 
 
 class Refused(Exception):
-    """A request that gets nsqd's error."""
+    """A request that gets nsqd's error, and a code beside it if a program has to tell refusals apart."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
 
 
 def app(broker: Broker, *, tls: bool = False) -> ASGIApp:
@@ -125,7 +127,8 @@ def _answered(page: Callable[[Request], Awaitable[Response]]) -> Callable[[Reque
         except ClientDisconnect:  # in the middle of its body; nobody is there to be answered
             return Response(status_code=400)
         except Refused as problem:
-            return JSONResponse({"message": str(problem)}, status_code=problem.status)
+            document = {"message": str(problem)} | ({"code": problem.code} if problem.code else {})
+            return JSONResponse(document, status_code=problem.status)
 
     return answer
 
@@ -363,18 +366,22 @@ class Pages:
     async def exchange(self, request: Request) -> Response:
         """What the controller says, and what it wants to know (`protocol.exchange`)."""
         if self.broker.options.controller is None:
-            raise Refused(409, "NOT_MANAGED: this broker has no controller: start it with --controller")
+            raise Refused(
+                409, "NOT_MANAGED: this broker has no controller; start it with --controller", RefusalCode.NOT_MANAGED
+            )
         token = self.broker.options.control_token
         if token is not None and not _shows(request, token):
-            raise Refused(401, "UNAUTHORIZED: the controller has to show this broker's --control-token")
+            raise Refused(
+                401, "UNAUTHORIZED: the controller must send this broker's --control-token", RefusalCode.UNAUTHORIZED
+            )
         try:
             body = await _body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")
             said = exchange.read(body, exchange.Exchange)
             answer = self.broker.control.exchange(said, time.time_ns(), time.monotonic_ns())
         except ProtocolError as problem:
-            raise Refused(400, f"INVALID_EXCHANGE: {problem}") from None
-        except OldEpoch as problem:
-            raise Refused(409, f"OLD_EPOCH: {problem}") from None
+            raise Refused(400, f"INVALID_EXCHANGE: {problem}", RefusalCode.INVALID_EXCHANGE) from None
+        except ExchangeRefused as problem:
+            raise Refused(409, f"{problem.code}: {problem}", problem.code) from None
         return Response(exchange.write(answer), media_type="application/json")
 
     async def probe(self, request: Request) -> Response:
