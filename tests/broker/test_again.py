@@ -17,7 +17,7 @@ import pytest
 
 from srtm.broker.disk.log import Log
 from srtm.broker.engines.lane import Receipt, Tracked
-from srtm.broker.http.api import _Answer
+from srtm.broker.http.publishing import Answer
 from srtm.broker.topic import Topic
 from srtm.protocol import client as say
 from srtm.protocol.orders import Migrate, Throttle
@@ -344,7 +344,7 @@ def test_whoever_waits_for_an_engine_is_answered_when_the_topic_is_deleted() -> 
 
         def both() -> asyncio.Future[str | None]:
             topic: Topic = broker.broker.topics["t"]
-            answer = _Answer(broker.loop.create_future())
+            answer = Answer(broker.loop.create_future())
             topic.arrived.append(Tracked(broker.broker.next_id(), time.time_ns(), b"y", "p", 0, Receipt(answer, 1)))
             broker.broker.delete_topic(topic)
             return answer.future

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from srtm.broker.engines.lane import Receipt, Tracked
 from srtm.broker.message import Message
+from srtm.broker.statistics import ClientStatistics
 from srtm.broker.transport import Transport
 from srtm.errors import BrokerError, LogError, ProtocolError
 from srtm.protocol import frames
 from srtm.protocol.frames import append_message
 from srtm.protocol.identify import response as identify_response
 from srtm.protocol.server import (
+    CLOSING,
+    INIT,
+    SUBSCRIBED,
     Cls,
     Dpub,
     Fin,
@@ -53,6 +57,7 @@ _TIMESPEC = Struct("@ll")
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 _timespec = _TIMESPEC.unpack
 _OK = frames.OK
+_STATES = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
 _now_ns = time.time_ns  # the clock that the kernel stamps with
 
 
@@ -126,6 +131,32 @@ class Connection:
     def in_flight(self) -> int:
         """Messages that it has."""
         return len(self.flights)
+
+    def statistics(self) -> ClientStatistics:
+        """A snapshot."""
+        identity, host = self.protocol.identity, self.address.rpartition(":")[0]
+        tls = self.transport.tls.ssl if self.transport and self.transport.tls else None
+        permit = self.guard.permit if self.guard else None
+        return ClientStatistics(
+            identity.client_id or host,
+            identity.hostname or host,
+            self.address,
+            _STATES[self.protocol.state],
+            self.ready,
+            self.in_flight,
+            self.messages,
+            self.finished,
+            self.requeued,
+            tuple(self.published.items()),
+            self.connected_ns,
+            identity.msg_timeout_ms,
+            identity.sample_rate,
+            identity.deflate,
+            identity.snappy,
+            ((tls.cipher() or ("",))[0], tls.version() or "") if tls else None,
+            identity.user_agent,
+            (permit.identity, permit.identity_url) if permit else None,
+        )
 
     def room(self) -> int:
         """How many messages it may be sent now."""

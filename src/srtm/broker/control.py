@@ -28,9 +28,9 @@ from srtm.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from srtm.broker import statistics
     from srtm.broker.connection import Connection
     from srtm.broker.ioloop import Broker
+    from srtm.broker.statistics import SecondStatistics, TopicStatistics
     from srtm.broker.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Control:
                     self.migrate(move.topic, move.publishers, move.to)
         self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
         self._broker.wake()
-        return self._answer(said, refused, mono_ns)
+        return self._answer(said, refused, now_ns, mono_ns)
 
     def check_lease(self, now_ns: int, mono_ns: int) -> None:
         """Cut every share to its safe part once the lease is over."""
@@ -244,9 +244,10 @@ class Control:
             return max(0, gift_ntok - share.b_ntok)
         return topic.limit(share, now_ns, gift_ntok)
 
-    def _answer(self, said: Exchange, refused: dict[str, str], mono_ns: int) -> Answer:
+    def _answer(self, said: Exchange, refused: dict[str, str], now_ns: int, mono_ns: int) -> Answer:
         broker = self._broker
-        rates = {topic.name: topic.recent.last_messages for topic in broker.topics.values()}
+        rates = {name: topic.rate_mps for name, topic in broker.topics.items()}
+        engine = broker.engine.statistics() if broker.engine else None
         return Answer(
             broker.options.name,
             broker.started_ns,
@@ -255,7 +256,7 @@ class Control:
             mono_ns,
             self._version,
             {
-                name: self._report(broker.topics[name], holding, said)
+                name: self._report(broker.topics[name].statistics(now_ns), holding, said)
                 for name, holding in self._holdings.items()
                 if name in broker.topics
             },
@@ -266,37 +267,33 @@ class Control:
             if said.recall
             else None,
             refused=refused,
-            engine=broker.engine.kind if broker.engine else "local",
-            engine_problem=broker.engine.trouble if broker.engine else None,
-            engine_address=broker.engine.delivery if broker.engine else None,
+            engine=engine.kind if engine else "local",
+            engine_problem=engine.trouble if engine else None,
+            engine_address=engine.delivery if engine else None,
             stores=broker.durable is not None,
         )
 
-    def _report(self, topic: Topic, holding: _Holding, said: Exchange) -> TopicReport:
+    def _report(self, topic: TopicStatistics, holding: _Holding, said: Exchange) -> TopicReport:
         here = self._publishers.get(topic.name, {})
         listed = said.recall or topic.name in said.roll
         return TopicReport(
             holding.birth,
             *holding.stamp,
-            Share.of(topic.limiter.bucket) if topic.limiter else None,
+            Share.of(topic.limit),
             holding.safe,
             holding.surrendered_ntok,
-            len(topic.waiting) + topic.spooled,
+            topic.waiting,
             len(here),
-            topic.durable is not None,
-            topic.recent.last_messages,
-            topic.messages + len(topic.arrived),
-            [
-                _second(each)
-                for each in topic.recent.history
-                if each.number > said.heard and each.at_ns >= holding.since_ns
-            ],
+            topic.log is not None,
+            topic.rate_mps,
+            topic.arrived,
+            [_second(each) for each in topic.seconds if each.number > said.heard and each.at_ns >= holding.since_ns],
             [(name, self._broker.groups.get(name)) for name in here] if listed else None,
         )
 
 
-def _second(second: statistics.Second) -> Second:
-    # Where no subscriber was there to be sent to, the wait for a token is all that is known.
+def _second(second: SecondStatistics) -> Second:
+    # Without a subscriber, the access delay is all that is known of the latency.
     latencies = second.total_sketch if second.total_sketch.counts else second.access_sketch
     return Second(
         second.number,

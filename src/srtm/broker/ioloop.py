@@ -28,6 +28,7 @@ from srtm.broker.engines.engine import check_topic, engine_of, no_channels
 from srtm.broker.message import ids
 from srtm.broker.options import settled, tls_of
 from srtm.broker.poller import Poller
+from srtm.broker.statistics import BrokerStatistics
 from srtm.broker.topic import Topic
 from srtm.errors import BrokerError, LogError
 from srtm.net.alarm import Alarm
@@ -426,11 +427,25 @@ class Broker:
         """Sum up the last second of topics, a few at a time, because each takes a while."""
         now_ns = _now_ns()
         for topic in self._closing[-_SUMS:]:
-            peak_ntok = topic.limiter.take_peak_ntok() if topic.limiter else 0
-            topic.recent.close(now_ns, len(topic.waiting), peak_ntok, topic.slo_ns)
+            topic.end_second(now_ns)
         del self._closing[-_SUMS:]
         if self._closing:
             self.loop.call_later(_BREAK_S, self._close_seconds)
+
+    def statistics(self, topic: str | None = None, *, clients: bool = False) -> BrokerStatistics:
+        """A snapshot, of all topics or of one; with `clients`, it lists publishers, and channels list consumers."""
+        now_ns = _now_ns()
+        topics = [each for name, each in sorted(self.topics.items()) if topic in (None, name)]
+        publishers = [each for each in self.connections.values() if each.published] if clients else []
+        return BrokerStatistics(
+            self.started_ns,
+            len(self.connections),
+            self.unstamped,
+            self.lag_ns,
+            self.engine.statistics() if self.engine else None,
+            tuple(each.statistics(now_ns, clients=clients) for each in topics),
+            tuple(each.statistics() for each in publishers) if clients else None,
+        )
 
     def close(self, connection: Connection) -> None:
         """Forget a client; what it had in flight goes to others."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from srtm.broker.channel import Channel
 from srtm.broker.engines.lane import settle
-from srtm.broker.statistics import Recent
+from srtm.broker.statistics import Recent, TopicStatistics
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN
@@ -149,6 +149,38 @@ class Topic:
             behind += self.lane.held
             behind_bytes += self.lane.bytes
         return len(self.waiting) + behind, self.waiting_bytes + behind_bytes
+
+    @property
+    def rate_mps(self) -> int:
+        """Messages of the last whole second."""
+        return self.recent.last_messages
+
+    def statistics(self, now_ns: int, *, clients: bool = False) -> TopicStatistics:
+        """A snapshot; with `clients`, its channels list their consumers."""
+        limiter = self.limiter
+        waiting = len(self.waiting) + self.spooled
+        return TopicStatistics(
+            self.name,
+            self.messages,
+            self.messages + len(self.arrived),
+            self.bytes,
+            waiting,
+            waiting + len(self.unclaimed),
+            self.paused,
+            self.closed,
+            limiter.bucket if limiter else None,
+            float(limiter.tokens(now_ns)) if limiter else None,
+            limiter.late if limiter else 0,
+            self.durable.extent(self) if self.durable else None,
+            self.lane.statistics() if self.lane else None,
+            tuple(channel.statistics(clients=clients) for _, channel in sorted(self.channels.items())),
+            tuple(self.recent.history),
+        )
+
+    def end_second(self, now_ns: int) -> None:
+        """Sum up the second that ends now, and begin the next."""
+        peak_ntok = self.limiter.take_peak_ntok() if self.limiter else 0
+        self.recent.close(now_ns, len(self.waiting) + self.spooled, peak_ntok, self.slo_ns)
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""

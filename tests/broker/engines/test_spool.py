@@ -40,7 +40,7 @@ def owed(broker: Running, topic: str) -> int:
     found = broker.broker.topics[topic]
     assert found.spool is not None
     assert found.durable is not None
-    return found.spool.cursor.missing(found.durable.extent(found)["end"])
+    return found.spool.cursor.missing(found.durable.extent(found).end)
 
 
 def by_publisher(found: list[bytes]) -> dict[bytes, list[int]]:

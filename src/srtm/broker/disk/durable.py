@@ -27,6 +27,7 @@ from srtm.broker.disk.log import Known, Log, Retention
 from srtm.broker.disk.replay import Replay
 from srtm.broker.engines.spool import Spool, is_engines
 from srtm.broker.message import Message
+from srtm.broker.statistics import LogExtent
 from srtm.errors import BrokerError, LogError, LogReplaced, OffsetTrimmed, ProtocolError
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.units import NS_PER_S
@@ -266,10 +267,10 @@ class Durable:
 
         self._log.append_nowait(topic.name, [_record(message, self._broker.groups) for message in messages], stored)
 
-    def extent(self, topic: Topic) -> dict[str, Any]:
-        """Which log it is, the oldest offset that is kept, the next one, and about how many bytes lie between."""
+    def extent(self, topic: Topic) -> LogExtent:
+        """A snapshot of a topic's log."""
         name, log = topic.name, self._log
-        return {"log": log.identity(name), "begin": log.begin(name), "end": log.end(name), "bytes": log.size(name)}
+        return LogExtent(log.identity(name), log.begin(name), log.end(name), log.size(name))
 
     async def read(self, topic: Topic, begin: int, limit: int, log: str | None = None) -> list[Record]:
         """A range of the log, beside everything else; LogReplaced if it is not the one that was named."""
