@@ -15,6 +15,7 @@ SRTMError
 │   └── LogReplaced       the topic has another log than the one that an offset was of
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
+│   ├── PublishRefused    a broker does not take messages: its topic is full, or their engine never takes such
 │   └── OldEpoch          a controller that another one has replaced gives orders
 ├── ControlError          a controller cannot start or go on
 │   └── RegistryFull      no room for more names and registrations
@@ -94,6 +95,10 @@ class PipelineError(SRTMError):
 
 class BrokerError(SRTMError):
     """A broker cannot start or go on."""
+
+
+class PublishRefused(BrokerError):
+    """A broker does not take messages; `facts["reason"]` is full, defer or size."""
 
 
 class OldEpoch(BrokerError):

@@ -225,7 +225,7 @@ def test_a_publisher_that_leaves_is_let_go_when_its_last_message_has_its_token()
 @pytest.mark.parametrize("durability", ["disk", "memory"])
 def test_what_waited_for_tokens_when_a_broker_ended_waits_for_new_ones(tmp_path: Path, durability: str) -> None:
     contract = Contract(5_000, 3 * TOKEN, durability=durability)
-    options = {"controller": NOBODY, "data_path": str(tmp_path)}
+    options: dict[str, Any] = {"controller": NOBODY, "data_path": str(tmp_path)}
     with running(**options) as broker, Client(broker.address) as publisher:
         exchange(broker, said(contracts={"t": Listed(BIRTH, contract)}))
         Client(broker.address).subscribe("t", "c", 0).sock.close()

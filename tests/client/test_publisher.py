@@ -62,7 +62,7 @@ def test_publishes_in_every_way(broker: Running) -> None:
             assert publisher.in_flight == 5
             await asyncio.gather(*later)
             await publisher.publish(b"deferred", delay_ms=100)
-            assert broker.do(lambda: dict(broker.broker.groups)) == {"p": "g"}
+            assert broker.do(lambda: dict(broker.broker.control.groups)) == {"p": "g"}
 
     asyncio.run(story())
     assert bodies_of(broker, 9) == [b"one", b"two", b"three", b"4", b"5", b"6", b"7", b"8", b"deferred"]

@@ -54,8 +54,11 @@ class Consumer(Protocol):
     def fail(self, problem: ProtocolError) -> None:
         """Tell it what is wrong, and close it."""
 
+    def close(self) -> None:
+        """Disconnect it."""
+
     def statistics(self) -> ClientStatistics:
-        """A snapshot of the connection."""
+        """A snapshot of the client."""
 
 
 class Channel:

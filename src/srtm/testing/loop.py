@@ -54,11 +54,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if holds():
             return
         timer = None if patience_s is None else self.call_later(patience_s, self.stop)
-        self._virtual.holds = lambda: bool(holds()) and (self.stop() or True)
+        self._virtual.watch(holds, self.stop)
         try:
             self.run_forever()
         finally:
-            self._virtual.holds = None
+            self._virtual.watch(None, self.stop)
             if timer is not None:
                 timer.cancel()
         if not holds():
@@ -71,9 +71,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def settle(self) -> None:
         """Run until nothing is left to do at this instant."""
-        self.sleep(0)
-        while self._ready or self._virtual.ready():
-            self.sleep(0)
+        self._virtual.watch_idle(self.stop)
+        self.run_forever()
 
     def run(self, main: Coroutine[Any, Any, Result]) -> Result:
         """The result of a coroutine."""
@@ -103,7 +102,9 @@ class _Selector(selectors.BaseSelector):
     """Sees memory files only. Instead of waiting it moves the clock."""
 
     def __init__(self, network: Network, clock: VirtualClock) -> None:
-        self.holds: Callable[[], bool] | None = None
+        self._holds: Callable[[], object] | None = None
+        self._idle = False
+        self._stop: Callable[[], None] = lambda: None
         self._network = network
         self._clock = clock
         self._keys = _Keys()
@@ -119,7 +120,7 @@ class _Selector(selectors.BaseSelector):
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys
 
-    def ready(self) -> list[tuple[selectors.SelectorKey, int]]:
+    def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
         found = []
         for number, key in self._keys.items():
             events = key.events & selectors.EVENT_READ if self._network.can_read(number) else 0
@@ -128,9 +129,24 @@ class _Selector(selectors.BaseSelector):
                 found.append((key, events))
         return found
 
+    def watch(self, holds: Callable[[], object] | None, stop: Callable[[], None]) -> None:
+        """Stop the loop when something is true; None ends that."""
+        self._holds, self._stop = holds, stop
+
+    def watch_idle(self, stop: Callable[[], None]) -> None:
+        """Stop the loop when time would pass, instead of that."""
+        self._idle, self._stop = True, stop
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = self.ready()
-        if (self.holds is not None and self.holds()) or found or timeout == 0:
+        found = self._ready()
+        if self._holds is not None and self._holds():
+            self._stop()
+            return found
+        if found or timeout == 0:
+            return found
+        if self._idle:
+            self._idle = False
+            self._stop()
             return found
         if timeout is None:
             raise RuntimeError("nothing will ever happen: no socket is ready, and no timer is set")

@@ -71,7 +71,7 @@ def test_what_is_given_back_comes_again(broker: Running) -> None:
 
 def test_memory_is_bounded_and_nothing_is_dropped(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "MOST_MESSAGES", 10)
-    monkeypatch.setattr("srtm.broker.disk.durable._BATCH", 10)
+    monkeypatch.setattr("srtm.broker.disk.readers._BATCH", 10)
     broker.post("/channel/create?topic=t&channel=c")  # what nobody has yet would be in memory anyway
     held = []
     with replaying(broker, 0) as client:
@@ -139,7 +139,7 @@ def test_a_log_that_is_trimmed_past_a_slow_client_is_its_error(
     broker: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "MOST_MESSAGES", 10)
-    monkeypatch.setattr("srtm.broker.disk.durable._BATCH", 10)
+    monkeypatch.setattr("srtm.broker.disk.readers._BATCH", 10)
     broker.post("/channel/create?topic=t&channel=c")
     with replaying(broker, 0) as client:
         broker.wait_until(lambda b: b.topics["t"].channels["r#ephemeral"].held >= 10)  # two reads: one is in flight

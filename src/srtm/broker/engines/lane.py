@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from random import random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from srtm.broker.message import Message
+from srtm.broker.receipts import settle
 from srtm.broker.statistics import LaneStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from srtm.broker.engines.engine import Engine
     from srtm.broker.engines.probe import Probe
+    from srtm.broker.engines.spool import Spool
+    from srtm.broker.message import Message
     from srtm.broker.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -26,59 +25,23 @@ log = logging.getLogger(__name__)
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5  # before an engine, or a topic at it, is tried again
 
 
-class Owner(Protocol):
-    """Who waits for answers: a connection, or a request over HTTP."""
+class Carrier(Protocol):
+    """The engine, as its lanes use it."""
 
-    def settle(self) -> None:
-        """A receipt of yours is complete."""
+    kind: ClassVar[str]
+    lanes: dict[str, Lane]
+    busy: dict[Lane, None]
+    problem: str | None
 
-    def refused(self, problem: str) -> None:
-        """The engine will never take a message of yours."""
+    @property
+    def absence(self) -> str | None:
+        """Why the engine takes nothing; None if it is there."""
 
+    def touch(self, lane: Lane) -> None:
+        """Note that a lane has something to send, or its topic something to release."""
 
-class Receipt:
-    """One command of a publisher, and how many of its messages have no acknowledgement."""
-
-    __slots__ = ("left", "owner")
-
-    def __init__(self, owner: Owner, left: int) -> None:
-        self.owner = owner
-        self.left = left
-
-
-class Tracked(Message):
-    """A message whose publisher is answered when it is acknowledged."""
-
-    __slots__ = ("receipt",)
-
-    def __init__(
-        self,
-        id: bytes,  # noqa: A002
-        arrival_ns: int,
-        body: bytes,
-        publisher: str,
-        delay_ns: int,
-        receipt: Receipt,
-    ) -> None:
-        super().__init__(id, arrival_ns, body, publisher, delay_ns)
-        self.receipt: Receipt | None = receipt
-
-
-def settle(messages: Iterable[Message], problem: str | None = None) -> None:
-    """Answer publishers: these messages are done, or never will be."""
-    owners: dict[Owner, None] = {}
-    for message in messages:
-        receipt = getattr(message, "receipt", None)
-        if receipt is None:
-            continue
-        message.receipt = None  # type: ignore[attr-defined]
-        receipt.left -= 1
-        if problem is not None:
-            receipt.owner.refused(problem)
-        elif not receipt.left:
-            owners[receipt.owner] = None
-    for owner in owners:
-        owner.settle()
+    def new_probe(self, lane: Lane) -> Probe:
+        """Make a probe of a topic."""
 
 
 class Lane:
@@ -96,13 +59,15 @@ class Lane:
         "refused",
         "retry_ns",
         "singly",
+        "spool",
         "topic",
         "wait_s",
     )
 
-    def __init__(self, engine: Engine, topic: Topic) -> None:
+    def __init__(self, engine: Carrier, topic: Topic) -> None:
         self.engine = engine
         self.topic = topic
+        self.spool: Spool | None = None  # of a topic on disk: what the engine has not acknowledged
         self.queue: deque[Message] = deque()
         self.flying = 0  # messages that the engine has
         self.bytes = 0  # of these and those in the queue
@@ -134,7 +99,7 @@ class Lane:
             self.held,
             self.bytes,
             self.topic.spooled,
-            self.topic.spool.lost if self.topic.spool else 0,
+            self.spool.lost if self.spool else 0,
             self.probe.statistics() if self.probe else None,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -46,9 +45,9 @@ class Administration(Pages):
             raise Refused(400, "INVALID_DURABILITY: the topic is on disk; delete it before you create it in memory")
         if retention and topic.durable is None:
             raise Refused(400, "INVALID_RETENTION: only disk topics retain messages; add durability=disk")
-        if topic.durable is not None:
+        if topic.durable is not None and self.broker.durable is not None:
             try:
-                await topic.durable.keep(topic, **retention)
+                await self.broker.durable.keep(topic, **retention)
             except LogError as problem:
                 raise Refused(503, f"CREATE_FAILED: {problem}") from None
         return Response()
@@ -56,35 +55,33 @@ class Administration(Pages):
     async def topic_delete(self, request: Request) -> Response:
         """Delete a topic with its messages and channels; its consumers are disconnected."""
         topic = self.named_topic(request)
-        self.broker.delete_topic(topic)
+        self.broker.topics.delete(topic)
         return await self._noted(topic)
 
     async def topic_empty(self, request: Request) -> Response:
         """Delete the messages that no channel has yet."""
         topic = self.named_topic(request)
-        if topic.durable is not None:
+        if topic.durable is not None and self.broker.durable is not None:
             try:
-                await topic.durable.empty(topic)
+                await self.broker.durable.empty(topic)
             except LogError as problem:
                 raise Refused(503, f"EMPTY_FAILED: {problem}") from None
-        topic.empty(time.time_ns())
-        if self.broker.topics.get(topic.name) is topic:
-            self.broker.touch(topic.name)  # publishers that leave no longer wait for these messages
-            self.broker.wake()
+        topic.empty(self.broker.turn.now_ns())
+        if self.broker.topics.alive(topic):
+            self.broker.turn.touch(topic)  # publishers that leave no longer wait for these messages
         return Response()
 
     async def topic_pause(self, request: Request) -> Response:
         """Stop passing messages to channels."""
         topic = self.named_topic(request)
-        topic.pause(time.time_ns(), on=True)
+        topic.pause(self.broker.turn.now_ns(), on=True)
         return await self._noted(topic)
 
     async def topic_unpause(self, request: Request) -> Response:
         """Resume passing messages to channels."""
         topic = self.named_topic(request)
-        topic.pause(time.time_ns(), on=False)
-        self.broker.touch(topic.name)
-        self.broker.wake()
+        topic.pause(self.broker.turn.now_ns(), on=False)
+        self.broker.turn.touch(topic)
         return await self._noted(topic)
 
     async def topic_limit(self, request: Request) -> Response:
@@ -100,25 +97,24 @@ class Administration(Pages):
         if self.broker.control.holds(topic.name):
             raise Refused(409, "UNDER_CONTRACT: the controller sets (r, b) of this topic; change its contract there")
         topic.by_hand = bucket
-        topic.limit(bucket, time.time_ns())
-        self.broker.touch(topic.name)
-        self.broker.wake()
+        topic.limit(bucket, self.broker.turn.now_ns())
+        self.broker.turn.touch(topic)
         return await self._noted(topic)
 
     async def channel_create(self, request: Request) -> Response:
         """Create a channel."""
         topic = self.named_topic(request)
         try:
-            self.broker.channel(topic, channel_name(request))
+            self.broker.topics.channel(topic, channel_name(request))
         except BrokerError as problem:
             raise Refused(409, f"NO_CHANNELS: {problem}") from None
-        self.broker.wake()
+        self.broker.turn.wake()
         return Response()
 
     async def channel_delete(self, request: Request) -> Response:
         """Delete a channel with its messages; its consumers are disconnected."""
         topic, channel = self.named_channel(request)
-        self.broker.delete_channel(topic, channel)
+        self.broker.topics.delete_channel(topic, channel)
         return await self._noted(topic)
 
     async def channel_empty(self, request: Request) -> Response:
@@ -136,8 +132,7 @@ class Administration(Pages):
         """Resume delivery to the channel's consumers."""
         topic, channel = self.named_channel(request)
         channel.paused = False
-        self.broker.to_pump[channel] = None
-        self.broker.wake()
+        self.broker.turn.pump(channel)
         return await self._noted(topic)
 
     async def _noted(self, topic: Topic) -> Response:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from srtm.broker.ioloop import Broker
+    from srtm.broker.broker import Broker
 
 
 def app(broker: Broker, *, tls: bool = False) -> ASGIApp:

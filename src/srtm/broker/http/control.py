@@ -30,7 +30,7 @@ class Control(Pages):
         try:
             body = await read_body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")
             said = exchange.read(body, exchange.Exchange)
-            answer = self.broker.control.exchange(said, time.time_ns(), time.monotonic_ns())
+            answer = self.broker.control.exchange(said, self.broker.turn.now_ns(), time.monotonic_ns())
         except ProtocolError as problem:
             raise Refused(400, f"INVALID_EXCHANGE: {problem}") from None
         except OldEpoch as problem:
@@ -40,9 +40,10 @@ class Control(Pages):
     async def probe(self, request: Request) -> Response:
         """Time a topic's messages to a consumer of its engine: ?topic=…; &on=false stops that."""
         topic, on = self.named_topic(request), flag(request, "on", default=True)
-        if topic.lane is None:
+        engine = self.broker.topics.engine
+        if engine is None:
             raise Refused(409, "NO_ENGINE: this broker delivers messages itself, and always measures their latency")
-        topic.lane.watch(on=on)
+        engine.lane(topic).watch(on=on)
         return Response()
 
     async def trace_start(self, request: Request) -> Response:
@@ -55,19 +56,20 @@ class Control(Pages):
             raise Refused(403, "TRACE_DISABLED: start the broker with --trace-folder")
         if Path(name).name != name or name.startswith(".") or not name.endswith(".parquet"):
             raise Refused(400, f"INVALID_ARG_FILE: must be a file name that ends with .parquet, not {name!r}")
-        if broker.recorder is not None:
+        if broker.turn.recorder is not None:
             raise Refused(409, "TRACE_RUNNING")
         path = Path(folder) / name
         if path.exists():
             raise Refused(409, "TRACE_EXISTS")
-        recorder = Recorder(path, broker.options.name, broker.groups, broker.loop, broker.control.birth)
+        recorder = Recorder(path, broker.options.name, broker.control.groups, broker.turn.loop, broker.control.birth)
         recorder.start()
-        broker.recorder = recorder
+        broker.turn.recorder = recorder
         return JSONResponse({"file": str(path)})
 
     async def trace_stop(self, _: Request) -> Response:
         """Stop to record; the file is complete when this is answered."""
-        recorder, self.broker.recorder = self.broker.recorder, None
+        turn = self.broker.turn
+        recorder, turn.recorder = turn.recorder, None
         if recorder is None:
             raise Refused(409, "TRACE_NOT_RUNNING")
         try:

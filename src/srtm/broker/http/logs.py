@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.disk.batch import Record
     from srtm.broker.disk.durable import Durable
-    from srtm.broker.disk.log import Retention
+    from srtm.broker.disk.rows import Retention
     from srtm.broker.topic import Topic
 
 _ROWS, _MOST_ROWS = 10_000, 100_000  # of one read: unless asked for, and at most
@@ -41,7 +41,7 @@ class Logs(Pages):
         except LogError as problem:
             raise _refused(problem) from None
         # Off the loop, like the read itself: a megabyte of small messages takes ten milliseconds.
-        rows = await self.broker.loop.run_in_executor(None, _arrow, topic.name, begin, records)
+        rows = await self.broker.turn.loop.run_in_executor(None, _arrow, topic.name, begin, records)
         return Response(rows, media_type="application/vnd.apache.arrow.stream")
 
     async def trim(self, request: Request) -> Response:
@@ -59,9 +59,9 @@ class Logs(Pages):
 
     def _on_disk(self, request: Request) -> tuple[Topic, Durable]:
         topic = self.named_topic(request)
-        if topic.durable is None:
+        if topic.durable is None or self.broker.durable is None:
             raise Refused(400, "NOT_ON_DISK: only disk topics have a log")
-        return topic, topic.durable
+        return topic, self.broker.durable
 
 
 def _refused(problem: LogError) -> Refused:

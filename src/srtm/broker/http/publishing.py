@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import time
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from starlette.responses import PlainTextResponse
 
-from srtm.broker.engines.lane import Receipt, Tracked
 from srtm.broker.http.request import Pages, Refused, read_body, whole
-from srtm.broker.message import Message
+from srtm.errors import PublishRefused
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from srtm.broker.receipts import Receipt
     from srtm.broker.topic import Topic
-    from srtm.errors import LogError
+
+_REFUSALS: dict[str, Callable[[PublishRefused], tuple[int, str]]] = {
+    "full": lambda _: (503, "TOPIC_FULL"),
+    "defer": lambda problem: (400, f"INVALID_DEFER: {problem}"),
+    "size": lambda problem: (413, f"MSG_TOO_BIG: {problem}"),
+}
 
 
 class Publishing(Pages):
@@ -50,37 +56,17 @@ class Publishing(Pages):
         return PlainTextResponse("OK")
 
     async def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
-        if topic.crowded:
-            raise Refused(503, "TOPIC_FULL")
-        now_ns = time.time_ns()
-        client = f"{request.client.host}:{request.client.port}" if request.client else "http"
-        engine = topic.lane.engine if topic.lane is not None else None
-        if engine is not None and delay_ns and not engine.defers:
-            raise Refused(400, f"INVALID_DEFER: the engine {engine.kind} cannot defer messages")
-        if engine is not None and topic.durable is None:
-            answer = Answer(self.broker.loop.create_future())
-            receipt, next_id = Receipt(answer, len(bodies)), self.broker.next_id
-            topic.arrived += [Tracked(next_id(), now_ns, body, client, delay_ns, receipt) for body in bodies]
-            topic.bytes += sum(map(len, bodies))
-            self.broker.touch(topic.name)
-            self.broker.wake()
-            if problem := await answer.future:
-                raise Refused(503, f"PUB_FAILED: {problem}")
-            return
-        messages = [Message(self.broker.next_id(), now_ns, body, client, delay_ns) for body in bodies]
-        if topic.durable is not None:
-            objections = (engine.objection(client, body) for body in bodies) if engine is not None else ()
-            if objection := next(filter(None, objections), None):
-                raise Refused(413, f"MSG_TOO_BIG: {objection}")
-            stored: asyncio.Future[LogError | None] = self.broker.loop.create_future()
-            topic.durable.publish(topic, messages, stored.set_result)
-            if failure := await stored:
-                raise Refused(503, f"PUB_FAILED: {failure}")
-            return
-        self.broker.touch(topic.name)
-        topic.arrived += messages
-        topic.bytes += sum(map(len, bodies))
-        self.broker.wake()
+        """Give messages to the intake, and wait until they are safe."""
+        broker = self.broker
+        publisher = f"{request.client.host}:{request.client.port}" if request.client else "http"
+        sender = HttpSender(publisher, broker.turn.loop.create_future())
+        try:
+            receipt = broker.intake.publish(sender, topic.name, bodies, broker.turn.now_ns(), delay_ns)
+        except PublishRefused as problem:
+            raise Refused(*_REFUSALS[problem.facts["reason"]](problem)) from None
+        broker.turn.wake()
+        if receipt is not None and (failure := await sender.answer):
+            raise Refused(503, f"PUB_FAILED: {failure}")
 
     def _delay_ns(self, request: Request) -> int:
         delay_ms = whole(request.query_params.get("defer", "0"))
@@ -89,21 +75,40 @@ class Publishing(Pages):
         return delay_ms * NS_PER_MS
 
 
-class Answer:
-    """A request that waits until an engine has its messages; the future's result is None, or the refusal."""
+class HttpSender:
+    """A request that publishes. It cannot be made to wait: a crowded topic refuses it."""
 
-    def __init__(self, future: asyncio.Future[str | None]) -> None:
-        self.future = future
+    def __init__(self, publisher: str, answer: asyncio.Future[str | None]) -> None:
+        """`answer` becomes None when the messages are safe, or the reason why they never will be."""
+        self.publisher = publisher
+        self.too_full: Callable[[Topic], bool] | None = attrgetter("crowded")
+        self.answer = answer
 
     def settle(self) -> None:
-        """The engine has them."""
-        if not self.future.done():
-            self.future.set_result(None)
+        """The messages are safe."""
+        if not self.answer.done():
+            self.answer.set_result(None)
 
-    def refused(self, problem: str) -> None:
-        """The engine never will."""
-        if not self.future.done():
-            self.future.set_result(problem)
+    def refused(self, _receipt: Receipt, problem: str) -> None:
+        """They never will be."""
+        if not self.answer.done():
+            self.answer.set_result(problem)
+
+    def block(self, _topic: Topic) -> bool:
+        """Do not wait."""
+        return False
+
+    def unblock(self, topic: Topic) -> None:
+        """Nothing was blocked."""
+
+    def hold(self) -> None:
+        """A request has said everything."""
+
+    def release(self) -> None:
+        """A request has said everything."""
+
+    def slow(self) -> None:
+        """A request has said everything."""
 
 
 def _check_size(size: int, limit: int, part: str) -> None:

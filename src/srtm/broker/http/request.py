@@ -13,8 +13,8 @@ from srtm.protocol.names import valid_name
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from srtm.broker.broker import Broker
     from srtm.broker.channel import Channel
-    from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
 
 
@@ -43,7 +43,7 @@ class Pages:
         if topic is None and not make:
             raise Refused(404, "TOPIC_NOT_FOUND")
         try:
-            return topic or self.broker.touch(name)
+            return topic or self.broker.topics.touch(name)
         except BrokerError as problem:
             raise Refused(400, f"INVALID_TOPIC: {problem}") from None
 
