@@ -39,7 +39,7 @@ class Running:
     def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
         self.broker = broker
         self.loop = loop
-        self.address: Address = ("127.0.0.1", broker.tcp_port)
+        self.address: Any = ("127.0.0.1", broker.tcp_port)  # for `Client`
         self.url = f"http://127.0.0.1:{broker.http_port}"
 
     def sleep(self, seconds: float) -> None:
@@ -53,6 +53,22 @@ class Running:
     def now_ns(self) -> int:
         """The time of the clock that stamps messages."""
         return time.time_ns()
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """The broker's loop stands still for the time of a block."""
+        begun, ended = threading.Event(), threading.Event()
+
+        def stall() -> None:
+            begun.set()
+            assert ended.wait(PATIENCE_S)
+
+        self.loop.call_soon_threadsafe(stall)
+        assert begun.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            ended.set()
 
     def do(self, action: Callable[[], T]) -> T:
         """The result of an action in the broker's own thread."""
@@ -118,9 +134,22 @@ class InMemory(Running):
         self.memory = memory
         self.broker, self.loop = memory.broker, memory.loop
         self.address = memory
+        self._stalled = False
 
     def sleep(self, seconds: float) -> None:
-        self.memory.sleep(seconds)
+        if self._stalled:
+            self.memory.loop.clock.advance(seconds)
+        else:
+            self.memory.sleep(seconds)
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        self.memory.loop.settle()
+        self._stalled = True
+        try:
+            yield
+        finally:
+            self._stalled = False
 
     def monotonic(self) -> float:
         return self.memory.loop.time()

@@ -22,6 +22,7 @@ Topics on disk, engines, TLS, lookup services and controllers need threads or so
 
 from __future__ import annotations
 
+import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -31,6 +32,7 @@ from srtm.broker.http.api import app
 from srtm.broker.options import BrokerOptions
 from srtm.broker.poller import Poller
 from srtm.net.alarm import Alarm
+from srtm.net.stamps import SO_TIMESTAMPNS
 from srtm.testing.loop import PATIENCE_S, VirtualLoop
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class MemoryBroker:
         )
         self.broker.tcp_port, self.broker.http_port = chosen.tcp_port, chosen.http_port
         self.broker.start()
-        network.listen(chosen.tcp_port, self.broker.clients.add)
+        network.listen(chosen.tcp_port, self._accept)
         self._app = app(self.broker)
 
     def __enter__(self) -> MemoryBroker:
@@ -66,6 +68,11 @@ class MemoryBroker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _accept(self, sock: MemorySocket, address: str) -> None:
+        if self.broker.options.kernel_time:
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self.broker.clients.add(sock, address)
 
     @property
     def now_ns(self) -> int:

@@ -1,8 +1,9 @@
 """A network in memory: socket pairs with arrival stamps, an epoll for them, and listeners by address.
 
-Sockets behave as TCP sockets of Linux do, as far as brokers and clients look: reads are stamped with the arrival of the
-newest bytes that wait (docs/adr/0011-arrival-times.md), buffers are bounded, a half-closed connection can still be
-read, and closing a socket with unread bytes resets the connection. Bytes arrive at once.
+Sockets behave as TCP sockets of Linux do, as far as brokers and clients look. With SO_TIMESTAMPNS, reads are stamped
+with the arrival of the newest bytes that wait (docs/adr/0011-arrival-times.md). Buffers are bounded, and writable again
+when a third of them is free. A half-closed connection can still be read. Closing a socket with unread bytes resets the
+connection. Bytes arrive at once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ class Network:
     def __init__(self, clock: VirtualClock, wait: Wait) -> None:
         self.clock = clock  # stamps what arrives
         self.wait = wait  # lets time pass until something is true, for calls that block
-        self.stamped = True  # whether reads carry arrival stamps
         self._numbers = count(_FIRST_NUMBER)
         self._ports = count(50_000)
         self._files: dict[int, MemorySocket | MemoryEpoll] = {}
@@ -103,6 +103,7 @@ class MemorySocket:
         self._incoming = bytearray()
         self._stamp_ns = 0
         self._peer_ended = self._ended = self._reset = False
+        self._stamped = False
         self._timeout_s: float | None = 0.0
         self.address = (_HOST, 0)
         self.peer: MemorySocket = self
@@ -120,8 +121,12 @@ class MemorySocket:
 
     @property
     def can_write(self) -> bool:
-        """Whether there is room, or an error to be told."""
-        return self._reset or self.peer.closed or len(self.peer._incoming) < BUFFER_BYTES
+        """Whether there is room enough to wake a writer, or an error to be told."""
+        return self._reset or self.peer.closed or 3 * self._room >= BUFFER_BYTES
+
+    @property
+    def _room(self) -> int:
+        return BUFFER_BYTES - len(self.peer._incoming)
 
     @property
     def closed(self) -> bool:
@@ -140,8 +145,10 @@ class MemorySocket:
         """Return the address of the other end."""
         return self.peer.address
 
-    def setsockopt(self, *_: Any) -> None:
-        """Accept any option: none of them changes anything here."""
+    def setsockopt(self, level: int, option: int, value: Any) -> None:
+        """Set an option; only SO_TIMESTAMPNS changes anything here."""
+        if (level, option) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
+            self._stamped = bool(value)
 
     def setblocking(self, blocking: bool) -> None:  # noqa: FBT001 - socket's signature
         """Wait in calls, or raise BlockingIOError."""
@@ -156,7 +163,7 @@ class MemorySocket:
         stamp_ns = self._stamp_ns
         size = self.recv_into(buffers[0])
         ancillary = []
-        if size and self._network.stamped:
+        if size and self._stamped:
             stamp = _TIMESPEC.pack(*divmod(stamp_ns, NS_PER_S))
             ancillary.append((socket.SOL_SOCKET, SO_TIMESTAMPNS, stamp))
         return size, ancillary, 0, None
@@ -177,7 +184,7 @@ class MemorySocket:
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
         """Write as many bytes as there is room for."""
-        self._wait(lambda: self.can_write)
+        self._wait(lambda: self.can_write or (self._timeout_s == 0 and self._room > 0))
         self._check()
         if self._ended:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
@@ -185,7 +192,7 @@ class MemorySocket:
         if peer.closed:  # whose kernel answers with a reset
             self._reset = True
             return len(data)
-        taken = data[: BUFFER_BYTES - len(peer._incoming)]
+        taken = data[: self._room]
         peer._incoming += taken
         peer._stamp_ns = self._network.clock.time_ns()
         return len(taken)
