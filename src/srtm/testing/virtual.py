@@ -115,8 +115,7 @@ class VirtualBroker:
     def second(self) -> None:
         """A second is over."""
         for topic in self.topics.values():
-            peak_ntok = topic.limiter.take_peak_ntok() if topic.limiter else 0
-            topic.recent.close(self.world.now_ns, len(topic.waiting), peak_ntok, topic.slo_ns)
+            topic.end_second(self.world.now_ns)
 
 
 class VirtualCluster:
