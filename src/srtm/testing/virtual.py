@@ -81,10 +81,11 @@ class _StillTurn:
 class VirtualBroker:
     """A broker's topics and control, without its sockets."""
 
-    def __init__(self, name: str, number: int, world: VirtualCluster) -> None:
+    def __init__(self, name: str, number: int, world: VirtualCluster, set_back_ns: int = 0) -> None:
+        """`set_back_ns` is how far its wall clock is behind."""
         self.options = BrokerOptions(name=name, tcp_port=4150 + 2 * number, controller="controller:4160")
         self.world = world
-        self.started_ns = world.now_ns
+        self.started_ns = world.now_ns - set_back_ns
         self.skew_ns = world.rng.randrange(10**15)  # every broker has its own monotonic clock
         turn: Any = _StillTurn()
         self.topics = Topics(turn, None, 10**6, 10**9)
@@ -163,9 +164,9 @@ class VirtualCluster:
         """Let time pass."""
         self.schedule.run(seconds)
 
-    def start_broker(self, name: str, number: int = 0) -> None:
-        """Start a broker, perhaps again; it registers."""
-        self.brokers[name] = VirtualBroker(name, number or int(name.rpartition("-")[2]), self)
+    def start_broker(self, name: str, number: int = 0, *, set_back_ns: int = 0) -> None:
+        """Start a broker, perhaps again and with its clock set back; it registers."""
+        self.brokers[name] = VirtualBroker(name, number or int(name.rpartition("-")[2]), self, set_back_ns)
         self._register(name)
 
     def kill_broker(self, name: str, *, noticed: bool = True) -> None:
