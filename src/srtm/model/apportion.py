@@ -39,8 +39,8 @@ def apportion(total: int, weights: Sequence[Number], floors: Sequence[int] | int
         )
     if not any(wants):
         wants = [Fraction(1)] * len(wants)
-    # A share that its proportion would leave below the floor gets the floor. That lowers what the others get, so look
-    # again until nobody is below.
+    # A share that its proportion would leave below the floor gets the floor. That lowers the other shares, so repeat
+    # until none is below.
     free = set(range(len(wants)))
     while True:
         rest = total - sum(least[i] for i in range(len(wants)) if i not in free)

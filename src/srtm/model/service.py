@@ -1,4 +1,4 @@
-"""What a broker does to a message behind the bucket: one server, one queue, a cost per read and per message.
+"""A broker behind its bucket: one server, one queue, a cost per read and per message.
 
 A read event that carries m messages of one publisher costs w + m·s, and all of them leave when it is done (the
 loop writes once per turn). `base_ns` is what even an idle broker takes: two hops through the network stack.
@@ -33,7 +33,7 @@ class ServiceModel:
     base_ns: int = 0
 
     def __post_init__(self) -> None:
-        """Costs are positive and whole."""
+        """Refuse costs that are not whole numbers, or negative."""
         costs = (self.read_ns, self.message_ns, self.base_ns)
         if not all(isinstance(cost, int) and cost >= 0 for cost in costs) or self.read_ns + self.message_ns == 0:
             raise InputError(f"the costs of a broker must be positive whole nanoseconds: {self}")
@@ -64,13 +64,13 @@ _MOST_READS = 100_000_000  # background read events of a broker: 8 bytes each
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Load that a broker carries already: `rate_mps` in Poisson batches of `batch`, each one read event."""
+    """Load that a broker already carries: `rate_mps` in Poisson batches of `batch`, each one read event."""
 
     rate_mps: float
     batch: int = 1
 
     def __post_init__(self) -> None:
-        """A rate is not negative, a batch has messages in it."""
+        """Refuse a negative rate or an empty batch."""
         if not 0 <= self.rate_mps < math.inf or self.batch < 1:
             raise InputError(f"background load needs a rate of at least 0 and a batch of at least 1: {self}")
 
@@ -87,8 +87,8 @@ class Background:
 
 # The paper's 2-core broker, fitted to what its text says: 10 kmsg/s of single messages stay far inside 1 ms, 60 kmsg/s
 # overload it, 80 kmsg/s in batches of 10 do not. docs/adr/0005-paper-testbed.md compares it with the paper's Table 1.
-# And a broker of ours, as `srtm calibrate` found it on one core of a small cloud machine: what a controller assumes
-# that was not given a calibration of its own.
+# And a broker of ours, as `srtm calibrate` measured it on one core of a small cloud machine: what a controller assumes
+# without a calibration of its own.
 PRESETS = {
     "paper-testbed": ServiceModel(read_ns=9_000, message_ns=8_000, base_ns=150_000),
     "srtm-broker": ServiceModel(read_ns=48_000, message_ns=23_000, base_ns=190_000),
