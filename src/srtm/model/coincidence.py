@@ -3,7 +3,7 @@
 An *onset* is a message of a publisher that comes after a silence of its own. The onsets of many publishers lie in one
 array, sorted within each publisher: those of publisher p are `onsets[starts[p]:starts[p + 1]]`.
 
-Everything that a compiled loop calls stands in this file, because numba's cache watches one file per function.
+Everything that a compiled loop calls is in this file, because numba's cache watches one file per function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drift: how the groups that publishers declare differ from the groups found.
 
-In: the group of each publisher, declared and found; a publisher without a group stands alone, and so does one that is
-the only one of its group. Out: one number for the agreement, and what differs by name.
+In: the group of each publisher, declared and found; a publisher without a group counts as alone, as does the
+only publisher of a group. Out: one number for the agreement, and the differences by name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Drift:
     """Adjusted Rand index of declared against found groups, and where they differ.
 
-    `split`: declared groups whose publishers are in several found groups or in none, with how many where (None: alone).
-    `merged`: found groups that hold publishers of several declared groups or of none, with how many from where.
+    `split`: declared groups whose publishers are in several found groups or none, with how many in each (None: alone).
+    `merged`: found groups that hold publishers of several declared groups or of none, with how many from each.
     `moved`: publishers that were not found where most of their declared group was, as (publisher, declared, found).
     """
 

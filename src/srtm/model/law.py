@@ -74,7 +74,7 @@ def scan_histogram(
     """Count backlogs in whole tokens, rounded up, from arrival `start` on.
 
     Stops at the first backlog that `counts` is too short for. Returns (next arrival, backlog, last, peak, sign):
-    the caller makes `counts` longer and goes on from there.
+    the caller makes `counts` longer and continues from there.
     """
     peak = backlog
     sign = 0

@@ -3,11 +3,11 @@
 In: onsets of periodic publishers of nearly one period. Out: groups whose phases lie closer together than those of
 publishers whose onset sequences are shifted by random amounts.
 
-One period serves all, fitted to all of their onsets at once: an error of its own in each publisher's period would
-move the phases apart. A publisher's phase is its mean lateness against that clock, or the middle or the beginning of
+All share one period, fitted to all of their onsets at once: separate errors in each publisher's period would move the
+phases apart. A publisher's phase is its mean lateness against that clock, or the middle or the beginning of
 the interval that it falls into: whichever repeats best between every other onset and the rest. How well it repeats
 is its error σ. Sorted phases are cut into runs by classification likelihood with that σ, which tells groups apart from
-2.4 σ on, and the runs are held against those of surrogates: a run counts if surrogates hardly ever reach its
+2.4 σ on, and the runs are compared with those of surrogates: a run counts if surrogates hardly ever reach its
 likelihood, or if so many publishers reach it that those of surrogates would be a tenth of them at most.
 """
 

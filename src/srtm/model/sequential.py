@@ -1,13 +1,13 @@
 """When a tail latency has been measured for long enough: a sequential test over blocks of a second.
 
 In: second by second, how many messages were sent and how many of them were slower than the SLO's limit. Out: met, not
-met, or not certain yet. docs/adr/0013-rounds.md has the reasons and the error rates that were measured.
+met, or not certain yet. docs/adr/0013-rounds.md has the reasons and the measured error rates.
 
 Latencies of neighbouring messages are alike: a burst delays many of them at once. So messages are not counted as
-trials. What is tested is the mean over seconds of y = over − (1 − quantile)·sent, with the variance that the seconds
+trials. The test is on the mean over seconds of y = over − (1 − quantile)·sent, with the variance that the seconds
 themselves show (batch means), and at least that of delays which strike `burst` messages at a time: a quiet minute
-must not hide that bursts are rare but long. Looks are few, each a third later than the last, and share the error that
-is allowed, so that looking again and again does not add up to deciding by chance.
+must not hide that bursts are rare but long. Looks are few, each a third later than the last, and share the allowed
+error, so that repeated looks do not add up to a decision by chance.
 """
 
 from __future__ import annotations

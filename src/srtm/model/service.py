@@ -1,7 +1,7 @@
 """A broker behind its bucket: one server, one queue, a cost per read and per message.
 
 A read event that carries m messages of one publisher costs w + m·s, and all of them leave when it is done (the
-loop writes once per turn). `base_ns` is what even an idle broker takes: two hops through the network stack.
+loop writes once per turn). `base_ns` is the latency of an idle broker: two hops through the network stack.
 In: release times, sorted, with each message's publisher. Out: processing latencies.
 """
 

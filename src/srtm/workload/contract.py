@@ -2,7 +2,7 @@
 
     {"topics": [{"topic": "traffic", "r": 11000, "b": 6001, "changes": [{"at_ns": 5000000000, "r": …, "b": …}]}]}
 
-`srtm profile --json` writes such a file, without changes; what else it says of topics is passed over.
+`srtm profile --json` writes such a file, without changes; its other keys are ignored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Files of correlation groups: what `srtm groups --out` writes and placement takes.
+"""Files of correlation groups, which `srtm groups --out` writes and placement reads.
 
 JSON: `{"groups": [{"group": "junction-17", "publishers": ["p1", "p2"], "confidence": 0.97, "topic": "t"}]}`. An entry
-without a topic counts for every topic, as a file that is written by hand may have it. A publisher is in one group of a
-topic at most; one of no group stands in no entry. Other keys are passed over.
+without a topic applies to every topic, which suits files written by hand. A publisher is in at most one group of a
+topic, and in no entry if it has none. Other keys are ignored.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A *source* is a correlation group, or a single publisher without one. Each sourc
 phase or Poisson; at an event every publisher of the group sends one batch, all at once or evenly spread over
 `spread_ns` in an order drawn anew each time. Messages of a batch carry the same time.
 
-Everything follows from the seed. Arrivals are made window by window and come out sorted, so a workload may be far
+The seed determines everything. Arrivals are generated window by window, already sorted, so a workload may be far
 larger than memory, and a longer one starts with exactly the arrivals of a shorter one.
 """
 

@@ -1,4 +1,4 @@
-"""Trace files: Parquet, one row a message, read by everything from here to Spark.
+"""Trace files: Parquet, one row per message, read by every other package.
 
 | column       | type   |                                                              |
 |--------------|--------|--------------------------------------------------------------|
@@ -10,9 +10,9 @@
 | `release_ns` | int64  | recorded runs only: when the bucket let the message go       |
 | `sent_ns`    | int64  | recorded runs only: written to the first subscriber          |
 
-A trace is a file or a folder of files, sorted or not. What is written here is sorted by `arrival_ns`, delta-encoded,
+A trace is a file or a folder of files, sorted or not. Files written here are sorted by `arrival_ns` and delta-encoded,
 in row groups of about a million messages with statistics, so readers can each take a stretch of time.
-A file appears under its name only when it is complete.
+A file gets its name only when it is complete.
 """
 
 from __future__ import annotations
