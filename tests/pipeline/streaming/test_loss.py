@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from srtm.errors import LogError, LogReplaced, OffsetTrimmed
 from srtm.pipeline.streaming.source import BatchReader, StreamReader
 from tests.broker.running import Running, running
-from tests.pipeline.streaming.topics import Start, between, bodies, numbered, on_disk, plain, publish, settings
+from tests.pipeline.streaming.topics import Start, between, bodies, log_id, numbered, on_disk, plain, publish, settings
 
 
 def test_what_was_trimmed_is_an_error_that_names_the_way_on(start: Start) -> None:
