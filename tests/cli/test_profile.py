@@ -57,4 +57,4 @@ def test_one_bad_topic_is_an_error_and_the_rest_is_printed(tmp_path: Path) -> No
 def test_a_trace_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = srtm("profile", tmp_path / "nowhere")
     assert done.returncode == 1
-    assert done.stderr.strip().endswith(f"srtm: there is no trace at {tmp_path / 'nowhere'}")
+    assert done.stderr.strip().endswith(f"srtm: no trace at {tmp_path / 'nowhere'}: check the path")

@@ -205,10 +205,10 @@ def test_plans_that_cannot_be_are_refused_before_spark_starts(
 def test_contracts_mean_what_they_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = {
         '{"topics": [{"topic": "t", "r": true, "b": 1}]}': "r must be given as numbers",
-        '{"topics": [{"topic": "t", "r": 1, "b": 1, "chages": []}]}': "'chages' means nothing here",
+        '{"topics": [{"topic": "t", "r": 1, "b": 1, "chages": []}]}': "unknown key 'chages'",
         '{"topics": [{"topic": "t", "r": 1, "b": 1, "changes": [{"at_ns": 1, "r": 1}]}]}': "'changes' must be a list",
         '{"topics": [{"topic": "t", "r": 0, "b": 1}]}': "r must lie between",
-        '{"topics": []}': "is no contract file",
+        '{"topics": []}': "is not a contract file",
         "[": "is not JSON",
     }
     pq.write_table(pa.table({"topic": ["t"]}), tmp_path / "t.parquet")
