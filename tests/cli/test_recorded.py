@@ -129,7 +129,7 @@ def test_what_is_missing_is_named(
     brokers.write_text('[{"broker": "x", "mcp": 5}]')
     assert run(["plan", "--brokers", str(brokers)]) == 2
     assert "'mcp' is unknown" in capsys.readouterr().err
-    assert run(["plan", "--service", "9"]) == 2
+    assert run(["plan", "--broker-model", "9"]) == 2
     assert "three costs in ns" in capsys.readouterr().err
     assert run(["plan", "--k", "a"]) == 2
     assert "whole numbers with commas" in capsys.readouterr().err
