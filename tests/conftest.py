@@ -27,10 +27,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 
 # What `make test-fast` leaves out. Fixtures say it by themselves; a test that starts a process is marked.
-FIXTURES = {"spark": {"spark", "server", "kept", "found"}, "browser": {"browser", "site"}, "processes": {"engine"}}
+SHARED_SPARK = {"spark", "connect_server", "spark_cluster"}
+FIXTURES = {"spark": SHARED_SPARK, "browser": {"browser", "site"}, "processes": {"engine"}}
 # These take minutes: a worker that began them last would work on alone.
 FIRST = ("examples/", "test_docs_commands", "test_readme", "lab/", "pipeline/", "cli/", "web/", "control/", "client/")
-TOGETHER = ("tests/lab/", "tests/web/")  # folders that share an expensive fixture
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,8 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         if item.get_closest_marker("needs") is not None:
             item.add_marker("processes")
-        name = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(next((folder for folder in TOGETHER if name.startswith(folder)), name)))
+        together = "spark" if used & SHARED_SPARK else "browser" if used & FIXTURES["browser"] else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(together))
 
     def rank(item: pytest.Item) -> int:
         return next((number for number, part in enumerate(FIRST) if part in item.nodeid), len(FIRST))
