@@ -39,7 +39,7 @@ from srtm.control.clock import now_ns
 from srtm.control.placing.expected import expected
 from srtm.control.service import Service
 from srtm.errors import InputError, SRTMError
-from srtm.model.profile import CONTRACT_QUANTILE, profile
+from srtm.model.profile import profile
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def refused(_: Request, problem: Exception) -> JSONResponse:
 
 
 def _profiled(publishers: list[DeclaredPublisher]) -> TokenBucket:
-    return profile(expected(publishers, 0).times_ns, quantile=CONTRACT_QUANTILE).bucket
+    return profile(expected(publishers, 0).times_ns).bucket
 
 
 def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:

@@ -14,8 +14,10 @@ from srtm.control.members import DeclaredPublisher, Status
 from srtm.control.placing.fitted import described
 from srtm.control.reports import Seen
 from srtm.errors import InputError
+from srtm.model import defaults
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import Sketch
+from srtm.model.placement import POLICIES
 from srtm.model.shares import in_force_ratio
 from srtm.protocol.exchange import Contract
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
@@ -36,7 +38,10 @@ Rate = Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)]
 
 Tokens = Annotated[float, Field(ge=1, le=4e9, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
-Policy = Literal["lb", "conc", "max_min", "srtm"]
+if TYPE_CHECKING:
+    Policy = str
+else:
+    Policy = Literal[tuple(POLICIES)]  # one list; the schema shows its names
 FitBy = Literal["model", "measure", "none"]
 
 
@@ -94,7 +99,7 @@ class TopicIn(_Strict):
     b: Tokens | None = Field(None, description="tokens; likewise")
     slo_ms: Milliseconds = 1.0
     quantile: Quantile = "0.99"
-    policy: Policy = "srtm"
+    policy: Policy = defaults.POLICY
     durability: Literal["memory", "disk"] = "memory"
     overflow: Literal["wait", "drop"] = "wait"
     fit: FitBy = "model"
