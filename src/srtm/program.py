@@ -11,13 +11,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from srtm.errors import InputError
+from srtm.options import LOG_FORMATS, LOG_LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 T = TypeVar("T")
-LOG_FORMATS = ("text", "json")
-LOG_LEVELS = ("debug", "info", "warning", "error")
 _NOUN = re.compile(r"([A-Z]+)(?:\((.*?)\))?: ", re.DOTALL)
 
 

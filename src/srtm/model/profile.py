@@ -1,7 +1,7 @@
-"""Arrivals → mean rate and token bucket, by the paper's rule, in one pass and without a search.
+"""From arrivals to mean rate and token bucket, by the paper's rule, in one pass and without a search.
 
-r is the mean rate plus 10 % headroom; b is the smallest whole number for which the p99 access delay is zero.
-Because U does not depend on b, that b is the p99 of U + 1, rounded up.
+r is the mean rate plus 10 % headroom; b is the smallest whole number for which the access delay is zero at a quantile.
+Because U does not depend on b, that b is this quantile of U + 1, rounded up.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from typing import TYPE_CHECKING
 from srtm.errors import InputError
 from srtm.model import scan
 from srtm.model.bucket import TokenBucket
+from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, Number, exact, histogram_percentile
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-HEADROOM = Fraction(11, 10)
-QUANTILE = Fraction(99, 100)
-# For a contract that is to be kept under an SLO of the 99th percentile: half of what may be slow is left to everything
-# else (docs/adr/0005-paper-testbed.md).
-CONTRACT_QUANTILE = "0.995"
 # From here on r is a whole number: at most 0.1 % more, and backlogs stay exact up to billions of messages.
 _WHOLE_FROM = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a topic sent, and the token bucket that it needs."""
+    """What a topic sent, and the token bucket it needs."""
 
     messages: int
     rate_mps: Fraction
@@ -38,7 +34,7 @@ class Profile:
 
 
 def mean_rate(messages: int, first_ns: int, last_ns: int) -> Fraction:
-    """Messages per second; nothing is rated over less than a second, so that one burst is not a rate."""
+    """Messages per second, over at least one second, so that a single burst is not a rate."""
     return Fraction(messages * NS_PER_S, max(last_ns - first_ns, NS_PER_S))
 
 
@@ -46,7 +42,9 @@ def token_rate(rate_mps: Fraction, headroom: Number = HEADROOM) -> int:
     """The rate with its headroom, in milli-tokens a second, rounded up."""
     factor = exact(headroom, "headroom")
     if factor < 1:
-        raise InputError(f"headroom = {headroom}: r below the mean rate makes the backlog grow for ever; use ≥ 1")
+        raise InputError(
+            f"headroom = {headroom}: r below the mean rate makes the backlog grow without limit; use at least 1"
+        )
     r = rate_mps * factor
     return ceil(r) * MILLI_PER_TOKEN if r >= _WHOLE_FROM else max(1, ceil(r * MILLI_PER_TOKEN))
 

@@ -1,4 +1,4 @@
-"""`srtm generate`: what monitoring loads: Prometheus' alert rules and scrape configuration, Grafana's dashboard."""
+"""`srtm generate`: configuration for monitoring: Prometheus alert rules and scraping, a Grafana dashboard."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from srtm.cli.help import App
 from srtm.cli.remote import HERE, Controller
 
-app = typer.Typer(help="Write what Prometheus and Grafana load.", no_args_is_help=True)
+app = App("Generate configuration for Prometheus and Grafana.")
 
-Out = Annotated[Path | None, typer.Option(help="A file to write (stdout).")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write", show_default="stdout")]
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 _WIDTH, _HEIGHT = 8, 8
 # Title, unit, legend, expression; three to a row.
@@ -22,7 +23,7 @@ _PANELS: list[tuple[str, str, str, str]] = [
     ("SLOs not met", "short", "not met", "count(srtm_cluster_topic_slo_met == 0) or vector(0)"),
     ("Messages", "mps", "{{broker}}", "srtm_cluster_broker_messages_per_second"),
     (
-        "p99 against the SLO",
+        "p99 relative to SLO",
         "percentunit",
         "{{topic}}",
         (
@@ -32,24 +33,24 @@ _PANELS: list[tuple[str, str, str, str]] = [
     ),
     ("DRL penalty", "s", "{{topic}}", "srtm_cluster_topic_penalty_seconds"),
     (
-        "Waiting for tokens, p99",
+        "Access delay, p99",
         "s",
         "{{topic}}",
         'srtm_cluster_topic_latency_seconds{part="access",quantile="0.99",topic=~"$topic"}',
     ),
     (
-        "At the broker, p99",
+        "Processing latency, p99",
         "s",
         "{{topic}}",
         'srtm_cluster_topic_latency_seconds{part="processing",quantile="0.99",topic=~"$topic"}',
     ),
     (
-        "End to end, p99",
+        "End-to-end latency, p99",
         "s",
         "{{topic}}",
         'srtm_cluster_topic_latency_seconds{part="total",quantile="0.99",topic=~"$topic"}',
     ),
-    ("Messages that wait", "short", "{{topic}}", 'srtm_cluster_topic_waiting_messages{topic=~"$topic"}'),
+    ("Waiting messages", "short", "{{topic}}", 'srtm_cluster_topic_waiting_messages{topic=~"$topic"}'),
     ("k", "short", "{{topic}}", 'srtm_cluster_topic_brokers{topic=~"$topic"}'),
     (
         "Shares of r",
@@ -70,7 +71,7 @@ _PANELS: list[tuple[str, str, str, str]] = [
         ),
     ),
     (
-        "Load of brokers",
+        "Broker load",
         "percentunit",
         "{{broker}}",
         "srtm_cluster_broker_messages_per_second / srtm_cluster_broker_capacity_messages_per_second",
@@ -78,13 +79,13 @@ _PANELS: list[tuple[str, str, str, str]] = [
     ("Loop lag", "s", "{{broker}}", "srtm_cluster_broker_loop_lag_seconds"),
     ("Memory", "bytes", "{{broker}}", 'process_resident_memory_bytes{broker!=""}'),
     (
-        "Depth of channels",
+        "Channel depth",
         "short",
         "{{topic}}/{{channel}}",
         'sum by (topic, channel) (srtm_channel_depth{topic=~"$topic"})',
     ),
     (
-        "Time-outs and requeues",
+        "Timeouts and requeues",
         "ops",
         "{{topic}}/{{channel}}",
         "sum by (topic, channel) (rate(srtm_channel_timed_out_total[1m]) + rate(srtm_channel_requeued_total[1m]))",
@@ -96,18 +97,18 @@ _PANELS: list[tuple[str, str, str, str]] = [
 @app.command()
 def prometheus(
     scrape: Annotated[
-        bool, typer.Option("--scrape", help="Instead: a configuration that scrapes the cluster.")
+        bool, typer.Option("--scrape", help="Write a scrape configuration instead of alert rules")
     ] = False,
     controller: Controller = HERE,
     out: Out = None,
 ) -> None:
-    """Write alert rules; or, with --scrape, a prometheus.yml that finds brokers through the controller.
+    """Write alert rules or a scrape configuration for Prometheus.
 
-    For example:
+    The scrape configuration discovers brokers through the controller.
 
-    srtm generate prometheus --out srtm-alerts.yml
-
-    srtm generate prometheus --scrape --out prometheus.yml
+    Examples:
+        srtm generate prometheus --out srtm-alerts.yml
+        srtm generate prometheus --scrape --out prometheus.yml
     """
     if scrape:
         _write(_scraped(controller), out)
@@ -117,11 +118,10 @@ def prometheus(
 
 @app.command()
 def grafana(out: Out = None) -> None:
-    """Write a dashboard to be imported; it asks for its Prometheus.
+    """Write a Grafana dashboard; on import, Grafana asks for its Prometheus data source.
 
-    For example:
-
-    srtm generate grafana --out srtm-dashboard.json
+    Example:
+        srtm generate grafana --out srtm-dashboard.json
     """
     _write(json.dumps(dashboard(), indent=1) + "\n", out)
 
@@ -148,7 +148,7 @@ scrape_configs:
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana keeps it."""
+    """The dashboard in Grafana's JSON model."""
     return {
         "title": "SRTM",
         "uid": "srtm",
