@@ -12,9 +12,9 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from srtm.protocol.commands import failed
 from srtm.protocol.frames import MAX_ATTEMPTS
 from srtm.protocol.names import ephemeral
-from srtm.protocol.server import failed
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:

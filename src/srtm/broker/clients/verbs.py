@@ -18,7 +18,7 @@ from srtm.broker.clients.subscription import Subscription
 from srtm.broker.receipts import Receipt
 from srtm.errors import BrokerError, LogError, ProtocolError, PublishRefused
 from srtm.protocol import frames
-from srtm.protocol.server import Auth, Cls, Dpub, Fin, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
+from srtm.protocol.commands import Auth, Cls, Dpub, Fin, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from srtm.protocol.commands import CLOSING, INIT, SUBSCRIBED
 from srtm.protocol.names import VERSION
-from srtm.protocol.server import CLOSING, INIT, SUBSCRIBED
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
