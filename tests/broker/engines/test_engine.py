@@ -134,6 +134,7 @@ def test_an_engine_that_is_away_pushes_back(engine: Any, start: Start) -> None:
         ours.send(*(say.pub("t", b"%d" % number) for number in range(100)))
         assert isinstance(ours.next(), Throttle)
         broker.wait_until(lambda each: each.topics["t"].full)
+        broker.wait_until(lambda each: each.engine is not None and each.engine.problem is not None)
         found = engine_of(broker, "t")
         assert (found["state"], found["unacknowledged"]) == ("shut", 100)
         assert "the engine is away: cannot connect" in found["reason"]
