@@ -384,8 +384,8 @@ def test_a_node_of_three_is_killed_under_load(victim: str, start: Start, tmp_pat
 def _port(broker: Running) -> int:
     engine = broker.broker.engine
     assert engine is not None
-    assert engine._sock is not None
-    return int(engine._sock.getpeername()[1])
+    assert engine.link._sock is not None
+    return int(engine.link._sock.getpeername()[1])
 
 
 def test_an_engine_that_is_none(start: Start) -> None:
