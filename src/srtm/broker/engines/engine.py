@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from srtm.broker.engines.lane import Lane
 from srtm.broker.engines.link import Link
 from srtm.broker.receipts import settle
+from srtm.broker.statistics import EngineStatistics
 from srtm.errors import BrokerError
 from srtm.protocol import engine as addresses
 from srtm.protocol.engine import is_local, seen_from_elsewhere
@@ -207,20 +208,22 @@ class Engine(ABC):
         """Why it takes nothing; None where it is there."""
         return None if self.connected else f"the engine is away: {self.problem or 'not connected yet'}"
 
-    def statistics(self) -> dict[str, Any]:
-        """How it is."""
-        return {
-            "kind": self.kind,
-            "address": str(self.address),
-            "state": "connected" if self.connected else "away",
-            "unacknowledged": sum(lane.held for lane in self.lanes.values()),
-            "in_flight": self.flying,
-            "acknowledged": self.acknowledged,
-            "resent": self.resent,
-            "refused": self.refused,
-            "reconnections": self.reconnections,
-            "last_error": self.problem,
-        }
+    def statistics(self) -> EngineStatistics:
+        """A snapshot."""
+        return EngineStatistics(
+            self.kind,
+            str(self.address),
+            self.delivery,
+            self.connected,
+            sum(lane.held for lane in self.lanes.values()),
+            self.flying,
+            self.acknowledged,
+            self.resent,
+            self.refused,
+            self.reconnections,
+            self.problem,
+            self.trouble,
+        )
 
     # The connection.
 
