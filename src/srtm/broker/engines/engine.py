@@ -137,7 +137,7 @@ class Engine(ABC):
         found = self.lanes.get(topic.name)
         if found is None or found.topic is not topic:
             found = self.lanes[topic.name] = Lane(self, topic)
-            topic.stall(self._turn.now_ns())
+            topic.gate.stall(self._turn.now_ns())
             if self.connected:
                 self._enter(found)
         return found
