@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,8 @@ class Control(Pages):
         try:
             body = await read_body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")
             said = exchange.read(body, exchange.Exchange)
-            answer = self.broker.control.exchange(said, self.broker.turn.now_ns(), time.monotonic_ns())
+            clock = self.broker.clock
+            answer = self.broker.control.exchange(said, clock.time_ns(), clock.monotonic_ns())
         except ProtocolError as problem:
             raise Refused(400, f"INVALID_EXCHANGE: {problem}") from None
         except OldEpoch as problem:
