@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import expect
-from tools import http_api, penalty_figure
+from tools import http_api, modules, penalty_figure
 
 from srtm.control.api import reference
 from tests.conftest import ROOT
@@ -60,6 +60,11 @@ def test_links_resolve(page: Path) -> None:
 
 def test_the_http_api_is_that_of_the_code() -> None:
     assert http_api.PAGE.read_text() == reference.page(http_api.document()), "run `make docs`"
+
+
+def test_the_architecture_lists_the_modules_that_exist() -> None:
+    text = modules.PAGE.read_text()
+    assert text == modules.page(text), "run `make docs`"
 
 
 def test_the_picture_of_the_penalty_is_that_of_the_model() -> None:

@@ -16,7 +16,7 @@ SRTMError
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
 │   ├── PublishRefused    a broker does not take messages: its topic is full, or their engine never takes such
-│   └── OldEpoch          a controller that another one has replaced gives orders
+│   └── ExchangeRefused   a broker refuses an exchange with a controller; carries a code
 ├── ControlError          a controller cannot start or go on
 │   └── RegistryFull      no room for more names and registrations
 ├── ClientError           a publisher or subscriber cannot reach its broker or controller, or may not
@@ -101,8 +101,12 @@ class PublishRefused(BrokerError):
     """A broker does not take messages; `facts["reason"]` is full, defer or size."""
 
 
-class OldEpoch(BrokerError):
-    """A controller that another one has replaced gives orders."""
+class ExchangeRefused(BrokerError):
+    """A broker refuses an exchange with a controller; `code` (`protocol.exchange.RefusalCode`) says why."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message, code=code)
+        self.code = code
 
 
 class ControlError(SRTMError):

@@ -13,7 +13,20 @@ from msgspec import structs
 
 from srtm.protocol import client as say
 from srtm.protocol.client import Response
-from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, Move, Second, Share, read, write
+from srtm.protocol.exchange import (
+    Answer,
+    Contract,
+    Exchange,
+    Grant,
+    Listed,
+    Move,
+    RefusalCode,
+    Second,
+    Share,
+    read,
+    refusal_code,
+    write,
+)
 from srtm.protocol.orders import Migrate, Throttle
 from tests.broker.running import Client, Running, in_memory, running
 
@@ -160,13 +173,15 @@ def test_a_grant_for_the_broker_that_was_here_before_is_void() -> None:
 
 def test_who_may_speak() -> None:
     with in_memory() as free:
-        assert free.post("/srtm/exchange", write(said()))[0] == 409
+        status, body = free.post("/srtm/exchange", write(said()))
+        assert (status, refusal_code(body)) == (409, RefusalCode.NOT_MANAGED)
     with in_memory(controller=NOBODY, control_token="secret") as guarded:
-        assert guarded.post("/srtm/exchange", write(said()))[0] == 401
+        status, body = guarded.post("/srtm/exchange", write(said()))
+        assert (status, refusal_code(body)) == (401, RefusalCode.UNAUTHORIZED)
     with in_memory(controller=NOBODY) as broker:
         exchange(broker, said(epoch=2))
         status, body = broker.post("/srtm/exchange", write(said(epoch=1)))
-        assert (status, b"epoch 2 has taken over" in body) == (409, True)
+        assert (status, refusal_code(body)) == (409, RefusalCode.OLD_EPOCH)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Broker:
 
             self.durable = Durable(Path(options.data_path), options, self.topics, turn, groups)
         self.control = Control(options, self.topics, turn, groups, self.started_ns)
-        self.intake = Intake(self.topics, ids(secrets.randbits(62)).__next__, engine, self.durable)
+        self.intake = Intake(self.topics, turn, ids(secrets.randbits(62)).__next__, self.durable)
         self.clients = Clients(options, turn, self.poller, self.topics, self.intake, self.control)
         self._ticks = Ticks(turn, clock, self.topics, self.control, self.clients.heartbeats)
         self._listener: Listener | None = None

@@ -17,11 +17,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from srtm.errors import BrokerError, OldEpoch
+from srtm.errors import ExchangeRefused
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.transfer import safe_share
 from srtm.protocol.engine import refusal
-from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, Second, Share, TopicReport
+from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, RefusalCode, Second, Share, TopicReport
 from srtm.protocol.orders import Migrate, encode
 from srtm.units import NS_PER_S
 
@@ -110,9 +110,14 @@ class Control:
     def exchange(self, said: Exchange, now_ns: int, mono_ns: int) -> Answer:
         """Do as the controller says, and tell it how things are."""
         if not self._managed:
-            raise BrokerError("this broker has no controller: start it with --controller to put it under one")
+            raise ExchangeRefused(
+                RefusalCode.NOT_MANAGED, "this broker has no controller; start it with --controller to give it one"
+            )
         if said.epoch < self._epoch:
-            raise OldEpoch(f"a controller of epoch {self._epoch} has taken over from epoch {said.epoch}")
+            raise ExchangeRefused(
+                RefusalCode.OLD_EPOCH,
+                f"the controller of epoch {self._epoch} has taken over; this exchange is of epoch {said.epoch}",
+            )
         if said.epoch > self._epoch:
             self._epoch, self._version, self._number = said.epoch, 0, 0
         mine = said.incarnation == self._started_ns

@@ -18,8 +18,8 @@ from srtm.broker.options import BrokerOptions
 from srtm.broker.topic import Topic
 from srtm.broker.topics import Topics
 from srtm.control.controller import Controller
-from srtm.control.members import Declared
-from srtm.errors import BrokerError
+from srtm.control.members import DeclaredPublisher
+from srtm.errors import ExchangeRefused
 from srtm.protocol import exchange, identify, orders
 from srtm.protocol.frames import FRAME_HEAD
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -40,7 +40,7 @@ _DRAIN_NS = 20 * NS_PER_MS
 class VirtualPublisher:
     """Somebody who sends, and goes where it is told to."""
 
-    declared: Declared
+    declared: DeclaredPublisher
     topic: str
     follow: Callable[[VirtualPublisher], None]  # is called when it was sent an order
     broker: VirtualBroker | None = None
@@ -192,7 +192,7 @@ class VirtualCluster:
         for name in self.brokers:
             self._register(name)
 
-    def publish(self, topic: str, publishers: Iterable[Declared]) -> None:
+    def publish(self, topic: str, publishers: Iterable[DeclaredPublisher]) -> None:
         """Publishers of a topic begin to send."""
         new = [
             VirtualPublisher(each, topic, self._will_follow, rng=random.Random(self.rng.random()))
@@ -331,7 +331,7 @@ class VirtualCluster:
         said = exchange.read(text, exchange.Exchange)
         try:
             answer = broker.control.exchange(said, self.now_ns, broker.mono_ns)
-        except BrokerError:
+        except ExchangeRefused:
             return
         broker.turn()
         if not self._loses(name):

@@ -158,7 +158,19 @@ class Verbs:
     def PUB(self, event: Pub, arrival_ns: int) -> None:
         """Publish one message."""
         name, body = event
-        self._publish("PUB", name, (body,), arrival_ns, 0)
+        try:
+            receipt = self._intake.publish(self, name, (body,), arrival_ns)
+        except BrokerError as problem:
+            self._refuse("PUB", problem, arrival_ns)
+            return
+        self.published[name] = self.published.get(name, 0) + 1
+        if receipt is None and not self._pending:
+            connection = self.connection
+            if not connection.out:
+                connection.keeper.turn.to_flush.append(connection)
+            connection.out += _OK
+        else:
+            self._pending.append(receipt or Receipt(self, 0))
 
     def MPUB(self, event: Mpub, arrival_ns: int) -> None:
         """Publish several messages, all or none."""
@@ -166,17 +178,14 @@ class Verbs:
 
     def DPUB(self, event: Dpub, arrival_ns: int) -> None:
         """Publish one message, to be delivered after a while."""
-        self._publish("DPUB", event.topic, (event.body,), arrival_ns, event.delay_ms * NS_PER_MS)
+        self._publish("DPUB", event.topic, [event.body], arrival_ns, event.delay_ms * NS_PER_MS)
 
-    def _publish(self, verb: str, name: str, bodies: Any, arrival_ns: int, delay_ns: int) -> None:
+    def _publish(self, verb: str, name: str, bodies: list[bytes], arrival_ns: int, delay_ns: int) -> None:
+        """Publish; PUB, by which most messages come, spares itself these calls."""
         try:
             receipt = self._intake.publish(self, name, bodies, arrival_ns, delay_ns, verb)
-        except PublishRefused as problem:
-            hint = ": use PUB" if problem.facts["reason"] == "defer" else ""
-            self._fail_in_turn(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}{hint}"), arrival_ns)
-            return
         except BrokerError as problem:
-            self._fail_in_turn(ProtocolError("E_BAD_TOPIC", str(problem)), arrival_ns)
+            self._refuse(verb, problem, arrival_ns)
             return
         self.published[name] = self.published.get(name, 0) + len(bodies)
         if receipt is None and not self._pending:
@@ -184,11 +193,15 @@ class Verbs:
         else:
             self._pending.append(receipt or Receipt(self, 0))
 
-    def _fail_in_turn(self, problem: ProtocolError, arrival_ns: int) -> None:
+    def _refuse(self, verb: str, problem: BrokerError, arrival_ns: int) -> None:
+        error = ProtocolError("E_BAD_TOPIC", str(problem))
+        if isinstance(problem, PublishRefused):
+            hint = ": use PUB" if problem.facts["reason"] == "defer" else ""
+            error = ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}{hint}")
         if self._pending:
-            self._postpone([problem], arrival_ns)
+            self._postpone([error], arrival_ns)
         else:
-            self.connection.fail(problem)
+            self.connection.fail(error)
 
     def settle(self) -> None:
         """Answer commands whose messages are safe, as far as those before them are answered."""

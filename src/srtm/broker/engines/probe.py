@@ -22,7 +22,8 @@ import numpy as np
 from srtm.broker.statistics import ProbeStatistics
 from srtm.errors import InputError, ProtocolError
 from srtm.model.latency import Distribution
-from srtm.net.credentials import explained
+from srtm.net.explain import explained
+from srtm.net.sockets import open_streams
 from srtm.protocol import client as nsq
 from srtm.protocol import greeting, nats
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Response
@@ -107,9 +108,7 @@ class Probe(ABC):
             await asyncio.sleep(_AGAIN_S)
 
     async def _once(self) -> None:
-        host, port = self._engine.place
-        opening = asyncio.open_connection(host, port) if port else asyncio.open_unix_connection(host)
-        reader, writer = await opening
+        reader, writer = await open_streams(*self._engine.place)
         try:
             await self._listen(reader, writer)
         finally:

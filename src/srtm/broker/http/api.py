@@ -93,7 +93,8 @@ def _answered(page: Callable[[Request], Awaitable[Response]]) -> Callable[[Reque
         except ClientDisconnect:  # before the end of its body: no one reads the answer
             return Response(status_code=400)
         except Refused as problem:
-            return JSONResponse({"message": str(problem)}, status_code=problem.status)
+            document = {"message": str(problem)} | ({"code": problem.code} if problem.code else {})
+            return JSONResponse(document, status_code=problem.status)
 
     return answer
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse, Response
 
 from srtm.broker.http.request import Pages, Refused, flag, read_body
-from srtm.errors import OldEpoch, ProtocolError, SRTMError
+from srtm.errors import ExchangeRefused, ProtocolError, SRTMError
 from srtm.protocol import exchange
+from srtm.protocol.exchange import RefusalCode
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -22,19 +23,21 @@ class Control(Pages):
     async def exchange(self, request: Request) -> Response:
         """Carry out the controller's exchange, and answer with a report (`srtm.protocol.exchange`)."""
         if self.broker.options.controller is None:
-            raise Refused(409, "NOT_MANAGED: this broker has no controller; start it with --controller")
+            message = "NOT_MANAGED: this broker has no controller; start it with --controller"
+            raise Refused(409, message, RefusalCode.NOT_MANAGED)
         token = self.broker.options.control_token
         if token is not None and not _bears(request, token):
-            raise Refused(401, "UNAUTHORIZED: the request must bear this broker's --control-token")
+            message = "UNAUTHORIZED: the controller must send this broker's --control-token"
+            raise Refused(401, message, RefusalCode.UNAUTHORIZED)
         try:
             body = await read_body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")
             said = exchange.read(body, exchange.Exchange)
             clock = self.broker.clock
             answer = self.broker.control.exchange(said, clock.time_ns(), clock.monotonic_ns())
         except ProtocolError as problem:
-            raise Refused(400, f"INVALID_EXCHANGE: {problem}") from None
-        except OldEpoch as problem:
-            raise Refused(409, f"OLD_EPOCH: {problem}") from None
+            raise Refused(400, f"INVALID_EXCHANGE: {problem}", RefusalCode.INVALID_EXCHANGE) from None
+        except ExchangeRefused as problem:
+            raise Refused(409, f"{problem.code}: {problem}", problem.code) from None
         return Response(exchange.write(answer), media_type="application/json")
 
     async def probe(self, request: Request) -> Response:

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """A request that is answered with nsqd's error."""
+    """A request that is answered with nsqd's error, and a code beside it for programs that tell refusals apart."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
 
 
 class Pages:

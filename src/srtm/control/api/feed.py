@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from srtm.control.controller import Controller
-    from srtm.control.topic import Topic
+    from srtm.control.topic import ManagedTopic
 
 PERIOD_S = 1.0
 STEP_S = 5  # between two points of the history
@@ -71,7 +71,7 @@ class Feed:
         while True:
             await asyncio.sleep(PERIOD_S)
             for topic in self._to_predict():
-                roster = topic.roster
+                roster = topic.layout.roster
                 try:
                     found = await asyncio.to_thread(one_bucket_ns, topic)
                 except SRTMError as problem:
@@ -112,14 +112,14 @@ class Feed:
         controller = self._controller
         topics = {}
         for topic in list(controller.topics.values()):
-            found = topic_out(statistics.of_topic(topic, controller, at_ns))
+            found = topic_out(statistics.of_topic(controller.state, topic, at_ns))
             found["brokers"] = {each.pop("broker"): each for each in found["brokers"]}
             topics[topic.name] = found
             await asyncio.sleep(0)
         return {
             "at_ms": at_ns // NS_PER_MS,
             "token": controller.options.token is not None,
-            "brokers": {each.name: member_out(each) for each in statistics.of_brokers(controller)},
+            "brokers": {each.name: member_out(each) for each in statistics.of_brokers(controller.state)},
             "topics": topics,
         }
 
@@ -142,16 +142,16 @@ class Feed:
             kept = ("access_ms", "processing_ms", "total_ms", "penalty_ms", "rate", "waiting", "k")
             self._points[name].append({"at_ms": document["at_ms"], **{key: topic[key] for key in kept}})
 
-    def _to_predict(self) -> list[Topic]:
+    def _to_predict(self) -> list[ManagedTopic]:
         """Topics whose publishers differ from those of the last prediction, and have not changed for a second."""
         topics = self._controller.topics
-        before, self._rosters = self._rosters, {topic.name: topic.roster for topic in topics.values()}
+        before, self._rosters = self._rosters, {topic.name: topic.layout.roster for topic in topics.values()}
         return [
             topic
             for topic in topics.values()
-            if topic.publishers
-            and topic.roster == before.get(topic.name)
-            and (topic.one_bucket is None or topic.one_bucket[0] != topic.roster)
+            if topic.layout.publishers
+            and topic.layout.roster == before.get(topic.name)
+            and (topic.one_bucket is None or topic.one_bucket[0] != topic.layout.roster)
         ]
 
 

@@ -40,14 +40,14 @@ from srtm.control.clock import now_ns
 from srtm.control.placing.expected import expected
 from srtm.control.service import Service
 from srtm.errors import InputError, SRTMError
-from srtm.model.profile import CONTRACT_QUANTILE, profile
+from srtm.model.profile import profile
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from srtm.control.members import Declared
-    from srtm.control.topic import Topic
+    from srtm.control.members import DeclaredPublisher
+    from srtm.control.topic import ManagedTopic
     from srtm.model.bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -93,17 +93,17 @@ def router(service: Service) -> APIRouter:
 
     def known(topic: str) -> Any:
         if topic not in controller.topics:
-            raise HTTPException(404, f"no topic {topic!r} is under contract; create it first")
+            raise HTTPException(404, f"topic {topic!r} is not under contract; create it first")
         return controller.topics[topic]
 
-    def shown(topic: Topic) -> dict[str, Any]:
+    def shown(topic: ManagedTopic) -> dict[str, Any]:
         at = now_ns()
-        return topic_out(statistics.of_topic(topic, controller, at), topic.events, at)
+        return topic_out(statistics.of_topic(controller.state, topic, at), topic.journal.events, at)
 
     @api.get("/topics")
     async def topics() -> dict[str, Any]:
         """All topics under contract."""
-        return {"topics": [topic_out(each) for each in statistics.of_cluster(controller, now_ns()).topics]}
+        return {"topics": [topic_out(each) for each in controller.statistics(now_ns()).topics]}
 
     @api.get("/topics/{topic}")
     async def topic_(topic: InPath) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def router(service: Service) -> APIRouter:
         return {
             "topic": topic,
             "publishers": [
-                {"id": each.id, "group": each.group, "rate": each.rate_mps, "broker": found.place.get(each.id)}
-                for each in found.publishers.values()
+                {"id": each.id, "group": each.group, "rate": each.rate_mps, "broker": found.layout.place.get(each.id)}
+                for each in found.layout.publishers.values()
             ],
         }
 
@@ -249,7 +249,7 @@ def router(service: Service) -> APIRouter:
     @api.get("/brokers")
     async def brokers() -> dict[str, Any]:
         """All brokers."""
-        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller)]}
+        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller.state)]}
 
     @api.get("/targets")
     async def targets() -> list[dict[str, Any]]:
@@ -279,7 +279,7 @@ def router(service: Service) -> APIRouter:
         except InputError as problem:
             raise HTTPException(404, str(problem)) from None
         done(request, "drain" if on else "use again", broker=name)
-        return next(member_out(each) for each in statistics.of_brokers(controller) if each.name == name)
+        return next(member_out(each) for each in statistics.of_brokers(controller.state) if each.name == name)
 
     @changes.delete("/brokers/{name}", status_code=204, responses={409: {"description": "it answers"}})
     async def forget(name: str, request: Request) -> None:
@@ -296,7 +296,7 @@ def router(service: Service) -> APIRouter:
         """How the controller was started; of what is secret, only whether it is there."""
         started = asdict(controller.options)
         secret = {name: "(given)" for name in ("token", "control_token") if started[name] is not None}
-        return {"version": srtm.__version__, "epoch": controller.epoch, "options": {**started, **secret}}
+        return {"version": srtm.__version__, "epoch": controller.state.epoch, "options": {**started, **secret}}
 
     api.include_router(changes)
     return api
@@ -321,12 +321,12 @@ def refused(_: Request, problem: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(problem)}, status_code=422)
 
 
-def _profiled(publishers: list[Declared]) -> TokenBucket:
-    return profile(expected(publishers, 0).times_ns, quantile=CONTRACT_QUANTILE).bucket
+def _profiled(publishers: list[DeclaredPublisher]) -> TokenBucket:
+    return profile(expected(publishers, 0).times_ns).bucket
 
 
 def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
-    member = service.controller.least_loaded()
+    member = service.controller.placing.least_loaded()
     if member is None:
         raise HTTPException(503, "no broker is there: start one with --controller")
     place = PlaceOut(broker=member.name, address=member.address)
@@ -342,7 +342,7 @@ def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
 def _brokers(service: Service, topic: str) -> set[str]:
     """Brokers that have messages of a topic, or get some."""
     found = service.controller.topics.get(topic)
-    return service.producers_of(topic) | (found.brokers() if found else set())
+    return service.producers_of(topic) | (found.layout.brokers() if found else set())
 
 
 def _addresses(service: Service, topic: str) -> dict[str, str]:
@@ -361,7 +361,7 @@ async def _events(service: Service, topic: str) -> AsyncIterator[str]:
     told: dict[str, Any] | None = None
     noted = 0
     found = service.controller.topics.get(topic)
-    since = found.events[-1] if found and found.events else None
+    since = found.journal.events[-1] if found and found.journal.events else None
     changes = service.changes(topic, _ALIVE_S)
     changed = True
     while True:
@@ -372,7 +372,7 @@ async def _events(service: Service, topic: str) -> AsyncIterator[str]:
             told = places
             yield _event("brokers", {"topic": topic, **places})
         found = service.controller.topics.get(topic)
-        for event in found.events if found else ():
+        for event in found.journal.events if found else ():
             if since is None or event.at_ns > since.at_ns:
                 since = event
                 noted += 1

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from srtm.control.members import Declared
-from srtm.control.topic import described
+from srtm.control.members import DeclaredPublisher
+from srtm.control.placing.fitted import described
 from srtm.errors import InputError
+from srtm.model import defaults
 from srtm.model.bucket import TokenBucket
+from srtm.model.placement import POLICIES
 from srtm.protocol.exchange import Contract
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
 
@@ -29,7 +31,10 @@ Rate = Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)]
 
 Tokens = Annotated[float, Field(ge=1, le=4e9, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
-Policy = Literal["lb", "conc", "max_min", "srtm"]
+if TYPE_CHECKING:
+    Policy = str
+else:
+    Policy = Literal[tuple(POLICIES)]  # one list; the schema shows its names
 FitBy = Literal["model", "measure", "none"]
 
 
@@ -61,9 +66,9 @@ class PublisherIn(_Strict):
     batch: int = Field(1, ge=1, le=100_000)
     jitter_ms: float = Field(0.0, ge=0, le=60_000, allow_inf_nan=False)
 
-    def declared(self) -> Declared:
+    def declared(self) -> DeclaredPublisher:
         """As the controller keeps it."""
-        return Declared(
+        return DeclaredPublisher(
             self.id,
             self.rate if self.rate is not None else 1.0,
             self.group,
@@ -87,7 +92,7 @@ class TopicIn(_Strict):
     b: Tokens | None = Field(None, description="tokens; likewise")
     slo_ms: Milliseconds = 1.0
     quantile: Quantile = "0.99"
-    policy: Policy = "srtm"
+    policy: Policy = defaults.POLICY
     durability: Literal["memory", "disk"] = "memory"
     overflow: Literal["wait", "drop"] = "wait"
     fit: FitBy = "model"
@@ -196,10 +201,10 @@ def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[
     members = [member for _, member in sorted(controller.members.items())]
     found: defaultdict[str, list[str]] = defaultdict(list)
     for member in members:
-        if member.engine_address is not None:
-            if member.engine_address not in found[member.engine]:
-                found[member.engine].append(member.engine_address)
-        elif member.engine == "local" and member.name in brokers and member.status != "dead":
+        if member.condition.engine_address is not None:
+            if member.condition.engine_address not in found[member.condition.engine]:
+                found[member.condition.engine].append(member.condition.engine_address)
+        elif member.condition.engine == "local" and member.name in brokers and member.status != "dead":
             found["local"].append(member.address)
     return [
         {"engine": engine, "addresses": addresses, "subject": topic if engine == "nats" else None}
