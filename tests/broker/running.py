@@ -232,7 +232,7 @@ def in_thread(serving: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator
 @contextmanager
 def running(clock: Clock = time, **options: Any) -> Iterator[Running]:
     """A broker with these options, on ports of its own choice."""
-    chosen = BrokerOptions(**{"tcp_port": 0, "http_port": 0, "name": "broker", **options})
+    chosen = options_of(**{"tcp_port": 0, "http_port": 0, **options})
     with in_thread(lambda: serving(chosen, clock)) as (broker, loop):
         yield Running(broker, loop)
 
@@ -240,8 +240,17 @@ def running(clock: Clock = time, **options: Any) -> Iterator[Running]:
 @contextmanager
 def in_memory(**options: Any) -> Iterator[InMemory]:
     """A broker with these options, in memory."""
-    with MemoryBroker(**options) as memory:
+    with MemoryBroker(options_of(**options)) as memory:
         yield InMemory(memory)
+
+
+def options_of(**options: Any) -> BrokerOptions:
+    """The options of a broker; `settings` of the protocol that no option sets may be among them."""
+    settings = options.pop("settings", None)
+    chosen = BrokerOptions(**{"name": "broker", **options})
+    if settings is not None:
+        object.__setattr__(chosen, "settings", settings)
+    return chosen
 
 
 class Client:

@@ -123,7 +123,6 @@ def test_with_auth(authority: Any) -> None:
 
 
 def test_what_is_refused_is_told_and_the_rest_goes_on() -> None:
-    from srtm.protocol.names import Settings
 
     async def story(broker: Running) -> None:
         async with Publisher("t", broker=at(broker)) as publisher:
@@ -133,7 +132,7 @@ def test_what_is_refused_is_told_and_the_rest_goes_on() -> None:
                 await wrong
             await after
 
-    with running(settings=Settings(max_msg_size=100)) as broker:
+    with running(max_msg_size=100) as broker:
         asyncio.run(story(broker))
         assert bodies_of(broker, 2) == [b"before", b"after"]
 

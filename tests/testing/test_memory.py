@@ -9,6 +9,7 @@ from struct import unpack
 
 import pytest
 
+from srtm.broker.options import BrokerOptions
 from srtm.net.stamps import SO_TIMESTAMPNS
 from srtm.protocol import client as say
 from srtm.testing import memory
@@ -126,7 +127,7 @@ def test_a_write_to_a_closed_end_is_told_at_the_next(loop: VirtualLoop) -> None:
 def test_a_port_belongs_to_one_listener(loop: VirtualLoop) -> None:
     with pytest.raises(ConnectionRefusedError):
         loop.network.connect(4150)
-    with MemoryBroker(loop), pytest.raises(OSError, match="in use"):
+    with MemoryBroker(loop=loop), pytest.raises(OSError, match="in use"):
         loop.network.listen(4150, lambda sock, _: sock)
     with pytest.raises(ConnectionRefusedError):
         loop.network.connect(4150)
@@ -140,7 +141,8 @@ def test_waiting_for_nothing_is_an_error_and_not_a_hang(loop: VirtualLoop) -> No
 
 
 def test_two_brokers_share_a_loop(loop: VirtualLoop) -> None:
-    with MemoryBroker(loop, tcp_port=1) as one, MemoryBroker(loop, tcp_port=2) as two:
+    options = BrokerOptions(tcp_port=1), BrokerOptions(tcp_port=2)
+    with MemoryBroker(options[0], loop) as one, MemoryBroker(options[1], loop) as two:
         with Client(one) as first, Client(two) as second:
             first.publish("t", b"x")
             second.publish("u", b"x")

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 
 class MemoryBroker:
-    """A broker with these options; those of several on one loop need ports of their own."""
+    """A broker in memory, on a loop of its own or with others; these need different ports."""
 
-    def __init__(self, loop: VirtualLoop | None = None, **options: Any) -> None:
+    def __init__(self, options: BrokerOptions | None = None, loop: VirtualLoop | None = None) -> None:
         self.loop = loop or VirtualLoop()
         self._own_loop = loop is None
         network = self.loop.network
-        chosen = BrokerOptions(**{"name": "broker", **options})
+        chosen = options or BrokerOptions(name="broker")
         self.broker = Broker(
             chosen,
             self.loop,
