@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -69,6 +69,10 @@ class Running:
             yield
         finally:
             ended.set()
+
+    def run(self, story: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that uses clients of this broker."""
+        return asyncio.run(story)
 
     def do(self, action: Callable[[], T]) -> T:
         """The result of an action in the broker's own thread."""
@@ -157,8 +161,12 @@ class InMemory(Running):
     def now_ns(self) -> int:
         return self.memory.now_ns
 
+    def run(self, story: Coroutine[Any, Any, T]) -> T:
+        return self.memory.loop.run(story)
+
     def do(self, action: Callable[[], T]) -> T:
-        self.memory.loop.settle()
+        if not self.memory.loop.is_running():
+            self.memory.loop.settle()
         return action()
 
     def wait_until(self, holds: Callable[[Broker], bool]) -> None:
@@ -238,9 +246,10 @@ def running(clock: Clock = time, **options: Any) -> Iterator[Running]:
 
 
 @contextmanager
-def in_memory(**options: Any) -> Iterator[InMemory]:
-    """A broker with these options, in memory."""
-    with MemoryBroker(options_of(**options)) as memory:
+def in_memory(beside: InMemory | None = None, **options: Any) -> Iterator[InMemory]:
+    """A broker with these options, in memory; `beside` another, on its loop."""
+    loop = beside.memory.loop if beside else None
+    with MemoryBroker(options_of(**options), loop) as memory:
         yield InMemory(memory)
 
 
