@@ -120,7 +120,7 @@ class Broker:
         """Whether messages waited to be read for a while: others that came before them may not be read yet."""
         late_ns = self.poller.began_ns - _LATE_NS
         return any(
-            topic.limiter is not None and any(message.arrival_ns < late_ns for message in topic.arrived)
+            topic.limiter is not None and any(message.arrival_ns < late_ns for message in topic.gate.arrived)
             for topic in self.turn.to_drain
         )
 

@@ -110,7 +110,7 @@ class VirtualBroker:
             known, birth = self._learned.setdefault(topic.name, [(0, None)]), self.control.birth(topic.name)
             if known[-1][1] != birth:
                 known.append((now_ns, birth))
-            for message in topic.drain(now_ns):
+            for message in topic.gate.drain(now_ns):
                 under = next(birth for since_ns, birth in reversed(known) if message.release_ns >= since_ns)
                 self.world.released(topic.name, self.name, message, under)
 
@@ -284,7 +284,9 @@ class VirtualCluster:
             topic = broker.topics.touch(publisher.topic)
             for _ in range(publisher.declared.batch):
                 body = b"%b %d" % (publisher.declared.id.encode(), publisher.sent)
-                topic.arrived.append(Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id))
+                topic.gate.arrived.append(
+                    Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id)
+                )
                 publisher.sent += 1
             self.record.arrivals.setdefault(publisher.topic, []).extend([self.now_ns] * publisher.declared.batch)
             topic.recent.largest_batch = max(topic.recent.largest_batch, publisher.declared.batch)
