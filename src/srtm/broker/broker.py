@@ -55,6 +55,7 @@ class Broker:
         alarm: Callable[..., Alarm] = Alarm,
     ) -> None:
         self.options = options = settled(options)
+        self.clock = clock
         self.started_ns = clock.time_ns()
         self.tcp_port = self.http_port = self.https_port = 0
         self.turn = turn = Turn(loop, clock.time_ns, alarm)

@@ -29,6 +29,7 @@ from srtm.control.exchanges import Exchanges
 from srtm.control.membership import Membership
 from srtm.control.placing.placing import Placing
 from srtm.control.state import ControllerState
+from srtm.control.statistics import ClusterStatistics, of_cluster
 from srtm.control.tb_adaptor import TBAdaptor
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ class Controller:
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Call `on_change` with the name of each topic that changes."""
         self.state.on_change = on_change
+
+    def statistics(self, now_ns: int) -> ClusterStatistics:
+        """A snapshot of all brokers and topics."""
+        return of_cluster(self.state, now_ns)
 
     # Brokers come and go.
 

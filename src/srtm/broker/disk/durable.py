@@ -294,6 +294,10 @@ class Durable:
         self._ends.pop(topic.name, None)
         self._log.delete_topic(topic.name)
 
+    def wait(self) -> None:
+        """Block until the log has done everything it was given."""
+        self._log.call()
+
     def close(self) -> None:
         """Save what is in memory alone, and close the log."""
         self._readers.close()

@@ -98,12 +98,12 @@ def router(service: Service) -> APIRouter:
 
     def shown(topic: ManagedTopic) -> dict[str, Any]:
         at = now_ns()
-        return topic_out(statistics.of_topic(topic, controller, at), topic.journal.events, at)
+        return topic_out(statistics.of_topic(controller.state, topic, at), topic.journal.events, at)
 
     @api.get("/topics")
     async def topics() -> dict[str, Any]:
         """All topics under contract."""
-        return {"topics": [topic_out(each) for each in statistics.of_cluster(controller, now_ns()).topics]}
+        return {"topics": [topic_out(each) for each in controller.statistics(now_ns()).topics]}
 
     @api.get("/topics/{topic}")
     async def topic_(topic: InPath) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def router(service: Service) -> APIRouter:
     @api.get("/brokers")
     async def brokers() -> dict[str, Any]:
         """All brokers."""
-        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller)]}
+        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller.state)]}
 
     @api.get("/targets")
     async def targets() -> list[dict[str, Any]]:
@@ -279,7 +279,7 @@ def router(service: Service) -> APIRouter:
         except InputError as problem:
             raise HTTPException(404, str(problem)) from None
         done(request, "drain" if on else "use again", broker=name)
-        return next(member_out(each) for each in statistics.of_brokers(controller) if each.name == name)
+        return next(member_out(each) for each in statistics.of_brokers(controller.state) if each.name == name)
 
     @changes.delete("/brokers/{name}", status_code=204, responses={409: {"description": "it answers"}})
     async def forget(name: str, request: Request) -> None:
