@@ -81,7 +81,7 @@ def test_all_that_is_wrong_is_said_at_once(capfd: pytest.CaptureFixture[str]) ->
     assert run(["controller", "--tcp-port", "70000", "--lease-s", "0", "--exchange-s", "nan", "--safe-share", "2"]) == 2
     said = capfd.readouterr().err
     for name, value in {"tcp_port": "70000", "lease_s": "0.0", "exchange_s": "nan", "safe_share": "2.0"}.items():
-        assert re.search(rf"{name} is .*?, not {value}", said), said
+        assert re.search(rf"{name} must be .*?, not {value}", said), said
     with pytest.raises(InputError, match="http_port"):
         ControllerOptions(http_port=-1)
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_placed_says_so_in_its_cell(spark: SparkSession) -> None:
 
 
 def test_bad_input_is_named(spark: SparkSession, trace: Path) -> None:
-    with pytest.raises(PlacementError, match="there is no policy 'best'"):
+    with pytest.raises(PlacementError, match="unknown policy 'best'"):
         plan(trace, spark, BROKERS, policies=["best"])
     with pytest.raises(PlacementError, match=r"k = \[4\]: there are 3 brokers"):
         plan(trace, spark, BROKERS, ks=[1, 4])

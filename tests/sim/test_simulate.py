@@ -101,7 +101,7 @@ def test_bad_input_is_named() -> None:
         simulate(case, SIX, "srtm", fit="guess")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="give both or neither"):
         simulate(case, SIX, "srtm", fit="model")
-    with pytest.raises(PlacementError, match="no policy 'best'"):
+    with pytest.raises(PlacementError, match="unknown policy 'best'"):
         simulate(case, SIX, "best")
     with pytest.raises(PlacementError, match="no broker"):
         simulate(case, [], "srtm")

@@ -1,9 +1,9 @@
-"""What people watch: the cluster as one document, each second, for all viewers alike, and ten minutes of every topic.
+"""The page's feed: the cluster as one JSON document every second, and the last ten minutes of every topic.
 
-In: the controller. Out: server-sent events, `snapshot` (all of it) first and then `patch` (a JSON merge patch, RFC
-7396, where a member that is null or left out is not there). It is computed once for all viewers, a topic at a time, so
-that nothing else waits for it long; without viewers only as often as the history needs it. A viewer that does not read
-loses patches and gets a snapshot instead.
+In: the controller. Out: server-sent events, first a `snapshot` of everything and then `patch` (a JSON merge patch, RFC
+7396, in which a null removes a member). The document is computed once for all viewers, one topic at a time, so nothing
+else waits for it long; without viewers, only as often as the history needs it. A viewer that does not keep up loses
+patches and gets a snapshot instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from srtm.control.topic import ManagedTopic
 
 PERIOD_S = 1.0
-STEP_S = 5  # between two points of a history
+STEP_S = 5  # between points of a history
 HISTORY_S = 600
 _UNREAD = 4  # events that a viewer may leave unread
 
@@ -39,11 +39,11 @@ Document = dict[str, Any]
 
 
 class Feed:
-    """One stream for whoever looks."""
+    """One stream for all viewers."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._viewers: dict[asyncio.Queue[bytes | None], bool] = {}  # and whether it has had a snapshot
+        self._viewers: dict[asyncio.Queue[bytes | None], bool] = {}  # whether the viewer had a snapshot
         self._woken = asyncio.Event()
         self._told: Document = {}
         self._points: dict[str, deque[Document]] = {}
@@ -52,13 +52,13 @@ class Feed:
         self._closed = False
 
     async def run(self) -> None:
-        """Compute and tell; for ever."""
+        """Compute and send documents, forever."""
         while True:
             began_ns = now_ns()
             try:
                 await self._once(began_ns)
-            except Exception:  # what one topic brings must not leave viewers in the dark about the others for ever
-                log.exception("FEED: goes on after")
+            except Exception:  # one topic's failure must not end the feed of the others
+                log.exception("FEED: update failed; continuing")
             spent_s = (now_ns() - began_ns) / NS_PER_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, PERIOD_S - spent_s)):
@@ -66,7 +66,7 @@ class Feed:
             self._woken.clear()
 
     async def predict(self) -> None:
-        """Ask the model about topics whose publishers have changed, and are done with it; for ever."""
+        """Predict topics whose publishers changed and have settled, forever."""
         while True:
             await asyncio.sleep(PERIOD_S)
             for topic in self._to_predict():
@@ -74,7 +74,7 @@ class Feed:
                 try:
                     found = await asyncio.to_thread(one_bucket_ns, topic)
                 except SRTMError as problem:
-                    log.info("TOPIC(%s): nothing is known of one bucket: %s", topic.name, problem)
+                    log.info("TOPIC(%s): no prediction for one bucket: %s", topic.name, problem)
                     found = None
                 topic.one_bucket = (roster, found)
 
@@ -87,13 +87,13 @@ class Feed:
             self._tell(document)
 
     def close(self) -> None:
-        """Send all viewers away."""
+        """End all streams."""
         self._closed = True
         for queue in self._viewers:
             _put(queue, None)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """What one viewer gets."""
+        """The events of one viewer."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD)
         self._viewers[queue] = False
         self._woken.set()
@@ -142,7 +142,7 @@ class Feed:
             self._points[name].append({"at_ms": document["at_ms"], **{key: topic[key] for key in kept}})
 
     def _to_predict(self) -> list[ManagedTopic]:
-        """Topics whose publishers are others than the model was asked about, and the same as a second ago."""
+        """Topics whose publishers changed since their last prediction, but not in the last second."""
         topics = self._controller.topics
         before, self._rosters = self._rosters, {topic.name: topic.layout.roster for topic in topics.values()}
         return [
@@ -155,7 +155,7 @@ class Feed:
 
 
 def difference(before: Document, after: Document) -> Document:
-    """The merge patch that makes one document of another."""
+    """The merge patch from one document to another."""
     patch: Document = {}
     for key, value in after.items():
         old = before.get(key)
@@ -172,7 +172,7 @@ def _new_points() -> deque[Document]:
 
 
 def _put(queue: asyncio.Queue[bytes | None], event: bytes | None) -> None:
-    """The only thing that is left to be read."""
+    """Replace everything unread by one event."""
     while not queue.empty():
         queue.get_nowait()
     queue.put_nowait(event)

@@ -1,8 +1,8 @@
-"""What the controller knows of the cluster, as Prometheus reads it: `/metrics`.
+"""The cluster as Prometheus reads it: `/metrics` of the controller.
 
-The numbers are those of `topic_out` and `members_out`, in seconds instead of milliseconds. Names begin with
-`srtm_cluster_`, so that they are told from what each broker says of itself; only `srtm_topic_shares_idle_ratio`, which
-no single broker can know, does not need that.
+The numbers are those of `topic_out` and `members_out`, in seconds instead of milliseconds. Names start with
+`srtm_cluster_` to tell them from what each broker reports of itself. `srtm_topic_shares_idle_ratio` does not: no single
+broker can know it.
 """
 
 from __future__ import annotations
@@ -33,27 +33,35 @@ Found = dict[str, Any]
 
 _BROKERS: list[tuple[str, str, Callable[[Found], float]]] = [
     ("up", "Whether the broker answers.", lambda broker: broker["status"] == "alive"),
-    ("draining", "Whether its publishers are sent elsewhere.", lambda broker: broker["draining"]),
+    ("draining", "Whether the broker is draining.", lambda broker: broker["draining"]),
     ("messages_per_second", "Messages of the last second.", lambda broker: broker["rate"]),
-    ("capacity_messages_per_second", "mcap: what it can take.", lambda broker: broker["mcap"]),
-    ("allocated_messages_per_second", "What publishers placed there declare.", lambda broker: broker["allocated"]),
-    ("residual_messages_per_second", "rcap: what it can still take.", lambda broker: broker["rcap"]),
-    ("loop_lag_seconds", "How late its loop was at most.", lambda broker: broker["lag_ms"] / 1000),
+    ("capacity_messages_per_second", "mcap: the broker's capacity.", lambda broker: broker["mcap"]),
+    (
+        "allocated_messages_per_second",
+        "Declared rate of the publishers placed there.",
+        lambda broker: broker["allocated"],
+    ),
+    ("residual_messages_per_second", "rcap: capacity that is left.", lambda broker: broker["rcap"]),
+    (
+        "loop_lag_seconds",
+        "Largest delay of the broker's loop in the last second.",
+        lambda broker: broker["lag_ms"] / 1000,
+    ),
 ]
 _TOPICS: list[tuple[str, str, Callable[[Found], float | None]]] = [
     ("slo_met", "Whether the SLO held over the last ten seconds.", lambda topic: topic["slo_met"]),
     ("slo_seconds", "The SLO's limit.", lambda topic: topic["slo_ms"] / 1000),
-    ("brokers", "k: brokers that its publishers are placed on.", lambda topic: topic["k"]),
-    ("publishers", "Publishers that are registered.", lambda topic: topic["publishers"]),
-    ("moving_publishers", "Publishers on their way to another broker.", lambda topic: topic["moving"]),
-    ("paused", "Whether its channels get nothing.", lambda topic: topic["paused"]),
+    ("brokers", "k: brokers that carry the topic.", lambda topic: topic["k"]),
+    ("publishers", "Registered publishers.", lambda topic: topic["publishers"]),
+    ("moving_publishers", "Publishers moving to another broker.", lambda topic: topic["moving"]),
+    ("paused", "Whether delivery is paused.", lambda topic: topic["paused"]),
     ("messages_per_second", "Messages of the last second.", lambda topic: topic["rate"]),
-    ("waiting_messages", "Messages that wait for tokens.", lambda topic: topic["waiting"]),
+    ("waiting_messages", "Messages waiting for tokens.", lambda topic: topic["waiting"]),
     ("contract_tokens_per_second", "r of the contract.", lambda topic: topic["r"]),
     ("contract_burst_tokens", "b of the contract.", lambda topic: topic["b"]),
     (
         "penalty_seconds",
-        "DRL penalty: p99 of access, less what the model says of one bucket.",
+        "DRL penalty: measured p99 of access delay, less the model's for one bucket.",
         lambda topic: None if topic["penalty_ms"] is None else topic["penalty_ms"] / 1000,
     ),
 ]
@@ -79,12 +87,12 @@ class _Cluster(Collector):
         controller, at = self._controller, now_ns()
         brokers = members_out(controller)
         topics = [topic_out(topic, controller, at, events=False) for topic in controller.topics.values()]
-        yield _gauge("build_info", "The version that runs.", ["version"], [((srtm.__version__,), 1)])
+        yield _gauge("build_info", "The running version.", ["version"], [((srtm.__version__,), 1)])
         for name, what, of in _BROKERS:
             yield _gauge(f"broker_{name}", what, ["broker"], [((each["name"],), of(each)) for each in brokers])
         statuses = [((each["name"], status), each["status"] == status) for each in brokers for status in STATUSES]
-        yield _gauge("broker_status", "1 for the status that it has.", ["broker", "status"], statuses)
-        odd = CounterMetricFamily("srtm_cluster_broker_odd_answers", "Answers that could not be.", labels=["broker"])
+        yield _gauge("broker_status", "1 for the current status.", ["broker", "status"], statuses)
+        odd = CounterMetricFamily("srtm_cluster_broker_odd_answers", "Implausible answers.", labels=["broker"])
         for each in brokers:
             odd.add_metric([each["name"]], each["oddities"])
         yield odd
@@ -92,7 +100,7 @@ class _Cluster(Collector):
             values = [((each["topic"],), value) for each in topics if (value := found(each)) is not None]
             yield _gauge(f"topic_{name}", what, ["topic"], values)
         states = [((each["topic"], state), each["state"] == state) for each in topics for state in STATES]
-        yield _gauge("topic_state", "1 for the state that it is in.", ["topic", "state"], states)
+        yield _gauge("topic_state", "1 for the current state.", ["topic", "state"], states)
         held = [(each["topic"], part) for each in topics for part in each["brokers"]]
         rates = [((topic, part["broker"]), part["r"]) for topic, part in held]
         yield _gauge("topic_share_tokens_per_second", "r of a broker's share.", ["topic", "broker"], rates)
@@ -103,7 +111,7 @@ class _Cluster(Collector):
 
 
 def _idle(topics: list[Found]) -> Metric:
-    what = "The part of the contract that no broker has in force: of r or of b, whichever is more."
+    what = "Part of the contract that no broker has in force: of r or of b, whichever is larger."
     family = GaugeMetricFamily("srtm_topic_shares_idle_ratio", what, labels=["topic"])
     for topic in topics:
         family.add_metric([topic["topic"]], max(0.0, 1.0 - topic["shares"]["in_force_ratio"]))
@@ -112,7 +120,7 @@ def _idle(topics: list[Found]) -> Metric:
 
 def _latencies(topics: list[Found]) -> Metric:
     name = "srtm_cluster_topic_latency_seconds"
-    family = Metric(name, "Latency over the last ten seconds, by what it was spent on.", "summary")
+    family = Metric(name, "Latency over the last ten seconds, by part.", "summary")
     for topic in topics:
         for part in _PARTS:
             if points := topic[f"{part}_ms"]:

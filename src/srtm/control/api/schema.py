@@ -1,4 +1,4 @@
-"""What the API takes, and what it says: the shapes of its JSON, with their limits."""
+"""The JSON shapes that the API takes and returns, with their limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 STATUSES = get_args(Status)  # of a broker
 STATES = ("opening", "fitting", "moving", "placed", "fitted", "no capacity")  # of a topic
-_QUANTILES = (Fraction(1, 2), Fraction(95, 100), Fraction(99, 100))  # thousands of times a second: no text to be read
+_QUANTILES = (
+    Fraction(1, 2),
+    Fraction(95, 100),
+    Fraction(99, 100),
+)  # fractions, because parsing text thousands of times a second is slow
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 TopicName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[.a-zA-Z0-9_-]+(#ephemeral)?$")]
@@ -42,7 +46,7 @@ FitBy = Literal["model", "measure", "none"]
 
 def _larger_than_0(quantile: str) -> str:
     if exact(quantile, "quantile") <= 0:
-        raise ValueError("a quantile is larger than 0")
+        raise ValueError("a quantile must be larger than 0")
     return quantile
 
 
@@ -50,7 +54,7 @@ Quantile = Annotated[str, Field(pattern=r"^0?\.[0-9]{1,9}$"), AfterValidator(_la
 
 
 def slo_ns(slo_ms: float) -> int:
-    """An SLO in the unit of contracts."""
+    """An SLO in nanoseconds."""
     return max(1, round(slo_ms * NS_PER_MS))
 
 
@@ -59,17 +63,17 @@ class _Strict(BaseModel):
 
 
 class PublisherIn(_Strict):
-    """A publisher: what it sends, and whom it bursts with."""
+    """A publisher: its traffic, and its correlation group."""
 
     id: Name
     group: Name | None = None
-    rate: Rate | None = Field(None, description="mean messages a second; 1 unless given")
+    rate: Rate | None = Field(None, description="mean rate in messages per second; 1 by default")
     process: Literal["poisson", "periodic"] | None = None
     batch: int = Field(1, ge=1, le=100_000)
     jitter_ms: float = Field(0.0, ge=0, le=60_000, allow_inf_nan=False)
 
     def declared(self) -> DeclaredPublisher:
-        """As the controller keeps it."""
+        """The publisher as the controller keeps it."""
         return DeclaredPublisher(
             self.id,
             self.rate if self.rate is not None else 1.0,
@@ -81,7 +85,7 @@ class PublisherIn(_Strict):
 
 
 class PublishersIn(_Strict):
-    """Publishers that ask where to publish; `lost` are brokers that they cannot reach."""
+    """Publishers that ask for a broker; `lost` are brokers that they cannot reach."""
 
     publishers: list[PublisherIn] = Field(max_length=100_000)
     lost: list[Name] = Field(default=[], max_length=1_000)
@@ -90,29 +94,33 @@ class PublishersIn(_Strict):
 class TopicIn(_Strict):
     """A contract: the bucket (r, b), the SLO, and how the topic is placed."""
 
-    r: Rate | None = Field(None, description="tokens a second; from the publishers' declarations unless given")
-    b: Tokens | None = Field(None, description="tokens; likewise")
+    r: Rate | None = Field(None, description="tokens per second; profiled from the publishers by default")
+    b: Tokens | None = Field(None, description="tokens in a full bucket; profiled from the publishers by default")
     slo_ms: Milliseconds = 1.0
     quantile: Quantile = "0.99"
     policy: Policy = "srtm"
     durability: Literal["memory", "disk"] = "memory"
     overflow: Literal["wait", "drop"] = "wait"
     fit: FitBy = "model"
-    adapt: bool = Field(True, description="whether shares follow the traffic; without, they stay as placed")
+    adapt: bool = Field(
+        True, description="whether shares follow the traffic; otherwise they follow the placement alone"
+    )
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
     @model_validator(mode="after")
     def _one_bucket(self) -> TopicIn:
         if (self.r is None) != (self.b is None):
-            raise ValueError("give r and b, or neither and publishers to profile them from")
+            raise ValueError("give both r and b, or neither and publishers to profile them from")
         if self.r is None and not self.publishers:
-            raise ValueError("without r and b, give publishers: the bucket is profiled from what they declare")
+            raise ValueError("give r and b, or publishers to profile them from")
         if self.durability == "disk" and self.overflow == "drop":
-            raise ValueError("a topic on disk drops nothing that it has answered: overflow wait, or durability memory")
+            raise ValueError(
+                "a disk topic cannot drop messages that it has acknowledged; use overflow wait, or durability memory"
+            )
         return self
 
     def contract(self, bucket: TokenBucket) -> Contract:
-        """As brokers keep it."""
+        """The contract as brokers keep it."""
         return Contract(
             bucket.r_mtps,
             bucket.b_ntok,
@@ -127,10 +135,10 @@ class TopicIn(_Strict):
 
 
 class ContractChange(_Strict):
-    """What is to be another in a contract; the rest stays."""
+    """Fields of a contract to change; the others stay."""
 
-    r: Rate | None = Field(None, description="tokens a second")
-    b: Tokens | None = Field(None, description="tokens of a full bucket")
+    r: Rate | None = Field(None, description="tokens per second")
+    b: Tokens | None = Field(None, description="tokens in a full bucket")
     slo_ms: Milliseconds | None = None
     quantile: Quantile | None = None
     policy: Policy | None = None
@@ -138,7 +146,7 @@ class ContractChange(_Strict):
     adapt: bool | None = None
 
     def applied_to(self, contract: Contract) -> Contract:
-        """The contract as it is to be."""
+        """The changed contract."""
         asked = self.model_dump(include={"quantile", "policy", "fit", "adapt"}, exclude_none=True)
         if self.r is not None:
             asked["r_mtps"] = round(exact(self.r, "r") * MILLI_PER_TOKEN)
@@ -150,21 +158,21 @@ class ContractChange(_Strict):
 
 
 class MoveIn(_Strict):
-    """Publishers that an operator sends to a broker."""
+    """Publishers to move, and the broker to move them to."""
 
     publishers: list[Name] = Field(min_length=1, max_length=100_000)
     broker: Name
 
 
 class PlaceOut(BaseModel):
-    """Where one publisher publishes."""
+    """The broker of one publisher."""
 
     broker: str
     address: str
 
 
 class DeliveryOut(BaseModel):
-    """Where subscribers find a topic's messages: brokers (host:port) or servers of an engine (its address)."""
+    """Where subscribers find a topic's messages: brokers (host:port) or the servers of an engine (its URL)."""
 
     engine: str
     addresses: list[str]
@@ -172,7 +180,7 @@ class DeliveryOut(BaseModel):
 
 
 class PlacesOut(BaseModel):
-    """Where publishers publish, and the brokers of the topic for when one of them is lost."""
+    """The broker of each publisher, and all brokers of the topic to fall back to."""
 
     topic: str
     managed: bool
@@ -182,7 +190,7 @@ class PlacesOut(BaseModel):
 
 
 class Problem(BaseModel):
-    """One thing that is wrong with a request, and where."""
+    """One problem of a request, and where it is."""
 
     loc: list[str | int]
     msg: str
@@ -190,7 +198,7 @@ class Problem(BaseModel):
 
 
 class Refusal(BaseModel):
-    """Why a request was refused: a sentence, or everything that is wrong with its shape."""
+    """Why a request was refused: a sentence, or a list of problems."""
 
     detail: str | list[Problem]
 
@@ -204,7 +212,7 @@ def points_ms(sketch: Sketch) -> dict[str, float] | None:
 
 
 def members_out(controller: Controller) -> list[dict[str, Any]]:
-    """All brokers, for people."""
+    """All brokers, as JSON."""
     declared: Counter[str] = Counter()
     for topic in controller.topics.values():
         conformant = topic.conformant
@@ -213,7 +221,7 @@ def members_out(controller: Controller) -> list[dict[str, Any]]:
 
 
 def member_out(member: Member, declared_mps: float) -> dict[str, Any]:
-    """A broker, for people, given what publishers that are placed there declare."""
+    """A broker, as JSON; `declared_mps` is the declared rate of the publishers placed there."""
     allocated = declared_mps + member.condition.free_mps
     return {
         "name": member.name,
@@ -236,7 +244,7 @@ def member_out(member: Member, declared_mps: float) -> dict[str, Any]:
 def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[dict[str, Any]]:
     """Where subscribers find a topic's messages; `brokers` are those that have any.
 
-    An engine keeps messages when publishers have moved on and when its broker is dead, so that all engines are named.
+    An engine keeps messages after publishers moved on, and when its broker is dead, so all engines are listed.
     """
     members = [member for _, member in sorted(controller.members.items())]
     found: defaultdict[str, list[str]] = defaultdict(list)
@@ -253,7 +261,7 @@ def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[
 
 
 def topic_out(topic: ManagedTopic, controller: Controller, now_ns: int, *, events: bool = True) -> dict[str, Any]:
-    """A topic, for people."""
+    """A topic, as JSON."""
     contract, held = topic.contract, topic.transfer.held
     rates, places = topic.layout.rates(), Counter(topic.layout.place.values())
     over, sent, lately_mps, brokers = 0, 0, 0.0, []
@@ -329,7 +337,7 @@ def topic_out(topic: ManagedTopic, controller: Controller, now_ns: int, *, event
 
 
 def shares_out(topic: ManagedTopic, controller: Controller, now_ns: int) -> dict[str, Any]:
-    """How much of (r, b) brokers report in force; while that is too little, since when, why, and who holds it up."""
+    """How much of (r, b) is in force and, if that is too little, since when, why, and which brokers hold it up."""
     missing = liveness.missing(controller.state, topic)
     since_ns = topic.sharing.short_since_ns if topic.sharing.short_since_ns is not None else now_ns
     return {
@@ -342,17 +350,17 @@ def shares_out(topic: ManagedTopic, controller: Controller, now_ns: int) -> dict
 
 
 def _met(sent: int, over: int, allowed: Fraction) -> bool | None:
-    """Whether the SLO holds; None where nothing was sent, or one late message of a few is all that is known."""
+    """Whether the SLO holds; None if nothing was sent, or only one message of a few was late."""
     if not sent or (over == 1 and allowed * sent < 1):
         return None
     return over <= allowed * sent
 
 
 def _penalty_ms(access: dict[str, float] | None, one_bucket_ms: float | None, *, split: bool) -> float | None:
-    """The DRL penalty, as far as it is known live: p99 of access as measured, less what the model says of one bucket.
+    """The DRL penalty, as far as it is known live: measured p99 of access delay, less the model's for one bucket.
 
-    The model goes by what publishers declare; what they send beyond their contract waits in one bucket, too, and is not
-    told apart here (`over_contract` says when).
+    The model assumes the declared traffic. Messages beyond the contract would wait in one bucket, too, but count as
+    penalty here; `over_contract` says when.
     """
     if access is None or (split and one_bucket_ms is None):
         return None
@@ -360,7 +368,7 @@ def _penalty_ms(access: dict[str, float] | None, one_bucket_ms: float | None, *,
 
 
 def fitting_out(topic: ManagedTopic) -> dict[str, Any] | None:
-    """How far a fitting has come."""
+    """The progress of a fitting."""
     if topic.fitting.running is None:
         return None
     return {
@@ -371,7 +379,7 @@ def fitting_out(topic: ManagedTopic) -> dict[str, Any] | None:
 
 
 def state_of(topic: ManagedTopic) -> str:
-    """A word for how a topic is doing."""
+    """A topic's state in a word."""
     if not topic.opened:
         return "opening"
     if topic.fitting.running is not None:
@@ -384,7 +392,7 @@ def state_of(topic: ManagedTopic) -> str:
 
 
 def bucket_of(wish: TopicIn) -> TokenBucket | None:
-    """The bucket that was asked for."""
+    """The requested bucket; None if it is to be profiled."""
     try:
         return TokenBucket.of(wish.r, wish.b) if wish.r is not None and wish.b is not None else None
     except InputError as problem:
