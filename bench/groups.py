@@ -23,6 +23,7 @@ import numpy as np
 from bench import host
 from bench.measure import show
 from srtm.model import correlation
+from srtm.model.broker_models import broker_model
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
 from srtm.sim import SimulatedBroker, Topic, simulate
@@ -140,7 +141,10 @@ def placement(seed: int) -> None:
                 topic = Topic.of(workload)
                 groups, _ = found_in(workload)
                 group_of = {name: group.name for group in groups for name in group.publishers}
-                brokers = [SimulatedBroker(f"b{n}", workload.total_mps / k * 1.02) for n in range(k)]
+                brokers = [
+                    SimulatedBroker(f"b{n}", workload.total_mps / k * 1.02, broker_model("paper-testbed").service)
+                    for n in range(k)
+                ]
                 for name, publishers in (
                     ("declared", list(topic.publishers)),
                     ("found", with_groups(topic.publishers, group_of)),
@@ -165,7 +169,7 @@ def placement(seed: int) -> None:
 
 def job(seed: int) -> None:
     """The Spark job on a trace file of 10,000 publishers and ten minutes: 6e7 messages, on two cores."""
-    from srtm.pipeline.groups import _PIECES, COLUMNS, _scanning, groups
+    from srtm.pipeline.groups import _ONSET_FIELDS, COLUMNS, _scanning, groups
     from srtm.pipeline.session import spark_session
     from srtm.pipeline.traces import reading
 
@@ -193,7 +197,7 @@ def job(seed: int) -> None:
                 columns = (*COLUMNS, "group")
                 with reading.opened(path, spark, columns) as source:
                     began = time.perf_counter()
-                    source.map(_scanning(correlation.Options()), _PIECES, columns).write.format("noop").mode(
+                    source.map(_scanning(correlation.Options()), _ONSET_FIELDS, columns).write.format("noop").mode(
                         "overwrite"
                     ).save()
                     rows.append(["  of which reading and onsets", f"{time.perf_counter() - began:.1f} s", ""])

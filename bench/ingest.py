@@ -20,7 +20,7 @@ from srtm.pipeline.importing.ingest import ingest, normalise
 from srtm.pipeline.profile import COLUMNS as TRACE_COLUMNS
 from srtm.pipeline.profile import profile
 from srtm.pipeline.session import spark_session
-from srtm.pipeline.traces.reading import row_groups_of
+from srtm.pipeline.traces.stretches import row_groups_of
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
 

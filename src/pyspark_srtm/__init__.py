@@ -1,4 +1,4 @@
-"""By which Spark finds the format `srtm`: it looks for a `DefaultSource` in every package called pyspark_…."""
+"""Lets Spark find the format `srtm`: Spark looks for a `DefaultSource` in every package named pyspark_…."""
 
 from srtm.pipeline.streaming.format import SrtmDataSource as DefaultSource
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from srtm.broker import auth
+from srtm.broker.clients import auth
 from srtm.protocol import client as say
 from tests.broker.authority import ALL, Authority, answer
 from tests.broker.conftest import Start

@@ -45,7 +45,7 @@ def test_a_log_of_cars_becomes_a_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert topic.arrivals.times_ns[0] == 1_700_000_000_000_000_001
     assert said["bytes"] == out.stat().st_size
     assert run([*command, "--force", "--max-rejects", "0"]) == 1
-    assert "srtm: 1 of 301 rows make no trace, and at most 0 may be left out" in capsys.readouterr().err
+    assert "srtm: 1 of 301 rows are rejected, but at most 0 may be" in capsys.readouterr().err
     assert load(out)
 
 
@@ -64,7 +64,7 @@ def test_the_line_for_people_says_when() -> None:
         (["--column", "topic=a", "--column", "topic=b"], 2, "--column topic is given twice, as a and as b"),
         (["--unit", "s", "--unit", "ms"], 2, "--unit s: write it as NAME=UNIT, as in --unit release_ns=ms"),
         (["--delimiter", ";;"], 2, "--delimiter ;;: give one character, or the word tab"),
-        (["--out", "/nowhere/x"], 2, "there is no folder /nowhere; make it first"),
+        (["--out", "/nowhere/x"], 2, "folder /nowhere does not exist; create it first"),
         (["absent.csv"], 1, "absent.csv does not exist: check the name"),
     ],
 )

@@ -89,7 +89,13 @@ def test_the_report_is_one_page_that_needs_nothing_else(
     options = ["--r", str(contract["r"]), "--b", str(contract["b"]), "--window", "2s", "--brokers", "2"]
     assert run(["report", str(folder), "--out", str(out), *options]) == 0
     page = out.read_text()
-    for title in ("What the topics sent", "Who bursts together", "What splitting", "keep its contract", "other splits"):
+    for title in (
+        "Traffic, and the token buckets",
+        "Publishers that burst together",
+        "What splitting",
+        "keep its contract",
+        "other splits",
+    ):
         assert title in page
     assert '<span class="good">yes</span>' in page
     assert "<script src=" not in page

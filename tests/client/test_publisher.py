@@ -144,7 +144,7 @@ def test_bad_input_is_named() -> None:
             ({"broker": "nowhere"}, "write host:port"),
             ({"broker": "h:1", "controller": "http://h"}, "not both"),
             ({"window": 0}, "window = 0"),
-            ({"deflate": True, "snappy": True}, "not for both"),
+            ({"deflate": True, "snappy": True}, "choose one"),
         ):
             with pytest.raises(InputError, match=words):
                 Publisher("t", **wrong)

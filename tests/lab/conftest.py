@@ -8,14 +8,11 @@ import pytest
 
 from srtm.lab.results import RESULTS
 from srtm.lab.sweep import Kept, Settings, sweep, unfinished
-from tests.pipeline.conftest import spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from srtm.lab.result import Rows
-
-__all__ = ["kept", "spark"]
 
 TINY = Settings(seed=1, repetitions=2, tiny=True)
 

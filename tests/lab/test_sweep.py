@@ -121,7 +121,7 @@ def test_rows_pass_through_the_wire_unchanged() -> None:
         (["run", "fig6a", "--seed", "-1", "--repetitions", "501"], "seed = -1: it must lie between 0 and 2**31; repet"),
         (["run", "fig6a", "--out", "FILE"], "cannot keep cells there"),
         (["run", "fig6a", "--spark-conf", "cores=2"], "write it as spark.name=value"),
-        (["run", "fig6a", "--tiny", "--master", "here"], "is no address of Spark"),
+        (["run", "fig6a", "--tiny", "--master", "here"], "is not a Spark address"),
         (["report", "--out", "EMPTY"], "holds no run of the lab: make one with srtm lab run all"),
     ],
 )

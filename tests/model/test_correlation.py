@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from srtm.errors import ArrivalsError, InputError
 from srtm.model import coincidence, correlation
-from srtm.model.correlation import Onsets, Options, Piece, Scanner, find_groups, join, onsets_of
+from srtm.model.broker_models import broker_model
+from srtm.model.correlation import Onsets, Options, Scanner, StretchOnsets, find_groups, join, onsets_of
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
 from srtm.sim import SimulatedBroker, Topic, simulate
@@ -124,7 +125,10 @@ def test_where_phases_collide_found_groups_place_as_well_as_declared_ones() -> N
     load = Workload((Population(2_000, 10.0, 10, "periodic", 10, 16 * NS_PER_MS),), 30 * NS_PER_S, seed=1)
     topic = Topic.of(load)
     group_of = {name: group.name for group in find_groups(onsets_in(load)) for name in group.publishers}
-    brokers = [SimulatedBroker(f"b{number}", load.total_mps / 2 * 1.02) for number in range(2)]
+    brokers = [
+        SimulatedBroker(f"b{number}", load.total_mps / 2 * 1.02, broker_model("paper-testbed").service)
+        for number in range(2)
+    ]
 
     def p99_ns(publishers: list[Publisher]) -> float:
         runs = [
@@ -300,14 +304,14 @@ def test_onsets_of_stretches_join_to_those_of_the_whole(
     said: tuple[list[int], list[int]], cuts: list[int], order: object
 ) -> None:
     times, senders = np.array(said[0]), np.array(said[1], np.int32)
-    pieces: dict[int, list[Piece]] = {sender: [] for sender in range(4)}
+    found: dict[int, list[StretchOnsets]] = {sender: [] for sender in range(4)}
     for part in np.split(np.arange(len(times)), sorted(min(cut, len(times)) for cut in cuts)):
         scanner = Scanner(Options().silence_ns)
         for half in np.array_split(part, 2):
             scanner.feed(times[half], senders[half], 4)
         for sender, onsets in enumerate(scanner.onsets()):
-            pieces[sender].append(Piece(onsets, int(scanner.last_ns[sender])))
-    for sender, its in pieces.items():
+            found[sender].append(StretchOnsets(onsets, int(scanner.last_ns[sender])))
+    for sender, its in found.items():
         order.shuffle(its)  # type: ignore[attr-defined]
         assert join(its, Options().silence_ns).tolist() == naive_onsets(*said, sender)
 

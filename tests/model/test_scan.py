@@ -32,32 +32,32 @@ def test_scalar_equals_array_equals_naive_token_counter(case: tuple[TokenBucket,
 
 
 @given(traffic(), st.data())
-def test_chunks_equal_the_whole_for_any_cuts(case: tuple[TokenBucket, list[int]], data: st.DataObject) -> None:
+def test_stretches_equal_the_whole_for_any_cuts(case: tuple[TokenBucket, list[int]], data: st.DataObject) -> None:
     bucket, arrivals = case
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(arrivals) - 1)), max_size=6)))
-    pieces = [piece for piece in np.split(np.array(arrivals), cuts) if len(piece)]
-    chunks = [scan.summarise(piece, bucket) for piece in pieces]
+    stretches = [stretch for stretch in np.split(np.array(arrivals), cuts) if len(stretch)]
+    summaries = [scan.summarise(stretch, bucket) for stretch in stretches]
 
     state: scan.State | None = None
     joined: list[int] = []
     counted = np.zeros(1, np.int64)
-    for piece, chunk in zip(pieces, chunks, strict=True):
-        joined += scan.backlogs(piece, bucket, state).tolist()
-        counts, end = scan.backlog_histogram(piece, bucket, state)
+    for stretch, summary in zip(stretches, summaries, strict=True):
+        joined += scan.backlogs(stretch, bucket, state).tolist()
+        counts, end = scan.backlog_histogram(stretch, bucket, state)
         counted = np.pad(counted, (0, max(0, len(counts) - len(counted))))
         counted[: len(counts)] += counts
-        state = chunk.leave(state, bucket.law)
+        state = summary.leave(state, bucket.law)
         assert end == state
     whole = scan.backlogs(arrivals, bucket)
     assert joined == whole.tolist()
     assert counted.tolist() == scan.backlog_histogram(arrivals, bucket)[0].tolist()
 
-    # Joining is associative: from the left, from the right, and as the one chunk that all of it is.
-    from_left, from_right = chunks[0], chunks[-1]
-    for chunk in chunks[1:]:
-        from_left = from_left.then(chunk, bucket.law)
-    for chunk in chunks[-2::-1]:
-        from_right = chunk.then(from_right, bucket.law)
+    # Joining is associative: from the left, from the right, and as the summary of all of it.
+    from_left, from_right = summaries[0], summaries[-1]
+    for summary in summaries[1:]:
+        from_left = from_left.then(summary, bucket.law)
+    for summary in summaries[-2::-1]:
+        from_right = summary.then(from_right, bucket.law)
     assert from_left == from_right == scan.summarise(arrivals, bucket)
 
 
@@ -142,11 +142,11 @@ def test_bad_arrivals_are_named(arrivals: list[object], said: str) -> None:
             use(arrivals, TokenBucket.of("0.001", 5))  # type: ignore[arg-type]
 
 
-def test_order_is_checked_across_lanes_and_chunks() -> None:
+def test_order_is_checked_across_lanes_and_stretches() -> None:
     bucket = TokenBucket.of(10, 5)
     with pytest.raises(ArrivalsError, match="not sorted"):
         scan.split_access_delays([5, 3], np.array([0, 1], np.int32), [bucket, bucket])
-    with pytest.raises(ArrivalsError, match="chunks overlap"):
+    with pytest.raises(ArrivalsError, match="stretches overlap"):
         scan.summarise([0, 9], bucket).then(scan.summarise([8], bucket), bucket.law)
     for use in (scan.backlogs, scan.backlog_histogram):
         with pytest.raises(ArrivalsError, match="before the state"):
@@ -155,7 +155,7 @@ def test_order_is_checked_across_lanes_and_chunks() -> None:
 
 def test_lanes_must_exist() -> None:
     bucket = TokenBucket.of(10, 5)
-    with pytest.raises(InputError, match="one each"):
+    with pytest.raises(InputError, match="one for each arrival"):
         scan.split_access_delays([1, 2], np.array([0], np.int32), [bucket])
     with pytest.raises(InputError, match="from 0 to 1"):
         scan.split_access_delays([1, 2], np.array([0, 1], np.int32), [bucket])

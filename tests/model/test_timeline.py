@@ -60,16 +60,16 @@ def test_changes_with_messages_waiting_equal_the_naive_token_counter(case: tuple
 
 def brute_force_excess(times: list[int], history: Timeline) -> Fraction:
     """The most by which any window (s, t] exceeds b(s) + ∫r: every start around a message or a change, every end."""
-    stretches = list(history.stretches())
+    intervals = list(history.intervals())
 
     def size_at(at: int) -> Fraction:
         """The smallest b of this instant: of several changes at once, each has its effect."""
         return min(
-            naive.size(bucket) for begin, until, bucket in stretches if begin <= at < until or begin == until == at
+            naive.size(bucket) for begin, until, bucket in intervals if begin <= at < until or begin == until == at
         )
 
     def dripped(start: int, end: int) -> Fraction:
-        parts = (naive.rate(bucket) * max(0, min(end, until) - max(start, begin)) for begin, until, bucket in stretches)
+        parts = (naive.rate(bucket) * max(0, min(end, until) - max(start, begin)) for begin, until, bucket in intervals)
         return sum(parts, Fraction(0))
 
     around = {at + step for at in times for step in (-2, -1, 0)}
@@ -100,35 +100,35 @@ def test_excess_is_the_worst_window_of_all(case: tuple[list[int], Timeline]) -> 
 
 
 @st.composite
-def pieces_of_traffic(draw: st.DrawFn) -> tuple[list[int], Timeline, list[list[int]]]:
-    """Traffic in pieces that part no instant."""
+def stretches_of_traffic(draw: st.DrawFn) -> tuple[list[int], Timeline, list[list[int]]]:
+    """Traffic in stretches that part no instant."""
     times, history = draw(changing_traffic())
     places = [i for i in range(1, len(times)) if times[i] > times[i - 1]]
     cuts = sorted(draw(st.sets(st.sampled_from(places)))) if places else []
     return times, history, [times[low:high] for low, high in zip([0, *cuts], [*cuts, len(times)], strict=True)]
 
 
-@given(pieces_of_traffic())
-def test_delays_piece_by_piece_are_those_of_the_whole(case: tuple[list[int], Timeline, list[list[int]]]) -> None:
-    times, history, pieces = case
+@given(stretches_of_traffic())
+def test_delays_stretch_by_stretch_are_those_of_the_whole(case: tuple[list[int], Timeline, list[list[int]]]) -> None:
+    times, history, stretches = case
     state, delays = timeline.BEGINNING, []
-    for piece in pieces:
-        joined = timeline.left_by(timeline.summarise(piece, history), state, history)
-        some, state = timeline.waits(piece, history, state)
+    for stretch in stretches:
+        joined = timeline.left_by(timeline.summarise(stretch, history), state, history)
+        some, state = timeline.waits(stretch, history, state)
         delays += some.tolist()
         assert joined == state
     assert delays == timeline.access_delays(times, history).tolist()
 
 
-@given(pieces_of_traffic())
-def test_windows_of_pieces_are_those_of_the_whole(case: tuple[list[int], Timeline, list[list[int]]]) -> None:
-    times, history, pieces = case
+@given(stretches_of_traffic())
+def test_windows_of_stretches_are_those_of_the_whole(case: tuple[list[int], Timeline, list[list[int]]]) -> None:
+    times, history, stretches = case
     state, found = timeline.BEGINNING, []
-    for piece in pieces:
-        alone, after = timeline.check(piece, history, None), timeline.check(piece, history, state)
-        assert timeline.checked_state(alone.piece, state, history) == after.state
+    for stretch in stretches:
+        alone, after = timeline.check(stretch, history, None), timeline.check(stretch, history, state)
+        assert timeline.checked_state(alone.summary, state, history) == after.state
         assert alone.excess.tokens <= after.excess.tokens
-        if not timeline.work_before(alone.piece, state, history):
+        if not timeline.work_before(alone.summary, state, history):
             assert alone.excess == after.excess
         found.append(after.excess)
         state = after.state

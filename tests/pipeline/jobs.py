@@ -22,13 +22,14 @@ from srtm.pipeline.plan import plan
 from srtm.pipeline.profile import profile
 from srtm.pipeline.session import spark_session
 from srtm.sim.simulate import SimulatedBroker
+from tests.pipeline.runtime.standalone import OPTIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 CONTRACT = Timeline(TokenBucket.of(2_000, 100))
-BROKERS = [SimulatedBroker("one"), SimulatedBroker("two")]
+BROKERS = [SimulatedBroker.like("paper-testbed", name) for name in ("one", "two")]
 OF_PATHS: dict[str, Callable[[Path, SparkSession], object]] = {
     "profile of files": profile,
     "groups of files": groups,
@@ -71,7 +72,7 @@ def run_slowly(path: Path, spark: SparkSession, folder: Path) -> dict[str, str]:
 
 def main(where: str, trace: str, slowly: str | None = None) -> None:
     place = {"remote" if where.startswith("sc:") else "master": where}
-    options = {"spark.executor.memory": "1g", "spark.executor.cores": "1"} if where.startswith("spark:") else {}
+    options = OPTIONS if where.startswith("spark:") else {}
     with spark_session(**place, options=options) as spark:  # type: ignore[arg-type]
         said = {"said": run_all(Path(trace), spark)}
         if slowly:

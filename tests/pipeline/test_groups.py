@@ -14,7 +14,7 @@ from srtm.errors import TraceError
 from srtm.model import correlation as model
 from srtm.model.correlation import Options, find_groups, onsets_of
 from srtm.pipeline.groups import TopicGroups, document, groups
-from srtm.pipeline.traces import reading
+from srtm.pipeline.traces import stretches
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload import trace
 from srtm.workload.groups import read_groups, write_groups
@@ -54,7 +54,7 @@ def write(path: Path, topic: str, workload: Workload) -> None:
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two topics with the same publishers' names, in row groups and stretches so small that bursts are cut."""
     monkeypatch.setattr(trace, "_ROW_GROUP", 2_000)
-    monkeypatch.setattr(reading, "_SMALL", 0)
+    monkeypatch.setattr(stretches, "_SMALL", 0)
     for name, workload in WORKLOADS.items():
         write(tmp_path / f"{name}.parquet", name, workload)
     return tmp_path
@@ -146,7 +146,7 @@ def test_traces_of_almost_nothing(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace at"):
         groups(tmp_path / "nowhere", spark)
     write(tmp_path / "t.parquet", "t", WORKLOADS["clock"])
-    with pytest.raises(TraceError, match="needs a session"):
+    with pytest.raises(TraceError, match="needs a Spark session"):
         groups(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_any_files_any_number_of_tasks_equal_the_model(
         columns = dict(zip(("topic", "publisher", "arrival_ns"), map(list, zip(*mine, strict=True)), strict=True))
         pq.write_table(pa.table(columns), folder / f"{writer}.parquet", row_group_size=37)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "_SMALL", 0)
+        patch.setattr(stretches, "_SMALL", 0)
         lines = groups(folder, cast("SparkSession", LocalSpark(at_once)))
     for line in lines:
         mine = sorted((row for row in rows if row[0] == line.topic), key=lambda row: row[2])

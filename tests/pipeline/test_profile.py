@@ -11,13 +11,15 @@ import pytest
 from srtm.errors import TraceError
 from srtm.model import profile as model
 from srtm.pipeline.profile import profile, profile_frame
-from srtm.pipeline.traces import reading
-from srtm.pipeline.traces.reading import Files, Frame, opened
+from srtm.pipeline.traces import stretches
+from srtm.pipeline.traces.files import Files
+from srtm.pipeline.traces.frames import Frame
+from srtm.pipeline.traces.reading import opened
 from srtm.units import NS_PER_S
 from srtm.workload import trace
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
-from tests.pipeline.traces.test_chunks import Message, expected, table_of
+from tests.pipeline.traces.test_summaries import Message, expected, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +90,7 @@ def test_brokers_files_that_overlap_are_merged_and_not_shuffled(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What several brokers record: every file sorted, all over the same time, topics mixed."""
-    monkeypatch.setattr(reading, "_SMALL", 0)
+    monkeypatch.setattr(stretches, "_SMALL", 0)
     rows = rows_of("bursty")
     rows = sorted(rows + [("other", name, at) for _, name, at in rows[::3]], key=lambda row: row[2])
     for broker in range(3):
@@ -145,5 +147,5 @@ def test_what_is_no_trace_is_named(spark: SparkSession, tmp_path: Path) -> None:
         profile(tmp_path, spark)
     with pytest.raises(TraceError, match="holds no messages"):
         profile(spark.createDataFrame([], "topic string, publisher string, arrival_ns long"))
-    with pytest.raises(TraceError, match="needs a session"):
+    with pytest.raises(TraceError, match="needs a Spark session"):
         profile(tmp_path)

@@ -22,7 +22,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline
 from srtm.pipeline.conformance import TopicConformance, conformance, conformance_frame
 from srtm.pipeline.penalty import Cost, TopicPenalty, Waits, Window, penalty, penalty_frame
-from srtm.pipeline.traces import quantiles, reading
+from srtm.pipeline.traces import files, quantiles, stretches
 from tests.pipeline.local import LocalSpark
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def test_any_files_give_what_the_model_gives(case: tuple[list[Sent], dict[str, T
         spark = cast("SparkSession", LocalSpark(data.draw(st.integers(1, 5))))
         small = data.draw(st.integers(1, 50))
         with (
-            patch.multiple(reading, _SMALL=0, _BATCH=small, _REREAD=1000),
+            patch.multiple(stretches, _SMALL=0, _REREAD=1000),
+            patch.object(files, "_BATCH", small),
             patch.object(quantiles, "SAMPLES", data.draw(st.integers(1, 9))),
         ):
             assert conformance(folder, contracts, spark) == expected_conformance(rows, contracts)
@@ -166,7 +167,7 @@ def test_one_token_too_many_is_seen_across_stretches(spark: SparkSession, tmp_pa
     for extra, excess in (([], Fraction(-1, 10**9)), ([20 * 10**9], 1 - Fraction(1, 10**9))):
         rows = [Sent("t", "x", at, at) for at in sorted(times + extra)]
         pq.write_table(table_of(rows), tmp_path / "run.parquet", row_group_size=3)
-        with patch.multiple(reading, _SMALL=0, _BATCH=1):
+        with patch.object(stretches, "_SMALL", 0), patch.object(files, "_BATCH", 1):
             [line] = conformance(tmp_path, contracts, spark)
         assert line.excess is not None
         assert line.excess.tokens == excess

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 import httpx
 
 from srtm.errors import BrokerError, ProtocolError
+from srtm.net.backoff import Backoff
+from srtm.net.explain import explained
+from srtm.net.sockets import open_streams
 from srtm.protocol import lookup
 from srtm.protocol.names import MAGIC_V1, ephemeral, valid_name
 
@@ -30,7 +33,7 @@ PING_S = 15.0
 LOOK_S = 0.5  # until it is noticed that a service has gone, which may be back by then and know nothing
 CONNECT_S = 1.0
 ANSWER_S = 5.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 4.0  # a controller that recovers waits for longer than that
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 4.0  # a controller that recovers waits for longer than that
 _PATIENT_S = 1.0  # pauses that are longer than that are worth a line in the log
 _BATCH = 500  # commands that are sent before their answers are read
 
@@ -57,30 +60,29 @@ class Peer:
 
     async def keep(self) -> None:
         """Connect, tell everything, and tell changes; again and again, with pauses that grow."""
-        wait_s, told = FIRST_WAIT_S, False
+        backoff, told = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S), False
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    reader, writer = await asyncio.open_connection(self._host, self._port)
+                    reader, writer = await open_streams(self._host, self._port)
             except OSError as error:
-                if wait_s > _PATIENT_S and not told:  # both may just have been started
-                    log.warning("LOOKUPD(%s): cannot connect: %s", self.address, str(error) or type(error).__name__)
+                if backoff.limit_s > _PATIENT_S and not told:  # both may just have been started
+                    log.warning("LOOKUPD(%s): cannot connect: %s", self.address, explained(error))
                     told = True
             else:
                 told = False
                 try:
                     await self._speak(reader, writer)
                 except (OSError, EOFError, ProtocolError) as error:
-                    log.warning("LOOKUPD(%s): %s", self.address, str(error) or type(error).__name__)
+                    log.warning("LOOKUPD(%s): %s", self.address, explained(error))
                 finally:
                     if self.http is not None:
-                        wait_s = FIRST_WAIT_S
+                        backoff.reset()
                     self.http = None
                     writer.close()
                     with suppress(OSError):
                         await writer.wait_closed()
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         broker = self._broker

@@ -17,6 +17,7 @@ from srtm import program
 from srtm.broker.broker import Broker
 from srtm.broker.http.api import app
 from srtm.errors import BrokerError, SRTMError
+from srtm.net.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -39,12 +40,12 @@ async def serving(options: BrokerOptions, clock: Clock = time) -> AsyncIterator[
 
         registration = Registration(broker)
     with _no_collector():
-        sites: list[program.Site] = []
+        sites: list[Site] = []
         try:
             broker.listen()
-            sites.append(program.Site(app(broker), options.host, options.http_port))
+            sites.append(Site(app(broker), options.host, options.http_port))
             if options.https_port is not None:
-                sites.append(program.Site(app(broker, tls=True), options.host, options.https_port, broker.clients.tls))
+                sites.append(Site(app(broker, tls=True), options.host, options.https_port, broker.clients.tls))
         except BrokerError:
             broker.stop()
             raise

@@ -93,7 +93,7 @@ count_batches = compiled(_count_batches)
 
 
 class Envelope:
-    """The envelope of sorted arrivals that come piece by piece."""
+    """The envelope of sorted arrivals that come array by array."""
 
     def __init__(self, windows_ns: Sequence[int] = WINDOWS_NS) -> None:
         if list(windows_ns) != sorted(set(windows_ns)) or not windows_ns or windows_ns[0] < 1:

@@ -116,9 +116,9 @@ class Onsets(NamedTuple):
     def of(cls, by_name: Mapping[str, ArrayLike]) -> Onsets:
         """Onsets from sorted times by publisher."""
         names = tuple(sorted(by_name))
-        parts = [np.asarray(by_name[name], np.int64) for name in names]
-        starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-        return cls(names, np.concatenate([np.empty(0, np.int64), *parts]), starts)
+        times = [np.asarray(by_name[name], np.int64) for name in names]
+        starts = np.concatenate([[0], np.cumsum([len(each) for each in times])]).astype(np.int64)
+        return cls(names, np.concatenate([np.empty(0, np.int64), *times]), starts)
 
     def only(self, chosen: Ints) -> Onsets:
         """The onsets of some publishers, by number in increasing order."""
@@ -175,22 +175,22 @@ def _longer(array: NDArray[Any], length: int, fill: int) -> NDArray[Any]:
     return np.concatenate([array, np.full(length - len(array), fill, array.dtype)])
 
 
-class Piece(NamedTuple):
-    """One publisher's onsets in a stretch of time, as if nothing came before it, and its last message there."""
+class StretchOnsets(NamedTuple):
+    """One publisher's onsets in a stretch, as if nothing came before it, and the time of its last message there."""
 
     onsets: Ints
     last_ns: int
 
 
-def join(pieces: Iterable[Piece], silence_ns: int) -> Ints:
-    """A publisher's onsets from stretches of time that do not overlap, in any order."""
-    parts = []
+def join(found: Iterable[StretchOnsets], silence_ns: int) -> Ints:
+    """A publisher's onsets from stretches that do not overlap, in any order."""
+    kept = []
     last = NEVER
-    for piece in sorted((piece for piece in pieces if len(piece.onsets)), key=lambda piece: int(piece.onsets[0])):
-        begun = int(piece.onsets[0]) - silence_ns > last
-        parts.append(piece.onsets if begun else piece.onsets[1:])
-        last = piece.last_ns
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    for onsets, last_ns in sorted((each for each in found if len(each.onsets)), key=lambda each: int(each.onsets[0])):
+        begun = int(onsets[0]) - silence_ns > last
+        kept.append(onsets if begun else onsets[1:])
+        last = last_ns
+    return np.concatenate(kept) if kept else np.empty(0, np.int64)
 
 
 def onsets_of(arrivals: Ints, publisher_of: Indices, names: Iterable[str], silence_ns: int) -> Onsets:
@@ -337,8 +337,8 @@ def _gathered(
         belongs = _agreeing(onsets, members, cores, is_core, threshold, options)
         left = np.zeros(count, bool)
         left[members[belongs < options.min_confidence]] = True
-        for part in np.split(np.arange(len(members)), np.flatnonzero(is_core)[1:]):
-            joined = part[belongs[part] >= options.min_confidence]
+        for component in np.split(np.arange(len(members)), np.flatnonzero(is_core)[1:]):
+            joined = component[belongs[component] >= options.min_confidence]
             if len(joined) > 1:
                 confidence = float(belongs[joined[1:]].mean())
                 groups.append(Group(_named(onsets, members[joined]), min(1.0, confidence)))

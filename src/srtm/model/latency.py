@@ -70,7 +70,7 @@ class Latency:
 
 
 class Sketch:
-    """How many latencies fell into which bin: small, and sketches of parts add up to that of the whole.
+    """How many latencies fell into which bin: small, and sketches add up: that of a whole is the sum of its shares.
 
     Bins are a nanosecond wide up to 64 ns, and 1/32 of their value or less from there on.
     """

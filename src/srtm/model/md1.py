@@ -122,12 +122,12 @@ def mean_delay_eq1(rate_mps: float, bucket: TokenBucket) -> float:
     return exceeds(bucket.b - 1, utilisation) / (2 * bucket.r * (1 - utilisation))
 
 
-def split_mean_delay(parts: Iterable[tuple[float, TokenBucket]], batch: int = 1) -> float:
-    """Mean access delay over all messages when each part's rate goes through its own sub-token bucket."""
-    listed = list(parts)
+def split_mean_delay(shares: Iterable[tuple[float, TokenBucket]], batch: int = 1) -> float:
+    """Mean access delay over all messages when each rate goes through its own sub-token bucket."""
+    listed = list(shares)
     total = sum(rate_mps for rate_mps, _ in listed)
     if not total > 0:
-        raise InputError(f"the rates of the parts add up to {total:g} msg/s: they must be positive", value=total)
+        raise InputError(f"the rates add up to {total:g} msg/s: the sum must be positive", value=total)
     return sum(rate_mps * mean_delay(rate_mps, bucket, batch) for rate_mps, bucket in listed if rate_mps) / total
 
 

@@ -72,7 +72,7 @@ def accrued(arrivals: ArrayLike, delays_ns: Ints, times: ArrayLike) -> Ints:
     if len(delays_ns) != len(starts):
         raise InputError(f"{len(starts)} arrivals but {len(delays_ns)} delays: there must be one each")
     if float(delays_ns.sum(dtype=np.float64)) > 2.0**62:
-        raise BacklogOverflow("the delays add up to more than 2**62 ns: sum them over shorter stretches")
+        raise BacklogOverflow("the delays add up to more than 2**62 ns: sum them over shorter windows")
     return _ramp_sum(starts, at) - _ramp_sum(np.sort(starts + delays_ns), at)
 
 

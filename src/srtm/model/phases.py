@@ -52,7 +52,8 @@ def classes(periods: Floats) -> list[Ints]:
     regular = np.flatnonzero(periods > 0)
     order = regular[np.argsort(periods[regular], kind="stable")]
     ratios = periods[order[1:]] / periods[order[:-1]]
-    return [part for part in np.split(order, np.flatnonzero(ratios > 1 + _SAME_PERIOD) + 1) if len(part) > 1]
+    found = np.split(order, np.flatnonzero(ratios > 1 + _SAME_PERIOD) + 1)
+    return [members for members in found if len(members) > 1]
 
 
 def group_by_phase(

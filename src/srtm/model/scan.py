@@ -1,13 +1,12 @@
-"""The law over arrays: whole traces, traces in chunks, traces spread over several buckets.
+"""The law over arrays: whole traces, traces cut into stretches, traces spread over several buckets.
 
-In: sorted int64 arrival times. Out: backlogs in the units of the bucket's `law`, or delays in nanoseconds,
-equal to the last unit to what `bucket.Limiter` says message by message. A chunk's effect on all that follows
-is four integers, and joining two such summaries is associative, so a trace may be cut anywhere.
+In: sorted int64 arrival times. Out: backlogs in the units of the bucket's `law`, or delays in nanoseconds, equal to the
+last unit to those of `bucket.Limiter`, message by message. The effect of a stretch on all that follows is four integers
+(`Summary`), and joining two of them is associative, so a trace may be cut anywhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,9 +43,8 @@ class State(NamedTuple):
     last_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """All that a stretch of arrivals does to those after it; `backlog` is its end when it starts empty."""
+class Summary(NamedTuple):
+    """The effect of a stretch of arrivals on those after it; `backlog` is its last if nothing was left before it."""
 
     messages: int
     first_ns: int
@@ -54,12 +52,12 @@ class Chunk:
     backlog: int
 
     def leave(self, entering: State | None, law: Law) -> State:
-        """The state behind this chunk, given the state before it."""
+        """The state behind the stretch, given the state before it."""
         if entering is None:
             return State(self.backlog, self.last_ns)
         if self.first_ns < entering.last_ns:
             raise ArrivalsError(
-                f"chunks overlap: one ends at {entering.last_ns} ns and the next starts at {self.first_ns} ns",
+                f"stretches overlap: one ends at {entering.last_ns} ns and the next starts at {self.first_ns} ns",
                 last_ns=entering.last_ns,
                 first_ns=self.first_ns,
             )
@@ -67,17 +65,17 @@ class Chunk:
         carried = found + self.messages * law.token - law.rate * (self.last_ns - self.first_ns)
         return State(max(carried, self.backlog), self.last_ns)
 
-    def then(self, later: Chunk, law: Law) -> Chunk:
-        """One chunk of this and the next."""
+    def then(self, later: Summary, law: Law) -> Summary:
+        """The summary of this stretch and the next together."""
         backlog = later.leave(self.leave(None, law), law).backlog
-        return Chunk(self.messages + later.messages, self.first_ns, later.last_ns, backlog)
+        return Summary(self.messages + later.messages, self.first_ns, later.last_ns, backlog)
 
 
 def as_arrivals(values: ArrayLike) -> Ints:
-    """Arrival times as int64, or an error that names what is wrong; the order is checked by the scans."""
+    """Arrival times as int64, or an error that names the problem; the scans check the order."""
     array = np.asarray(values)
     if array.ndim != 1:
-        raise ArrivalsError(f"arrivals must be one row of times, not an array of shape {array.shape}")
+        raise ArrivalsError(f"arrivals must be a one-dimensional array of times, not one of shape {array.shape}")
     if len(array) == 0:
         raise ArrivalsError("no arrivals: the trace is empty")
     if array.dtype.kind == "f":
@@ -86,7 +84,7 @@ def as_arrivals(values: ArrayLike) -> Ints:
             where = int(np.argmin(whole))
             raise ArrivalsError(f"arrival {where} is {array[where]!r}: times must be whole nanoseconds", index=where)
     elif array.dtype.kind not in "iu" and not _all_ints(array):
-        raise ArrivalsError(f"arrivals are of type {array.dtype}: times must be integers (nanoseconds)")
+        raise ArrivalsError(f"arrivals have type {array.dtype}: times must be integers (nanoseconds)")
     low, high = int(array.min()), int(array.max())
     if low < EARLIEST_NS or high > LATEST_NS:
         worst = low if low < EARLIEST_NS else high
@@ -103,7 +101,7 @@ def backlogs(arrivals: ArrayLike, bucket: TokenBucket, entering: State | None = 
 
 
 def run(times: Ints, law: Law, entering: State | None = None) -> tuple[Ints, State]:
-    """`backlogs` in any unit of the caller's choice, and the state behind them."""
+    """`backlogs` in the units of any law, and the state behind them."""
     out = np.empty(len(times), np.int64)
     return out, _run(times, law, entering, out)
 
@@ -118,7 +116,7 @@ def split_access_delays(arrivals: ArrayLike, lane_of: NDArray[np.int32], buckets
     """How long each message waits when message i goes through `buckets[lane_of[i]]`."""
     times = as_arrivals(arrivals)
     if len(lane_of) != len(times):
-        raise InputError(f"{len(times)} arrivals but {len(lane_of)} bucket numbers: there must be one each")
+        raise InputError(f"{len(times)} arrivals but {len(lane_of)} bucket numbers: pass one for each arrival")
     if len(lane_of) and not 0 <= lane_of.min() <= lane_of.max() < len(buckets):
         raise InputError(f"bucket numbers run from {lane_of.min()} to {lane_of.max()}, but there are {len(buckets)}")
     laws = [bucket.law for bucket in buckets]
@@ -149,7 +147,7 @@ def split_access_delays(arrivals: ArrayLike, lane_of: NDArray[np.int32], buckets
 
 
 def passing(arrivals: ArrayLike, bucket: TokenBucket) -> NDArray[np.bool_]:
-    """Which messages a bucket that drops instead of making wait lets pass."""
+    """Which messages pass a bucket that drops messages instead of delaying them."""
     times = as_arrivals(arrivals)
     law = bucket.law
     check_burst(law, bucket)
@@ -183,11 +181,11 @@ def backlog_histogram(arrivals: ArrayLike, bucket: TokenBucket, entering: State 
     return counts[: int(np.flatnonzero(counts)[-1]) + 1], State(int(backlog), int(last))
 
 
-def summarise(arrivals: ArrayLike, bucket: TokenBucket) -> Chunk:
-    """The chunk that these arrivals are."""
+def summarise(arrivals: ArrayLike, bucket: TokenBucket) -> Summary:
+    """The summary of these arrivals."""
     times = as_arrivals(arrivals)
     end = _run(times, bucket.law, None, _NOTHING)
-    return Chunk(len(times), int(times[0]), end.last_ns, end.backlog)
+    return Summary(len(times), int(times[0]), end.last_ns, end.backlog)
 
 
 def work_at(arrivals: ArrayLike, bucket: TokenBucket, times: ArrayLike) -> Ints:
@@ -216,9 +214,7 @@ def _start(times: Ints, law: Law, entering: State | None) -> State:
     if entering is None:
         return State(0, int(times[0]))
     if times[0] < entering.last_ns:
-        raise ArrivalsError(
-            f"arrivals start at {times[0]} ns, before the state that they follow at {entering.last_ns} ns"
-        )
+        raise ArrivalsError(f"arrivals start at {times[0]} ns, before the state they follow ({entering.last_ns} ns)")
     check_peak(law, entering.backlog)
     return entering
 
@@ -229,7 +225,7 @@ def check_sorted(times: Ints) -> None:
 
 
 def is_sorted(times: Ints) -> bool:
-    """Whether they are in order of time."""
+    """Whether times are in order."""
     return bool(_rising(times))
 
 
@@ -264,5 +260,5 @@ def check_burst(law: Law, bucket: TokenBucket) -> None:
 
 
 def _all_ints(array: NDArray[np.generic]) -> bool:
-    """Python integers too large for 64 bits arrive as objects."""
+    """Whether these are Python integers, which numpy keeps as objects if they exceed 64 bits."""
     return array.dtype.kind == "O" and all(isinstance(value, int) for value in array)

@@ -56,8 +56,8 @@ def split_among(
     b_weights = r_weights if b_weights is None else b_weights
     names = sorted(r_weights, key=lambda name: (-exact(r_weights[name], "weight"), name))
     names = names[: min(bucket.b_ntok // NANO_PER_TOKEN, bucket.r_mtps)]
-    parts = split(bucket, [r_weights[name] for name in names], [b_weights[name] for name in names]) if names else []
-    return dict(zip(names, parts, strict=True))
+    shares = split(bucket, [r_weights[name] for name in names], [b_weights[name] for name in names]) if names else []
+    return dict(zip(names, shares, strict=True))
 
 
 def within(whole: TokenBucket, shares: Iterable[TokenBucket]) -> bool:

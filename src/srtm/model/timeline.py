@@ -1,8 +1,8 @@
 """A token bucket whose (r, b) changes over time, and the check that an output kept to it.
 
-`access_delays` is `Limiter.admit` and `Limiter.reconfigure` over arrays. `largest_excess` checks an output, whoever
-made it. Both also work on pieces of a trace: `waits` and `check` go on from the state that the piece before left, and
-`left_by` says from two summaries what that state is, without scanning again.
+`access_delays` is `Limiter.admit` and `Limiter.reconfigure` over arrays. `largest_excess` checks an output, whatever
+produced it. Both also work on a trace cut into stretches: `waits` and `check` continue from the state that the stretch
+before left, and `left_by` computes that state from a summary, without another scan.
 
 Release times are whole nanoseconds, rounded up. What is released in a half-open window (s, t] was due in it, so every
 such window of whole nanoseconds holds at most b(s) + ∫r over (s, t], with b(s) as in force at s. For a window given by
@@ -22,6 +22,7 @@ from srtm.errors import InputError
 from srtm.model import law as plain
 from srtm.model import scan
 from srtm.model._compiled import callable_from_compiled, compiled
+from srtm.model.scan import Summary
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Timeline:
     changes: tuple[tuple[int, TokenBucket], ...] = ()
 
     def __post_init__(self) -> None:
-        """Changes come in order of time."""
+        """Refuse changes that are not in order of time."""
         times = [at_ns for at_ns, _ in self.changes]
         if times != sorted(times):
             raise InputError(f"changes of (r, b) must come in order of time, not at {times} ns")
@@ -61,11 +62,11 @@ class Timeline:
         """∫r over (since, until], in pico-tokens."""
         return sum(
             bucket.pico_law.rate * max(0, min(until_ns, until) - max(since_ns, begin))
-            for begin, until, bucket in self.stretches()
+            for begin, until, bucket in self.intervals()
         )
 
-    def stretches(self) -> Iterable[tuple[int, int, TokenBucket]]:
-        """(from, until, bucket), back to back, from the beginning of time to its end."""
+    def intervals(self) -> Iterable[tuple[int, int, TokenBucket]]:
+        """(from, until, bucket) for each interval with a constant (r, b), back to back over all of time."""
         begins = [scan.EARLIEST_NS, *(at_ns for at_ns, _ in self.changes)]
         buckets = [self.start, *(bucket for _, bucket in self.changes)]
         return zip(begins, [*begins[1:], scan.LATEST_NS + 1], buckets, strict=True)
@@ -80,40 +81,31 @@ class Excess:
 
     @property
     def conforms(self) -> bool:
-        """No window held more than it might."""
+        """Whether no window held more than b + r·Δt."""
         return self.tokens <= 0
 
 
-class Piece(NamedTuple):
-    """What a piece of a trace does to those after it; `backlog` is its end if nothing is left at its first message."""
-
-    messages: int
-    first_ns: int
-    last_ns: int
-    backlog: int
-
-
 class Checked(NamedTuple):
-    """A piece of an output, its worst window, and the state behind it."""
+    """The summary of a stretch of an output, its worst window, and the state behind it."""
 
-    piece: Piece
+    summary: Summary
     excess: Excess
     state: scan.State
 
 
 def access_delays(arrivals: ArrayLike, timeline: Timeline) -> Ints:
-    """How long each message waits for its token, in ns, while (r, b) changes; waiting messages count on."""
+    """How long each message waits for its token, in ns, while (r, b) changes; waiting messages keep their place."""
     return waits(arrivals, timeline)[0]
 
 
 def waits(arrivals: ArrayLike, timeline: Timeline, entering: scan.State = BEGINNING) -> tuple[Ints, scan.State]:
-    """`access_delays` of a piece that follows a state, and the state behind it."""
+    """`access_delays` of a stretch that follows a state, and the state behind it."""
     times = scan.as_arrivals(arrivals)
     owed, state = _owed(times, timeline, entering)
     delays = np.zeros(len(times), np.int64)
     waiting = np.flatnonzero(owed > 0)
     since, owed = times[waiting], owed[waiting]
-    *earlier, (_, _, final) = timeline.stretches()
+    *earlier, (_, _, final) = timeline.intervals()
     for _, until, bucket in earlier:
         release = since - (-owed // bucket.r_mtps)
         here = since < until
@@ -127,26 +119,26 @@ def waits(arrivals: ArrayLike, timeline: Timeline, entering: scan.State = BEGINN
     return delays, state
 
 
-def summarise(arrivals: ArrayLike, timeline: Timeline, before: Piece | None = None) -> Piece:
-    """The piece that these arrivals are, or that they make with the piece just before them."""
+def summarise(arrivals: ArrayLike, timeline: Timeline, before: Summary | None = None) -> Summary:
+    """The summary of these arrivals, or of them and the stretch just before them."""
     times = scan.as_arrivals(arrivals)
     start = scan.State(before.backlog, before.last_ns) if before else scan.State(0, int(times[0]))
     state = _owed(times, timeline, start)[1]
     messages, first_ns = (before.messages, before.first_ns) if before else (0, int(times[0]))
-    return Piece(messages + len(times), first_ns, state.last_ns, state.backlog)
+    return Summary(messages + len(times), first_ns, state.last_ns, state.backlog)
 
 
-def left_by(piece: Piece, entering: scan.State, timeline: Timeline) -> scan.State:
-    """The state behind a piece of arrivals, given the state before it.
+def left_by(summary: Summary, entering: scan.State, timeline: Timeline) -> scan.State:
+    """The state behind a stretch of arrivals, given the state before it.
 
-    Every step of a backlog is x → max(x + c, d), and so are all of them together: d is the piece's own end.
+    Every step of a backlog is x → max(x + c, d), and so are all of them together: d is the stretch's own end.
     """
-    carried = _carried(entering, timeline, piece.first_ns)
-    first, last = timeline.bucket_at(piece.first_ns).pico_law, timeline.bucket_at(piece.last_ns).pico_law
-    found = max(0, carried.backlog - first.rate * (piece.first_ns - carried.last_ns))
-    change = piece.messages * PICO_PER_TOKEN + last.burst - first.burst
-    change -= timeline.dripped(piece.first_ns, piece.last_ns)
-    return scan.State(max(found + change, piece.backlog), piece.last_ns)
+    carried = _carried(entering, timeline, summary.first_ns)
+    first, last = timeline.bucket_at(summary.first_ns).pico_law, timeline.bucket_at(summary.last_ns).pico_law
+    found = max(0, carried.backlog - first.rate * (summary.first_ns - carried.last_ns))
+    change = summary.messages * PICO_PER_TOKEN + last.burst - first.burst
+    change -= timeline.dripped(summary.first_ns, summary.last_ns)
+    return scan.State(max(found + change, summary.backlog), summary.last_ns)
 
 
 def largest_excess(releases: ArrayLike, timeline: Timeline) -> Excess:
@@ -155,35 +147,35 @@ def largest_excess(releases: ArrayLike, timeline: Timeline) -> Excess:
 
 
 def check(releases: ArrayLike, timeline: Timeline, entering: scan.State | None = BEGINNING) -> Checked:
-    """`largest_excess` of the windows that end in a piece of an output.
+    """`largest_excess` of the windows that end in a stretch of an output.
 
-    They may begin before it, which is what the entering state tells of; without a state they begin in the piece.
+    With an entering state, windows may begin before the stretch; without one, they begin in it.
     """
     times = scan.as_arrivals(releases)
     scan.check_sorted(times)
     table = _Table.of(timeline)
-    work, stretch, last = table.drained(entering, int(times[0]) - 1)
-    worst, where, peak, work, _ = _scan_excess(times, *table, PICO_PER_TOKEN, work, last, stretch)
+    work, interval, last = table.drained(entering, int(times[0]) - 1)
+    worst, where, peak, work, _ = _scan_excess(times, *table, PICO_PER_TOKEN, work, last, interval)
     scan.check_peak(timeline.start.pico_law, int(peak))
     first_ns, last_ns = int(times[0]), int(times[-1])
     return Checked(
-        Piece(len(times), first_ns, last_ns, int(work)),
+        Summary(len(times), first_ns, last_ns, int(work)),
         Excess(Fraction(int(worst), PICO_PER_TOKEN), int(times[where])),
         scan.State(int(work), last_ns),
     )
 
 
-def work_before(piece: Piece, entering: scan.State, timeline: Timeline) -> int:
-    """What is left of a state of `check` just before a piece: nothing, and the piece may be checked without it."""
-    return int(_Table.of(timeline).drained(entering, piece.first_ns - 1)[0])
+def work_before(summary: Summary, entering: scan.State, timeline: Timeline) -> int:
+    """What is left of a state of `check` just before a stretch; if 0, the stretch may be checked without the state."""
+    return int(_Table.of(timeline).drained(entering, summary.first_ns - 1)[0])
 
 
-def checked_state(piece: Piece, entering: scan.State, timeline: Timeline) -> scan.State:
-    """The state behind a piece of an output, given the state before it: `left_by`, for `check`."""
-    before_ns = piece.first_ns - 1
-    change = piece.messages * PICO_PER_TOKEN - timeline.dripped(before_ns, piece.last_ns)
-    change += timeline.bucket_at(piece.last_ns - 1).pico_law.burst - timeline.bucket_at(before_ns).pico_law.burst
-    return scan.State(max(work_before(piece, entering, timeline) + change, piece.backlog), piece.last_ns)
+def checked_state(summary: Summary, entering: scan.State, timeline: Timeline) -> scan.State:
+    """The state behind a stretch of an output, given the state before it: `left_by`, for `check`."""
+    before_ns = summary.first_ns - 1
+    change = summary.messages * PICO_PER_TOKEN - timeline.dripped(before_ns, summary.last_ns)
+    change += timeline.bucket_at(summary.last_ns - 1).pico_law.burst - timeline.bucket_at(before_ns).pico_law.burst
+    return scan.State(max(work_before(summary, entering, timeline) + change, summary.backlog), summary.last_ns)
 
 
 class _Table(NamedTuple):
@@ -197,32 +189,32 @@ class _Table(NamedTuple):
     @classmethod
     def of(cls, timeline: Timeline) -> _Table:
         rows = []
-        for begin, _, bucket in timeline.stretches():
+        for begin, _, bucket in timeline.intervals():
             law = bucket.pico_law
             scan.check_burst(law, bucket)
             rows.append((begin, law.rate, law.burst, law.horizon // 2 + 1))
         return cls(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
 
     def drained(self, entering: scan.State | None, until_ns: int) -> tuple[int, int, int]:
-        """(work, stretch, time) just before a message, for `scan_excess` to go on from."""
+        """(work, interval, time) just before a message, for `scan_excess` to continue from."""
         if entering is None:
-            return 0, self._stretch(until_ns), until_ns
+            return 0, self._interval(until_ns), until_ns
         begins, rates, bursts, horizons = (column.tolist() for column in self)
-        stretch = self._stretch(max(entering.last_ns - 1, scan.EARLIEST_NS))
+        interval = self._interval(max(entering.last_ns - 1, scan.EARLIEST_NS))
         return plain.drain_excess(
-            entering.backlog, entering.last_ns, until_ns, stretch, begins, rates, bursts, horizons
+            entering.backlog, entering.last_ns, until_ns, interval, begins, rates, bursts, horizons
         )
 
-    def _stretch(self, time_ns: int) -> int:
+    def _interval(self, time_ns: int) -> int:
         return max(0, int(np.searchsorted(self.begins, time_ns, side="right")) - 1)
 
 
 def _owed(times: Ints, timeline: Timeline, entering: scan.State) -> tuple[Ints, scan.State]:
-    """Pico-tokens that each message lacks at its arrival, not positive where it goes at once; and the state behind."""
+    """Pico-tokens each message lacks on arrival (zero or less if it need not wait), and the state behind them."""
     scan.check_sorted(times)
     owed = np.empty(len(times), np.int64)
     state = entering
-    for begin, until, bucket in timeline.stretches():
+    for begin, until, bucket in timeline.intervals():
         low, high = np.searchsorted(times, [begin, until])
         if low == high:
             continue

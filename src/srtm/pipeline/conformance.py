@@ -1,8 +1,8 @@
-"""Conformance: did a recorded run keep to (r, b)? What `model.timeline.largest_excess` says, for runs of any size.
+"""Conformance: whether a recorded run kept to (r, b); `model.timeline.largest_excess` for runs of any size.
 
-Judged on release times, for each topic as a whole over all its brokers: no window may hold more messages than
-b + r·Δt. Stretches are checked in parallel, each for the windows that begin and end in it; where windows reach in from
-before, a second run checks those, as far as they matter.
+It judges release times, of each topic as a whole over all its brokers: no window may hold more messages than b + r·Δt.
+Tasks check stretches in parallel, each for the windows that begin and end in it. A second run checks the windows that
+reach into a stretch from before, as far as they matter.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srtm.errors import SRTMError
 from srtm.model import scan, timeline
-from srtm.model.timeline import Excess, Piece, Timeline
-from srtm.pipeline.traces.chunks import until_rejoined
-from srtm.pipeline.traces.reading import batch_of, by_topic, opened
+from srtm.model.timeline import Excess, Timeline
+from srtm.pipeline.traces.batches import batch_of, by_topic
+from srtm.pipeline.traces.reading import opened
+from srtm.pipeline.traces.summaries import until_rejoined
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from srtm.model.scan import State
-    from srtm.pipeline.traces.chunks import Both, Ints
-    from srtm.pipeline.traces.reading import Batches, Files, Frame, Trace, Work
+    from srtm.pipeline.traces.batches import Batches, Ints, Work
+    from srtm.pipeline.traces.files import Files
+    from srtm.pipeline.traces.frames import Frame
+    from srtm.pipeline.traces.reading import Trace
+    from srtm.pipeline.traces.summaries import Both
 
-    Contracts = Mapping[str, Timeline] | Timeline  # of each topic, or the same for all
+    Contracts = Mapping[str, Timeline] | Timeline  # by topic, or one for all topics
 
 COLUMNS = ("topic", "release_ns")
 _FIELDS = (
@@ -40,7 +44,7 @@ _RESULT = "topic string, messages long, conforms boolean, excess double, at_ns l
 
 @dataclass(frozen=True, slots=True)
 class TopicConformance:
-    """One topic's verdict: the window that exceeded (r, b) by most or came closest to it, or why there is none."""
+    """One topic's verdict: the window that exceeded (r, b) by most or came closest to it, or an error."""
 
     topic: str
     messages: int
@@ -49,11 +53,13 @@ class TopicConformance:
 
     @property
     def conforms(self) -> bool:
-        """No window held more than it might."""
+        """Whether no window held more than b + r·Δt."""
         return self.excess is not None and self.excess.conforms
 
 
-class _Part(NamedTuple):
+class _TopicStretch(NamedTuple):
+    """One topic in one stretch: its summary, and its worst window."""
+
     topic: str
     messages: int = 0
     first_ns: int = 0
@@ -64,27 +70,27 @@ class _Part(NamedTuple):
     error: str | None = None
 
     @property
-    def piece(self) -> Piece:
-        return Piece(self.messages, self.first_ns, self.last_ns, self.backlog)
+    def summary(self) -> scan.Summary:
+        return scan.Summary(self.messages, self.first_ns, self.last_ns, self.backlog)
 
 
 def conformance(trace: Trace, contracts: Contracts, spark: SparkSession | None = None) -> list[TopicConformance]:
-    """The verdict on every topic of a recorded trace: a DataFrame, or a path to be read with the session."""
+    """The verdict on every topic of a recorded trace: a DataFrame, or a path that the session reads."""
     with opened(trace, spark, COLUMNS, "release_ns") as source:
         return conformance_source(source, contracts)
 
 
 def conformance_source(source: Files | Frame, contracts: Contracts) -> list[TopicConformance]:
-    """`conformance` of a trace that is open."""
+    """`conformance` of an open trace."""
     spans = source.spans()
     if isinstance(contracts, Timeline):
         contracts = dict.fromkeys(spans, contracts)
-    parts = _parts(source.run(_checking(contracts), _FIELDS, COLUMNS))
-    entering = _entering(parts, contracts)
+    stretches = _received(source.run(_checking(contracts), _FIELDS, COLUMNS))
+    entering = _entering(stretches, contracts)
     if entering:
         again = source.run(_checking_again(contracts, entering), _FIELDS, COLUMNS, at=[at for _, at in entering])
-        parts += _parts(again)
-    lines = [_verdict(topic, spans[topic].messages, list(its_parts)) for topic, its_parts in _by_topic(parts)]
+        stretches += _received(again)
+    lines = [_verdict(topic, spans[topic].messages, list(its_own)) for topic, its_own in _by_topic(stretches)]
     lines += [TopicConformance(topic, 0, error=error) for topic, error in source.faults.items()]
     return sorted(lines, key=lambda line: line.topic)
 
@@ -109,32 +115,34 @@ def _checking(contracts: Mapping[str, Timeline]) -> Work:
     """Work over batches of (topic, release_ns): the windows that begin and end in a stretch."""
 
     def work(_: int, batches: Batches) -> Batches:
-        parts: dict[str, _Part] = {}
+        stretches: dict[str, _TopicStretch] = {}
         for batch in batches:
             for topic, rows in by_topic(batch):
-                part = parts.get(topic)
-                if part is None or part.error is None:
-                    parts[topic] = _checked(topic, rows, contracts.get(topic), part)
-        yield batch_of(_FIELDS, list(parts.values()))
+                before = stretches.get(topic)
+                if before is None or before.error is None:
+                    stretches[topic] = _checked(topic, rows, contracts.get(topic), before)
+        yield batch_of(_FIELDS, list(stretches.values()))
 
     return work
 
 
-def _checked(topic: str, rows: pa.RecordBatch, contract: Timeline | None, part: _Part | None) -> _Part:
-    """A part with more rows behind it."""
+def _checked(
+    topic: str, rows: pa.RecordBatch, contract: Timeline | None, before: _TopicStretch | None
+) -> _TopicStretch:
+    """The stretch `before` with these rows added to it."""
     if contract is None:
-        return _Part(topic, error="there is no contract (r, b) for this topic")
-    before = scan.State(part.backlog, part.last_ns) if part else None
+        return _TopicStretch(topic, error="this topic has no contract (r, b)")
+    state = scan.State(before.backlog, before.last_ns) if before else None
     try:
-        piece, excess, state = timeline.check(rows.column("release_ns").to_numpy(), contract, before)
+        summary, excess, state = timeline.check(rows.column("release_ns").to_numpy(), contract, state)
     except SRTMError as error:
-        return _Part(topic, error=str(error))
-    found = _Part(topic, *piece, int(excess.tokens * PICO_PER_TOKEN), excess.at_ns)
-    if part is None:
+        return _TopicStretch(topic, error=str(error))
+    found = _TopicStretch(topic, *summary, int(excess.tokens * PICO_PER_TOKEN), excess.at_ns)
+    if before is None:
         return found
-    worse = found if found.excess_ptok > part.excess_ptok else part
-    return part._replace(
-        messages=part.messages + piece.messages,
+    worse = found if found.excess_ptok > before.excess_ptok else before
+    return before._replace(
+        messages=before.messages + summary.messages,
         last_ns=state.last_ns,
         backlog=state.backlog,
         excess_ptok=worse.excess_ptok,
@@ -143,52 +151,53 @@ def _checked(topic: str, rows: pa.RecordBatch, contract: Timeline | None, part: 
 
 
 def _checking_again(contracts: Mapping[str, Timeline], entering: Mapping[tuple[str, int], State]) -> Work:
-    """Work over batches of (topic, release_ns): the windows that reach into a stretch, while these are the fuller."""
+    """Work over batches of (topic, release_ns): the windows that reach into a stretch, while those are fuller."""
 
     def work(_: int, batches: Batches) -> Batches:
         found = []
 
-        def go_on(topic: str, times: Ints, after: State, alone: State | None) -> Both | None:
+        def proceed(topic: str, times: Ints, after: State, alone: State | None) -> Both | None:
             try:
                 reaching = timeline.check(times, contracts[topic], after)
             except SRTMError as error:
-                found.append(_Part(topic, error=str(error)))
+                found.append(_TopicStretch(topic, error=str(error)))
                 return None
             worst = reaching.excess
-            found.append(_Part(topic, excess_ptok=int(worst.tokens * PICO_PER_TOKEN), at_ns=worst.at_ns))
+            found.append(_TopicStretch(topic, excess_ptok=int(worst.tokens * PICO_PER_TOKEN), at_ns=worst.at_ns))
             return reaching.state, timeline.check(times, contracts[topic], alone).state
 
-        until_rejoined(batches, "release_ns", entering, go_on)
+        until_rejoined(batches, "release_ns", entering, proceed)
         yield batch_of(_FIELDS, found)
 
     return work
 
 
-def _entering(parts: list[_Part], contracts: Mapping[str, Timeline]) -> dict[tuple[str, int], State]:
-    """The states that reach into parts, by topic and first time."""
+def _entering(stretches: list[_TopicStretch], contracts: Mapping[str, Timeline]) -> dict[tuple[str, int], State]:
+    """The states that reach into stretches, by topic and first time."""
     states = {}
-    for topic, grouped in _by_topic(parts):
-        its_parts = list(grouped)
-        if any(part.error for part in its_parts):
+    for topic, grouped in _by_topic(stretches):
+        its_own = list(grouped)
+        if any(stretch.error for stretch in its_own):
             continue
         state = timeline.BEGINNING
-        for part in its_parts:
-            if timeline.work_before(part.piece, state, contracts[topic]):
-                states[topic, part.first_ns] = state
-            state = timeline.checked_state(part.piece, state, contracts[topic])
+        for stretch in its_own:
+            if timeline.work_before(stretch.summary, state, contracts[topic]):
+                states[topic, stretch.first_ns] = state
+            state = timeline.checked_state(stretch.summary, state, contracts[topic])
     return states
 
 
-def _verdict(topic: str, messages: int, parts: list[_Part]) -> TopicConformance:
-    if errors := [part.error for part in parts if part.error]:
+def _verdict(topic: str, messages: int, stretches: list[_TopicStretch]) -> TopicConformance:
+    if errors := [stretch.error for stretch in stretches if stretch.error]:
         return TopicConformance(topic, messages, error=errors[0])
-    worst = max(parts, key=lambda part: (part.excess_ptok, -part.at_ns))
+    worst = max(stretches, key=lambda stretch: (stretch.excess_ptok, -stretch.at_ns))
     return TopicConformance(topic, messages, Excess(Fraction(worst.excess_ptok, PICO_PER_TOKEN), worst.at_ns))
 
 
-def _parts(table: pa.Table) -> list[_Part]:
-    return [_Part(**row) for row in table.to_pylist()]
+def _received(table: pa.Table) -> list[_TopicStretch]:
+    return [_TopicStretch(**row) for row in table.to_pylist()]
 
 
-def _by_topic(parts: Iterable[_Part]) -> Iterator[tuple[str, Iterator[_Part]]]:
-    return groupby(sorted(parts, key=lambda part: (part.topic, part.first_ns)), key=lambda part: part.topic)
+def _by_topic(stretches: Iterable[_TopicStretch]) -> Iterator[tuple[str, Iterator[_TopicStretch]]]:
+    ordered = sorted(stretches, key=lambda stretch: (stretch.topic, stretch.first_ns))
+    return groupby(ordered, key=lambda stretch: stretch.topic)

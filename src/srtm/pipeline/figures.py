@@ -1,4 +1,4 @@
-"""Figures of what the jobs found, as plotly draws them: interactive, in one HTML file that needs no network."""
+"""Figures of the jobs' results, drawn by plotly: interactive, in one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from srtm.pipeline.plan import Plans
     from srtm.pipeline.profile import TopicProfile
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # apart for the colour-blind, too
+_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+)  # distinguishable for colour-blind readers
 _STROKES = ("solid", "dash", "dot", "dashdot")
 _LAYOUT: dict[str, Any] = {
     "template": "plotly_white",
@@ -27,12 +34,12 @@ _LAYOUT: dict[str, Any] = {
 
 
 def envelope(line: TopicProfile) -> Any:
-    """The fullest windows of a topic, and its token bucket beside them."""
+    """The fullest windows of a topic, with its token bucket."""
     assert line.bucket is not None
     seconds = [window_ns / NS_PER_S for window_ns in line.envelope]
     figure = empty(
-        f"{line.topic}: how many messages come within Δ",
-        "length of the window Δ (s)",
+        f"{line.topic}: messages in any window of length Δ",
+        "window length Δ (s)",
         "messages",
         log_x=True,
         log_y=True,
@@ -48,15 +55,13 @@ def envelope(line: TopicProfile) -> Any:
 
 def comparison(plans: Plans) -> Any:
     """Tail latency of every policy on every number of brokers, against the SLO."""
-    figure = empty(
-        f"{plans.topic}: what each split would cost", "brokers k", "p99 end to end (ms)", log_x=False, log_y=True
-    )
+    figure = empty(f"{plans.topic}: cost of each split", "brokers k", "p99 end to end (ms)", log_x=False, log_y=True)
     for number, policy in enumerate(dict.fromkeys(plan.policy for plan in plans.plans)):
         known = [plan for plan in plans.plans if plan.policy == policy and plan.latency]
         even = sorted((plan for plan in known if not plan.fitted), key=lambda plan: plan.k)
         ks = [plan.k for plan in even]
         tails = [plan.latency.total.p99 / NS_PER_MS for plan in even if plan.latency]
-        # Policies often agree: lines of different strokes show through each other.
+        # Policies often agree: with different strokes, one line shows through another.
         _add(figure, policy, ks, tails, number, mode="lines+markers", dash=_STROKES[number % len(_STROKES)])
         for plan in known:
             if plan.fitted and plan.latency:
@@ -70,7 +75,7 @@ def comparison(plans: Plans) -> Any:
 
 
 def waits(line: TopicPenalty) -> Any:
-    """What messages waited over time, and would have waited with one bucket."""
+    """Mean wait over time, as recorded and with one bucket."""
     figure = empty(
         f"{line.topic}: waiting for tokens",
         "time since the first window (s)",
@@ -81,7 +86,7 @@ def waits(line: TopicPenalty) -> Any:
     begin_ns = line.windows[0].begin_ns
     seconds = [(window.begin_ns - begin_ns) / NS_PER_S for window in line.windows]
     means = {
-        "as it was, over several buckets": [window.whole.split for window in line.windows],
+        "recorded, with the bucket split": [window.whole.split for window in line.windows],
         "with one bucket": [window.whole.one for window in line.windows],
     }
     for number, (name, found) in enumerate(means.items()):
@@ -92,13 +97,13 @@ def waits(line: TopicPenalty) -> Any:
 
 
 def write_page(path: Path, title: str, figures: Sequence[Any]) -> None:
-    """Figures one below the other on a page of their own."""
-    body = "\n".join(f"<section>{part}</section>" for part in as_html(figures))
+    """Write a page with the figures one below the other."""
+    body = "\n".join(f"<section>{plot}</section>" for plot in as_html(figures))
     write_text(path, page(title, body))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a page, or say why not."""
+    """Write a page; TraceError if that fails."""
     try:
         path.write_text(text)
     except OSError as error:
@@ -106,7 +111,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def as_html(figures: Sequence[Any]) -> list[str]:
-    """Each figure as a piece of HTML; the first brings plotly's code along."""
+    """The HTML of each figure; the first includes plotly's code."""
     return [
         figure.to_html(full_html=False, include_plotlyjs=number == 0, config={"displaylogo": False, "responsive": True})
         for number, figure in enumerate(figures)
@@ -140,11 +145,11 @@ th:first-child, td:first-child {{ text-align: left; }} thead th {{ border-bottom
 
 
 def empty(title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> Any:
-    """A figure with nothing in it yet."""
+    """A figure without data."""
     try:
         import plotly.graph_objects as go
     except ImportError:
-        raise PipelineError("figures are drawn by plotly: install it with pip install 'srtm[spark]'") from None
+        raise PipelineError("figures need plotly: pip install 'srtm[spark]'") from None
     figure = go.Figure(layout={**_LAYOUT, "title": title})
     figure.update_xaxes(title=x, type="log" if log_x else "linear")
     figure.update_yaxes(title=y, type="log" if log_y else "linear")

@@ -1,9 +1,9 @@
-"""Groups: per topic, which publishers burst together; exactly what `model.correlation` says.
+"""Groups: per topic, the publishers that burst together; exactly the groups of `model.correlation`.
 
-Two stages. Stretches of the trace (`reading`) are scanned in parallel for onsets, as if nothing came before them: ten
-times fewer than messages where publishers send batches of ten. Then one task a topic joins the onsets of its publishers
-and finds the groups; the last message before a stretch tells whether the first one in it starts a burst. Groups never
-span topics. A topic that fails does not take the others with it: its error stands in its line of the result.
+Two stages. Tasks scan the stretches of the trace (`traces.reading`) for onsets in parallel, as if nothing came before
+them: ten times fewer rows than messages if publishers send batches of ten. Then one task per topic joins the onsets of
+its publishers and finds the groups; the last message before a stretch decides whether the first one in it starts a
+burst. Groups never span topics. A topic that fails does not fail the others: its error is in its line of the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from srtm.errors import SRTMError
 from srtm.model import correlation as model
 from srtm.model import scan
 from srtm.model.drift import Drift, drift
-from srtm.pipeline.traces.reading import by_topic, opened
+from srtm.pipeline.traces.batches import by_topic
+from srtm.pipeline.traces.reading import opened
 from srtm.units import NS_PER_S
 from srtm.workload.trace import files_of
 
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
-    from srtm.pipeline.traces.reading import Batches, Trace, Work
+    from srtm.pipeline.traces.batches import Batches, Work
+    from srtm.pipeline.traces.reading import Trace
 
 COLUMNS = ("topic", "publisher", "arrival_ns")
-_PIECES = (
+_ONSET_FIELDS = (
     "topic string, publisher string, last_ns long, onsets binary, declared string, names_groups boolean, error string"
 )
 _ARROW = pa.schema(
@@ -51,12 +53,12 @@ _ARROW = pa.schema(
     ]
 )
 _LINES = "topic string, line binary"
-_ROWS = 1_000  # publishers that are handed on together: some megabytes
+_ROWS = 1_000  # publishers per batch: some megabytes
 
 
 @dataclass(frozen=True, slots=True)
 class TopicGroups:
-    """One topic's groups, and how they differ from those declared where any are; or why that cannot be said."""
+    """One topic's groups, and their drift from the declared ones if any are declared; or an error."""
 
     topic: str
     messages: int
@@ -69,13 +71,13 @@ class TopicGroups:
 def groups(
     trace: Trace, spark: SparkSession | None = None, *, options: model.Options | None = None
 ) -> list[TopicGroups]:
-    """The correlation groups of every topic of a trace: a DataFrame, or a path to be read with the session."""
+    """The correlation groups of every topic of a trace: a DataFrame, or a path that the session reads."""
     chosen = options or model.Options()
     columns = (*COLUMNS, "group") if _names_groups(trace, spark) else COLUMNS
     with opened(trace, spark, columns) as source:
         spans = source.spans()
-        pieces = source.map(_scanning(chosen), _PIECES, columns)
-        found = pieces.groupBy("topic").applyInArrow(_finding(chosen), _LINES).toArrow()
+        onsets = source.map(_scanning(chosen), _ONSET_FIELDS, columns)
+        found = onsets.groupBy("topic").applyInArrow(_finding(chosen), _LINES).toArrow()
         lines = [pickle.loads(line) for line in found["line"].to_pylist()]
         lines = [replace(line, messages=spans[line.topic].messages) for line in lines]
         faults = [TopicGroups(topic, 0, error=error) for topic, error in source.faults.items()]
@@ -83,7 +85,7 @@ def groups(
 
 
 def _names_groups(trace: Trace, spark: SparkSession | None) -> bool:
-    """Whether there is a column of declared groups; traces from elsewhere may have none."""
+    """Whether the trace has a column of declared groups; imported traces may lack it."""
     if not isinstance(trace, str | Path):
         return "group" in trace.columns
     if "://" in str(trace):
@@ -91,11 +93,11 @@ def _names_groups(trace: Trace, spark: SparkSession | None) -> bool:
     try:
         return all("group" in pq.read_schema(file).names for file in files_of(Path(trace)))
     except (OSError, pa.ArrowInvalid):
-        return False  # whoever opens it says what is wrong
+        return False  # `opened` names the problem
 
 
-class _Stretch:
-    """A topic's messages of a stretch, in order of time, on their way to onsets."""
+class _TopicStretch:
+    """One topic in one stretch, its messages taken in order of time and reduced to onsets."""
 
     def __init__(self, topic: str, options: model.Options) -> None:
         self._topic = topic
@@ -123,8 +125,8 @@ class _Stretch:
                 self._ranks = names.argsort(kind="stable").argsort().astype(np.int32)
             self._scanner.note(times, senders, groups, self._ranks)
 
-    def pieces(self) -> Batches:
-        """A row for the stretch, without a publisher, and one for each publisher."""
+    def onsets(self) -> Batches:
+        """A row for the stretch, without a publisher, and a row for each publisher."""
         names_groups = len(self._groups) > 1
         yield self._batch([{"names_groups": names_groups, "error": self._error}])
         if self._error:
@@ -133,7 +135,7 @@ class _Stretch:
         rows: list[dict[str, Any]] = []
         for number, (name, onsets) in enumerate(zip(self._numbers, self._scanner.onsets(), strict=True)):
             if not len(onsets):
-                continue  # named in the file's dictionary, but by another topic or at another time
+                continue  # in the file's dictionary, but for another topic or time
             last_ns, group = int(self._scanner.last_ns[number]), declared[self._scanner.group_of[number]]
             rows.append({"publisher": name, "last_ns": last_ns, "onsets": onsets.tobytes(), "declared": group})
             if len(rows) == _ROWS:
@@ -146,7 +148,7 @@ class _Stretch:
 
 
 def _numbered(column: pa.DictionaryArray, numbers: dict[str | None, int]) -> NDArray[np.int32]:
-    """The numbers of a column of names, 0 where it has none; new names get the next ones."""
+    """The numbers of a column of names, 0 for null; new names get the next numbers."""
     table = np.array([numbers.setdefault(name, len(numbers)) for name in column.dictionary.to_pylist()] + [0], np.int32)
     numbered: NDArray[np.int32] = table[pc.fill_null(column.indices, len(table) - 1).to_numpy()]
     return numbered
@@ -154,46 +156,46 @@ def _numbered(column: pa.DictionaryArray, numbers: dict[str | None, int]) -> NDA
 
 def _scanning(options: model.Options) -> Work:
     def work(_: int, batches: Batches) -> Batches:
-        stretches: dict[str, _Stretch] = {}
+        stretches: dict[str, _TopicStretch] = {}
         for batch in batches:
             for topic, rows in by_topic(batch):
                 if topic not in stretches:
-                    stretches[topic] = _Stretch(topic, options)
+                    stretches[topic] = _TopicStretch(topic, options)
                 stretches[topic].feed(rows)
         for stretch in stretches.values():
-            yield from stretch.pieces()
+            yield from stretch.onsets()
 
     return work
 
 
 def _finding(options: model.Options) -> Any:
-    def run(pieces: pa.Table) -> pa.Table:
-        return pa.table({"topic": pieces["topic"][:1], "line": [pickle.dumps(_of_topic(pieces, options))]})
+    def run(onsets: pa.Table) -> pa.Table:
+        return pa.table({"topic": onsets["topic"][:1], "line": [pickle.dumps(_of_topic(onsets, options))]})
 
     return run
 
 
-def _of_topic(pieces: pa.Table, options: model.Options) -> TopicGroups:
-    """All pieces of a topic → its groups."""
-    topic = pieces["topic"][0].as_py()
-    if errors := pieces["error"].drop_null().to_pylist():
+def _of_topic(stretches: pa.Table, options: model.Options) -> TopicGroups:
+    """The groups of a topic, from its onsets in all stretches."""
+    topic = stretches["topic"][0].as_py()
+    if errors := stretches["error"].drop_null().to_pylist():
         return TopicGroups(topic, 0, error=min(errors))
-    by_name: dict[str, list[model.Piece]] = defaultdict(list)
+    by_name: dict[str, list[model.StretchOnsets]] = defaultdict(list)
     declared: dict[str, tuple[int, str]] = {}
-    for name, last_ns, onsets, group in _rows(pieces):
-        by_name[name].append(model.Piece(np.frombuffer(onsets, np.int64), last_ns))
+    for name, last_ns, onsets, group in _rows(stretches):
+        by_name[name].append(model.StretchOnsets(np.frombuffer(onsets, np.int64), last_ns))
         declared[name] = max(declared.get(name, (model.NEVER, "")), (last_ns, group or ""))
     onsets_of = model.Onsets.of({name: model.join(its, options.silence_ns) for name, its in by_name.items()})
     found = tuple(model.find_groups(onsets_of, options))
     compared = None
-    if pc.any(pieces["names_groups"]).as_py():
+    if pc.any(stretches["names_groups"]).as_py():
         group_of = {name: group.name for group in found for name in group.publishers}
         compared = drift(by_name, {name: group or None for name, (_, group) in declared.items()}, group_of)
     return TopicGroups(topic, 0, len(by_name), found, compared)
 
 
-def _rows(pieces: pa.Table) -> Iterator[tuple[str, int, bytes, str | None]]:
-    rows = pieces.filter(pc.is_valid(pieces["publisher"]))
+def _rows(stretches: pa.Table) -> Iterator[tuple[str, int, bytes, str | None]]:
+    rows = stretches.filter(pc.is_valid(stretches["publisher"]))
     yield from zip(
         *(rows[name].to_pylist() for name in ("publisher", "last_ns", "onsets", "declared")),
         strict=True,
@@ -201,7 +203,7 @@ def _rows(pieces: pa.Table) -> Iterator[tuple[str, int, bytes, str | None]]:
 
 
 def document(lines: Iterable[TopicGroups]) -> dict[str, Any]:
-    """What `srtm groups --json` prints and `--out` writes; `workload.groups` reads it."""
+    """The document that `srtm groups --json` prints and `--out` writes; `workload.groups` reads it."""
     listed = list(lines)
     return {
         "groups": [

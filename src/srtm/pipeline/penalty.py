@@ -1,11 +1,11 @@
-"""Penalty: what splitting the bucket cost a recorded run; per topic, broker and window of time.
+"""Penalty: what splitting the bucket cost a recorded run, per topic, broker and window of time.
 
-Each message waited `release_ns − arrival_ns` for its token. What it would have waited with one bucket follows from the
-arrivals of the whole topic and (r, b), by the law. Messages of the same instant go through that bucket in the order in
-which they were released, then by broker. All numbers are those of `model.penalty.recorded`.
+Each message waited `release_ns − arrival_ns` for its token. The wait it would have had with one bucket follows from the
+arrivals of the whole topic and (r, b), by the law. Messages of the same instant go through that bucket in order of
+release, then of broker. All numbers are those of `model.penalty.recorded`.
 
-Three runs at most: summaries of the stretches, which give the state that each starts from; the delays, summed up window
-by window; and, where the summaries leave a quantile of the whole open, the values that it lies between.
+It takes at most three runs: summaries of the stretches, which give the state that each starts from; the delays, summed
+window by window; and, for quantiles of the whole run that the sums leave open, the values they lie between.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import numpy as np
 
 from srtm.errors import InputError, SRTMError
 from srtm.model import scan, timeline
-from srtm.model.timeline import Piece, Timeline
+from srtm.model.timeline import Timeline
+from srtm.pipeline.traces.batches import batch_of, by_topic
 from srtm.pipeline.traces.quantiles import Bounds, Samples, narrowed, selected
-from srtm.pipeline.traces.reading import batch_of, by_topic, opened
+from srtm.pipeline.traces.reading import opened
 from srtm.units import NS_PER_S, percentiles
 
 if TYPE_CHECKING:
@@ -31,16 +32,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
-    from srtm.pipeline.traces.reading import Batches, Files, Frame, Trace, Work
+    from srtm.pipeline.traces.batches import Batches, Ints, Work
+    from srtm.pipeline.traces.files import Files
+    from srtm.pipeline.traces.frames import Frame
+    from srtm.pipeline.traces.reading import Trace
 
-    Contracts = Mapping[str, Timeline] | Timeline  # of each topic, or the same for all
-
-    Ints = NDArray[np.int64]
+    Contracts = Mapping[str, Timeline] | Timeline  # by topic, or one for all topics
 
 COLUMNS = ("topic", "arrival_ns", "broker", "release_ns")
 WINDOW_NS = 60 * NS_PER_S
 QUANTILES = ("0.50", "0.95", "0.99")
-_PIECE_FIELDS = "topic string, messages long, first_ns long, last_ns long, backlog long, error string"
+_SUMMARY_FIELDS = "topic string, messages long, first_ns long, last_ns long, backlog long, error string"
 _SUM_FIELDS = (
     "topic string, broker string, begin_ns long, one boolean, messages long, waiting long, total_ns long, p50 long,"
     " p95 long, p99 long, longest_ns long, values binary, places binary, complete boolean, error string"
@@ -54,10 +56,10 @@ _RESULT = (
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long some messages waited for tokens."""
+    """How long messages waited for tokens."""
 
     messages: int
-    waiting: int  # those that waited at all
+    waiting: int  # messages that waited at all
     total_ns: int
     p50: int
     p95: int
@@ -74,20 +76,20 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The waits as they were, and as they would have been with one bucket."""
+    """The recorded waits, and those with one bucket instead."""
 
     split: Waits
     one: Waits
 
     @property
     def penalty_ns(self) -> int:
-        """What the split cost all messages together."""
+        """What the split cost, over all messages."""
         return self.split.total_ns - self.one.total_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time of a topic: what the split cost there, in all and at each broker."""
+    """A window of a topic's time: what the split cost in it, overall and at each broker."""
 
     begin_ns: int
     whole: Cost
@@ -96,7 +98,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TopicPenalty:
-    """One topic's account, or why there is none."""
+    """One topic's account, or an error."""
 
     topic: str
     messages: int
@@ -106,12 +108,12 @@ class TopicPenalty:
     error: str | None = None
 
     def worst(self, count: int = 5) -> list[Window]:
-        """The windows that cost most, the worst first."""
+        """The costliest windows, worst first."""
         return sorted(self.windows, key=lambda window: (-window.whole.penalty_ns, window.begin_ns))[:count]
 
 
 class _Key(NamedTuple):
-    """Whose delays: a topic's, or those of its messages at one broker; as they were, or with one bucket."""
+    """Whose delays: a topic's, or those of its messages at one broker; as recorded, or with one bucket."""
 
     topic: str
     broker: str | None
@@ -134,22 +136,22 @@ def penalty(
     *,
     window_ns: int = WINDOW_NS,
 ) -> list[TopicPenalty]:
-    """The account of every topic of a recorded trace: a DataFrame, or a path to be read with the session."""
+    """The account of every topic of a recorded trace: a DataFrame, or a path that the session reads."""
     if not 1 <= window_ns <= scan.LATEST_NS:
-        raise InputError(f"a window of {window_ns} ns: it must be a positive time, of 146 years at most")
+        raise InputError(f"window = {window_ns} ns: it must be a positive time of at most 146 years")
     with opened(trace, spark, COLUMNS, grain_ns=window_ns) as source:
         return penalty_source(source, contracts, window_ns)
 
 
 def penalty_source(source: Files | Frame, contracts: Contracts, window_ns: int = WINDOW_NS) -> list[TopicPenalty]:
-    """`penalty` of a trace that is open."""
+    """`penalty` of an open trace."""
     spans = source.spans()
     if isinstance(contracts, Timeline):
         contracts = dict.fromkeys(spans, contracts)
-    pieces = source.run(_summarising(contracts), _PIECE_FIELDS, COLUMNS).to_pylist()
-    errors = {row["topic"]: row["error"] for row in pieces if row["error"]}
+    summaries = source.run(_summarising(contracts), _SUMMARY_FIELDS, COLUMNS).to_pylist()
+    errors = {row["topic"]: row["error"] for row in summaries if row["error"]}
     good = {topic: contracts[topic] for topic in spans if topic not in errors}
-    entering = _entering((row for row in pieces if row["topic"] in good), good)
+    entering = _entering((row for row in summaries if row["topic"] in good), good)
     rows = source.run(_summing(good, entering, window_ns), _SUM_FIELDS, COLUMNS).to_pylist()
     errors |= {row["topic"]: row["error"] for row in rows if row["error"]}
     by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -164,7 +166,7 @@ def penalty_source(source: Files | Frame, contracts: Contracts, window_ns: int =
 
 
 def penalty_frame(trace: DataFrame, contracts: Contracts, *, window_ns: int = WINDOW_NS) -> DataFrame:
-    """`penalty` from DataFrame to DataFrame, for notebooks: a row a topic, window and broker; null stands for all."""
+    """`penalty` from DataFrame to DataFrame, for notebooks: a row per topic, window and broker; null means all."""
     rows: list[tuple[object, ...]] = []
     for line in penalty(trace, contracts, window_ns=window_ns):
         if line.whole is None:
@@ -186,22 +188,22 @@ def penalty_frame(trace: DataFrame, contracts: Contracts, *, window_ns: int = WI
 
 def _summarising(contracts: Mapping[str, Timeline]) -> Work:
     def work(_: int, batches: Batches) -> Batches:
-        pieces: dict[str, Piece] = {}
+        summaries: dict[str, scan.Summary] = {}
         errors: dict[str, str] = {}
         for batch in batches:
             for topic, rows in by_topic(batch):
                 if topic not in contracts:
-                    errors[topic] = "there is no contract (r, b) for this topic"
+                    errors[topic] = "this topic has no contract (r, b)"
                 if topic in errors:
                     continue
                 try:
                     times = rows.column("arrival_ns").to_numpy()
-                    pieces[topic] = timeline.summarise(times, contracts[topic], pieces.get(topic))
+                    summaries[topic] = timeline.summarise(times, contracts[topic], summaries.get(topic))
                 except SRTMError as error:
                     errors[topic] = str(error)
         yield batch_of(
-            _PIECE_FIELDS,
-            [(topic, *piece, None) for topic, piece in pieces.items() if topic not in errors]
+            _SUMMARY_FIELDS,
+            [(topic, *summary, None) for topic, summary in summaries.items() if topic not in errors]
             + [(topic, 0, 0, 0, 0, error) for topic, error in errors.items()],
         )
 
@@ -212,22 +214,22 @@ def _entering(
     rows: Iterable[Mapping[str, Any]], contracts: Mapping[str, Timeline]
 ) -> dict[tuple[str, int], scan.State]:
     """The state that each stretch of a topic starts from, by topic and first time."""
-    by_name: dict[str, list[Piece]] = defaultdict(list)
+    by_name: dict[str, list[scan.Summary]] = defaultdict(list)
     for row in rows:
-        by_name[str(row["topic"])].append(Piece(*(row[name] for name in Piece._fields)))
+        by_name[str(row["topic"])].append(scan.Summary(*(row[name] for name in scan.Summary._fields)))
     states = {}
-    for topic, pieces in by_name.items():
+    for topic, summaries in by_name.items():
         state = timeline.BEGINNING
-        for piece in sorted(pieces, key=lambda piece: piece.first_ns):
-            states[topic, piece.first_ns] = state
-            state = timeline.left_by(piece, state, contracts[topic])
+        for summary in sorted(summaries, key=lambda summary: summary.first_ns):
+            states[topic, summary.first_ns] = state
+            state = timeline.left_by(summary, state, contracts[topic])
     return states
 
 
 def _delays(
     contracts: Mapping[str, Timeline], entering: Mapping[tuple[str, int], scan.State], batches: Batches
 ) -> Iterator[_Delays]:
-    """What every message waited, and would have waited in one bucket."""
+    """How long every message waited, and would have waited with one bucket."""
     states: dict[str, scan.State] = {}
     for batch in batches:
         for topic, rows in by_topic(batch):
@@ -245,14 +247,14 @@ def _delays(
 
 
 def _released_order(rows: pa.RecordBatch, times: Ints, names: list[str]) -> NDArray[np.intp]:
-    """Rows by arrival, those of the same instant by release and broker."""
+    """The order of rows by arrival, then release, then broker."""
     place = np.argsort(np.argsort(np.array(names)))
     brokers = place[rows.column("broker").indices.to_numpy()]
     return np.lexsort((brokers, rows.column("release_ns").to_numpy(), times))
 
 
 def _summing(contracts: Mapping[str, Timeline], entering: Mapping[tuple[str, int], scan.State], window_ns: int) -> Work:
-    """Work over whole windows: a row a window and broker, and the samples of all."""
+    """Work over whole windows: a row per window and broker, and the samples of all."""
 
     def work(_: int, batches: Batches) -> Batches:
         for found in _delays(contracts, entering, batches):
@@ -312,7 +314,7 @@ def _wholes(
         values, places = (np.frombuffer(row[name], np.int64) for name in ("values", "places"))
         key = _Key(row["topic"], row["broker"], row["one"])
         samples[key].append(Samples(values, places, row["messages"], row["complete"]))
-    bounds = {(key, q): narrowed(parts, q) for key, parts in samples.items() for q in QUANTILES}
+    bounds = {(key, q): narrowed(its_own, q) for key, its_own in samples.items() for q in QUANTILES}
     found = {place: bound.upto for place, bound in bounds.items()}
     still_open = {place: bound for place, bound in bounds.items() if not bound.settled}
     if still_open:
@@ -323,7 +325,7 @@ def _wholes(
             between[place].append(np.frombuffer(row["values"], np.int64))
             below[place] += row["below"]
         for key, q in still_open:
-            total = sum(part.total for part in samples[key])
+            total = sum(some.total for some in samples[key])
             found[key, q] = selected(between[key, q], below[key, q], total, q)
     return {key: [found[key, q] for q in QUANTILES] for key in samples}
 
@@ -353,9 +355,9 @@ def _account(topic: str, messages: int, rows: list[dict[str, Any]], wholes: Mapp
     for row in rows:
         key = _Key(topic, row["broker"], row["one"])
         numbers = ("messages", "waiting", "total_ns", "p50", "p95", "p99", "longest_ns")
-        windows[row["begin_ns"]][key] = waits = Waits(*(row[name] for name in numbers))
-        in_all[key].append(waits)
-    whole, brokers = _costs(topic, {key: _total(parts, wholes[key]) for key, parts in in_all.items()})
+        windows[row["begin_ns"]][key] = each = Waits(*(row[name] for name in numbers))
+        in_all[key].append(each)
+    whole, brokers = _costs(topic, {key: _total(waits, wholes[key]) for key, waits in in_all.items()})
     listed = [Window(begin_ns, *_costs(topic, waits)) for begin_ns, waits in sorted(windows.items())]
     return TopicPenalty(topic, messages, whole, brokers, listed)
 
@@ -366,21 +368,21 @@ def _costs(topic: str, waits: Mapping[_Key, Waits]) -> tuple[Cost, dict[str, Cos
     return costs[None], {name: cost for name, cost in costs.items() if name is not None}
 
 
-def _total(parts: list[Waits], quantiles: list[int]) -> Waits:
+def _total(waits: list[Waits], quantiles: list[int]) -> Waits:
     p50, p95, p99 = quantiles
     return Waits(
-        sum(part.messages for part in parts),
-        sum(part.waiting for part in parts),
-        sum(part.total_ns for part in parts),
+        sum(each.messages for each in waits),
+        sum(each.waiting for each in waits),
+        sum(each.total_ns for each in waits),
         p50,
         p95,
         p99,
-        max(part.longest_ns for part in parts),
+        max(each.longest_ns for each in waits),
     )
 
 
 def _exact_sum(values: Ints) -> int:
-    """The sum of non-negative values, also where it leaves 64 bits."""
+    """The sum of non-negative values, exact even beyond 64 bits."""
     total = (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
     if total > 2**62:
         raise InputError(f"the delays of a window add up to {total} ns: check the units, or choose a shorter window")

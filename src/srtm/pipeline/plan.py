@@ -1,7 +1,7 @@
-"""Plan: what every split of a topic would cost before it is made; policy × k, and each policy's own fit.
+"""Plan: what every split of a topic would cost, before making it: each policy on each k, and each policy's own fit.
 
-One Spark task a cell. Each runs `sim` over the topic's whole traffic, so a plan says what the simulator says. The
-traffic is a trace or a workload, which workers read or make themselves and keep for their next cell.
+One Spark task per cell. Each runs `sim` over the topic's whole traffic, so a plan gives the simulator's numbers. The
+traffic is a trace or a workload, which workers read or generate themselves and keep for their next cell.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO, Distribution, Latency
 from srtm.model.placement import POLICIES, policy_named
 from srtm.model.profile import profile
-from srtm.pipeline.traces.reading import batch_of
+from srtm.pipeline.traces.batches import batch_of
 from srtm.sim.simulate import SimulatedCluster, Simulation, Topic, assess, simulate
 from srtm.workload.publishers import Arrivals, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, Recorded, TopicArrivals, in_topics, load
@@ -42,7 +42,7 @@ _kept: dict[str, Topic] = {}  # a worker's traffic, for its next cell
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """What one broker would carry, with which sub-token bucket, and what its messages would see."""
+    """One broker's publishers, sub-token bucket and end-to-end latency under a plan."""
 
     broker: str
     publishers: int
@@ -52,7 +52,7 @@ class BrokerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One cell: a policy on k brokers, or as it fits itself; what messages would see, or why it cannot be."""
+    """One cell: a policy on k brokers, or its own fit; the latency of its messages, or an error."""
 
     policy: str
     k: int
@@ -66,7 +66,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """All cells, and the one to take: the fewest brokers that meet the SLO, then the shortest tail."""
+    """All cells, and the one to choose: the fewest brokers that meet the SLO, then the shortest tail."""
 
     topic: str
     bucket: TokenBucket
@@ -75,14 +75,14 @@ class Plans:
 
     @property
     def chosen(self) -> Plan | None:
-        """The plan to take; if none meets the SLO, the one that comes closest."""
+        """The best plan; if none meets the SLO, the one that comes closest."""
         possible = [plan for plan in self.plans if plan.latency]
         return min(possible, key=_preference, default=None)
 
 
 class _Cell(NamedTuple):
     policy: str
-    k: int | None  # None: as many as the fit takes
+    k: int | None  # None: as many as the fit chooses
 
 
 def plan(
@@ -101,13 +101,13 @@ def plan(
 ) -> Plans:
     """Every policy on every number of brokers, and fitted by itself.
 
-    (r, b) is the traffic's own profile unless given; `groups` says who bursts with whom instead of the trace.
+    (r, b) is the traffic's own profile unless given; `groups` maps publishers to groups and overrides the trace.
     """
     for name in policies:
         policy_named(name)
     wrong = [k for k in ks or () if not 1 <= k <= len(brokers)]
     if wrong or not brokers:
-        raise PlacementError(f"k = {wrong}: there are {len(brokers)} brokers to choose from")
+        raise PlacementError(f"k = {wrong}: choose from 1 to {len(brokers)}, the number of brokers")
     goal = slo or SLO()
     source = _shipped(traffic)
     first = _topic_of(source, topic, groups, bucket)
@@ -132,10 +132,10 @@ def plan(
 def record(
     plans: Plans, traffic: Traffic, brokers: Sequence[SimulatedBroker], folder: Path, *, seed: int = 0
 ) -> list[Path]:
-    """The trace that the chosen plan's run would record, one file a broker, into a folder that does not exist yet."""
+    """Write the trace that a run of the chosen plan would record, one file per broker, into a new folder."""
     chosen = plans.chosen
     if chosen is None or chosen.broker_of is None:
-        raise InputError("there is no plan to record: none could be made")
+        raise InputError("no plan to record: no cell could be placed")
     topic = _topic_of(_shipped(traffic), plans.topic, None, plans.bucket).contract
     cluster = SimulatedCluster(topic, brokers, plans.slo, seed)
     seen = cluster.observe(chosen.broker_of, sorted(set(chosen.broker_of.tolist())))
@@ -150,7 +150,7 @@ def record(
         release_ns = arrivals.times_ns + access
         name = brokers[broker].name
         rows = Recorded(plans.topic, name, topic.publishers, arrivals, release_ns, release_ns + processing)
-        written.append(folder / f"{quote(name, safe='')}.parquet")  # a name may be anything
+        written.append(folder / f"{quote(name, safe='')}.parquet")  # a name may hold any character
         rows.write(written[-1], {"srtm.plan": f"{chosen.policy}, k = {chosen.k}"})
     return written
 
@@ -161,11 +161,11 @@ class _Named(NamedTuple):
 
 
 def _shipped(traffic: Traffic) -> str | Workload | pa.Table:
-    """The traffic as something that reaches workers: a path, a workload, or the rows themselves."""
+    """The traffic in a form that workers can use: a path, a workload, or the rows themselves."""
     if isinstance(traffic, Workload):
         return traffic
     if isinstance(traffic, str | Path):
-        return str(Path(traffic).absolute())  # workers may stand elsewhere
+        return str(Path(traffic).absolute())  # workers may run in another folder
     if "group" not in traffic.columns:
         from pyspark.sql import functions as f
 
@@ -190,10 +190,10 @@ def _topic_of(
 def _only(topics: list[TopicArrivals], name: str | None) -> TopicArrivals:
     names = [topic.topic for topic in topics]
     if name is not None and name not in names:
-        raise InputError(f"the trace has no topic {name!r}: it has {', '.join(names[:10])}")
+        raise InputError(f"unknown topic {name!r}; topics of the trace: {', '.join(names[:10])}")
     if name is None and len(topics) > 1:
         listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        raise InputError(f"the trace has {len(names)} topics: say which one to plan ({listed})")
+        raise InputError(f"the trace has {len(names)} topics; choose one to plan: {listed}")
     return topics[0] if name is None else topics[names.index(name)]
 
 
@@ -222,14 +222,14 @@ def _made(seen: Simulation, cell: _Cell) -> Plan:
 def _preference(plan: Plan) -> tuple[Any, ...]:
     assert plan.latency is not None
     tail_ns = plan.latency.total.p99
-    by_name = -list(POLICIES).index(plan.policy)  # the later ones of the table know more
+    by_name = -list(POLICIES).index(plan.policy)  # later policies of the table know more
     if plan.meets_slo:
         return (0, plan.k, tail_ns, by_name)
     return (1, tail_ns, plan.k, by_name)
 
 
 def _plain(found: Plan) -> dict[str, Any]:
-    """A plan as JSON can carry it from a worker."""
+    """A plan as JSON, for the way from a worker."""
     latency = found.latency
     return {
         "cell": [found.policy, found.k, found.fitted, found.meets_slo, found.error],
@@ -237,7 +237,7 @@ def _plain(found: Plan) -> dict[str, Any]:
             [b.broker, b.publishers, b.bucket.r_mtps, b.bucket.b_ntok, *_points(b.total)] for b in found.brokers
         ],
         "latency": latency
-        and [latency.messages, *(_points(part) for part in (latency.access, latency.processing, latency.total))],
+        and [latency.messages, *(_points(each) for each in (latency.access, latency.processing, latency.total))],
     }
 
 
@@ -255,5 +255,5 @@ def _from_plain(row: dict[str, Any]) -> Plan:
     return Plan(policy, k, fitted, meets_slo, brokers, latency, error, lanes)
 
 
-def _points(part: Distribution) -> list[int]:
-    return [part.p50, part.p95, part.p99]
+def _points(latency: Distribution) -> list[int]:
+    return [latency.p50, latency.p95, latency.p99]

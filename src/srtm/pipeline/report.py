@@ -1,7 +1,7 @@
-"""Report: what the jobs say of a trace, on one HTML page that is whole in itself.
+"""Report: the results of all jobs on a trace, on one self-contained HTML page.
 
 A trace of arrivals gives profile and groups; a recorded run, with its contract, also penalty and conformance; a
-description of brokers adds plans. What is left out is said, with what it would take.
+description of brokers adds plans. The page says what it leaves out, and what that would need.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DRAWN = 6  # figures of a kind
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a report tells; None stands for what was not asked for or cannot be known."""
+    """The contents of a report; None for what was not asked for or cannot be known."""
 
     source: str
     profiles: list[TopicProfile]
@@ -54,7 +54,7 @@ class Findings:
     plans: list[Plans]
 
     def errors(self) -> list[tuple[str, str | None]]:
-        """The topics that could not be judged, and why."""
+        """The topics that a job could not judge, and its error."""
         found: dict[tuple[str, str | None], None] = {}
         for lines in (self.profiles, self.groups, self.penalties or [], self.verdicts or []):
             found |= {(line.topic, line.error): None for line in lines if line.error}
@@ -71,7 +71,7 @@ def findings(
     slo: SLO | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Findings:
-    """Run all jobs that the trace allows. Without contracts, a recorded run is held against its own profile."""
+    """Run all jobs that the trace allows. Without contracts, a recorded run is compared with its own profile."""
     say("profiling")
     profiles = profile(trace, spark)
     say("looking for groups")
@@ -79,7 +79,7 @@ def findings(
     penalties = verdicts = None
     if _is_recorded(trace):
         held = contracts or {line.topic: Timeline(line.bucket) for line in profiles if line.bucket}
-        say("adding up what messages waited")
+        say("adding up waiting times")
         penalties = penalty(trace, held, spark, window_ns=window_ns)
         say("checking conformance")
         verdicts = conformance(trace, held, spark)
@@ -94,18 +94,18 @@ def findings(
 
 
 def write_report(path: Path, found: Findings) -> None:
-    """The page."""
+    """Write the page."""
     drawn = [figures.envelope(line) for line in _largest(found.profiles) if line.bucket]
     drawn += [figures.waits(line) for line in _largest(found.penalties or []) if line.windows]
     drawn += [figures.comparison(plans) for plans in found.plans]
-    pieces = iter(figures.as_html(drawn))
+    plots = iter(figures.as_html(drawn))
     sections = [
         f"<h1>{escape(Path(found.source).name)}</h1>",
-        *_profile_section(found.profiles, pieces),
+        *_profile_section(found.profiles, plots),
         *_groups_section(found.groups),
-        *_penalty_section(found.penalties, pieces),
+        *_penalty_section(found.penalties, plots),
         *_conformance_section(found.verdicts),
-        *_plan_section(found.plans, pieces),
+        *_plan_section(found.plans, plots),
     ]
     figures.write_text(path, figures.page(f"SRTM: {escape(Path(found.source).name)}", "\n".join(sections)))
 
@@ -119,7 +119,7 @@ def _largest(lines: list[Line]) -> list[Line]:
     return sorted(lines, key=lambda line: (-line.messages, line.topic))[:_DRAWN]
 
 
-def _profile_section(lines: list[TopicProfile], pieces: Iterator[str]) -> list[str]:
+def _profile_section(lines: list[TopicProfile], plots: Iterator[str]) -> list[str]:
     rows = []
     for line in lines:
         if line.bucket is None:
@@ -131,8 +131,8 @@ def _profile_section(lines: list[TopicProfile], pieces: Iterator[str]) -> list[s
         rows.append([line.topic, format_instant(line.first_ns), *sent, *peaks, f"{line.batch_size('0.99'):,}", *sizes])
     heads = ["topic", "from", "messages", "publishers", "msg/s"]
     heads += ["peak 1 ms", "peak 100 ms", "peak 1 s", "batch p99", "r (tokens/s)", "b (tokens)"]
-    drawn = [next(pieces) for line in _largest(lines) if line.bucket]
-    return ["<h2>What the topics sent, and need</h2>", _table(heads, rows), *drawn]
+    drawn = [next(plots) for line in _largest(lines) if line.bucket]
+    return ["<h2>Traffic, and the token buckets it needs</h2>", _table(heads, rows), *drawn]
 
 
 def _groups_section(lines: list[TopicGroups]) -> list[str]:
@@ -154,14 +154,14 @@ def _groups_section(lines: list[TopicGroups]) -> list[str]:
                 f"{drift.agreement:.3f}" if drift else "none declared",
             ]
         )
-    heads = ["topic", "groups", "publishers in them", "largest", "mean confidence", "agreement with declared"]
-    return ["<h2>Who bursts together</h2>", _table(heads, rows)]
+    heads = ["topic", "groups", "publishers in groups", "largest", "mean confidence", "agreement with declared"]
+    return ["<h2>Publishers that burst together</h2>", _table(heads, rows)]
 
 
-def _penalty_section(lines: list[TopicPenalty] | None, pieces: Iterator[str]) -> list[str]:
+def _penalty_section(lines: list[TopicPenalty] | None, plots: Iterator[str]) -> list[str]:
     title = "<h2>What splitting the bucket cost</h2>"
     if lines is None:
-        return [title, _note("Not known: the trace has no broker and release_ns. Record a run to see it.")]
+        return [title, _note("Unknown: the trace lacks the columns broker and release_ns. Record a run to see it.")]
     sections = [title]
     for line in _largest(lines):
         if line.whole is None:
@@ -181,7 +181,7 @@ def _penalty_section(lines: list[TopicPenalty] | None, pieces: Iterator[str]) ->
         ]
         worst = [[format_instant(window.begin_ns), *_cost(window.whole)] for window in line.worst()]
         heads_of_time = ["costliest windows", *heads[1:]]
-        sections += [f"<h3>{escape(line.topic)}</h3>", _table(heads, rows), next(pieces), _table(heads_of_time, worst)]
+        sections += [f"<h3>{escape(line.topic)}</h3>", _table(heads, rows), next(plots), _table(heads_of_time, worst)]
     return sections
 
 
@@ -195,7 +195,7 @@ def _cost(cost: Cost) -> list[str]:
 def _conformance_section(lines: list[TopicConformance] | None) -> list[str]:
     title = "<h2>Did the run keep its contract?</h2>"
     if lines is None:
-        return [title, _note("Not known: the trace has no release_ns.")]
+        return [title, _note("Unknown: the trace lacks the column release_ns.")]
     rows = []
     for line in lines:
         if line.excess is None:
@@ -208,10 +208,10 @@ def _conformance_section(lines: list[TopicConformance] | None) -> list[str]:
     return [title, _table(heads, rows)]
 
 
-def _plan_section(found: list[Plans], pieces: Iterator[str]) -> list[str]:
+def _plan_section(found: list[Plans], plots: Iterator[str]) -> list[str]:
     title = "<h2>What other splits would cost</h2>"
     if not found:
-        return [title, _note("Not asked for: say with --brokers how many there are.")]
+        return [title, _note("Not requested: give the number of brokers with --brokers.")]
     sections = [title]
     for plans in found:
         rows = []
@@ -221,14 +221,14 @@ def _plan_section(found: list[Plans], pieces: Iterator[str]) -> list[str]:
                 continue
             tails = (each.latency.access, each.latency.processing, each.latency.total)
             verdict = _Html('<span class="good">met</span>') if each.meets_slo else _bad("missed")
-            rows.append([each.policy, str(each.k), *(format_ns(part.p99) for part in tails), verdict])
+            rows.append([each.policy, str(each.k), *(format_ns(tail.p99) for tail in tails), verdict])
         heads = ["policy", "brokers", "p99 access", "p99 processing", "p99 total", "SLO"]
-        sections += [f"<h3>{escape(plans.topic)}</h3>", next(pieces), _table(heads, rows)]
+        sections += [f"<h3>{escape(plans.topic)}</h3>", next(plots), _table(heads, rows)]
     return sections
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells that are not HTML already are escaped; names come from users."""
+    """A table; cells are escaped unless they are HTML already, as names come from users."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "\n".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows[:_LISTED])
     more = _note(f"… and {len(rows) - _LISTED:,} more.") if len(rows) > _LISTED else ""
@@ -236,7 +236,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 class _Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""The one place that makes a Spark session, or takes the caller's.
+"""The one place that makes a Spark session.
 
-`local[*]` unless told otherwise; `master` is a cluster (`spark://…`), `remote` a Spark Connect server (`sc://…`), and
-`standing` says that the server of `srtm spark up` will do where there is one. Spark is quiet: what goes wrong is
-raised, not logged, as one of SRTM's errors (`failures.py`). Workers run the driver's Python and get this package along.
+`local[*]` by default; `master` is a cluster (`spark://…`), `remote` a Spark Connect server (`sc://…`), and `standing`
+allows the server of `srtm spark up` if it runs. Spark is quiet: failures are raised, not logged, as SRTM's errors
+(`runtime.failures`). Workers run the driver's Python, and receive this package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from srtm.pipeline.runtime.server import running_server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession as SparkSession  # also for those who may not import pyspark
+    from pyspark.sql import SparkSession as SparkSession  # for modules that may not import pyspark
 
 _QUIET = """\
 status = off
@@ -41,7 +41,7 @@ appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{0}
-# What fails is raised in Python; its stack trace on the way there helps nobody.
+# Failures are raised in Python; Java's stack traces on the way there do not help.
 logger.context.name = org.apache.spark.SparkContext
 logger.context.level = off
 logger.disk.name = org.apache.spark.storage.DiskBlockObjectWriter
@@ -52,7 +52,7 @@ logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
 logger.tasks.level = off
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
-# A cluster that has no room for the job is waited for, and this says so.
+# Spark waits for a cluster that is full, and this logger says so.
 logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
 logger.scheduler.level = WAITING
 """
@@ -68,18 +68,18 @@ def spark_session(
     standing: bool = False,
     heavy: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session for the time of a `with` block; everything that it started ends with it.
+    """A session for a `with` block; everything it started ends with the block.
 
-    `standing` allows the server that `srtm spark up` keeps, where it runs the same versions as this and nothing else is
-    asked for. `heavy` is for work that Java itself does, such as parsing: it starts more slowly, and is twice as fast
-    once it is warm.
+    `standing` allows the server of `srtm spark up`, if it runs the same versions as this process and no master, server
+    or options are given. `heavy` is for work that Java itself does, such as parsing: it starts more slowly, and is
+    twice as fast once warm.
     """
     if master and remote:
-        raise InputError(f"give a master ({master}) or a Connect server ({remote}), not both")
+        raise InputError(f"give either a master ({master}) or a Connect server ({remote}), not both")
     try:
         import pyspark  # noqa: F401
     except ImportError:
-        raise PipelineError("the pipeline runs on Spark: install it with pip install 'srtm[spark]'") from None
+        raise PipelineError("the pipeline needs Spark: pip install 'srtm[spark]'") from None
     _hush()
     options = options or {}
     server = running_server() if standing and not (master or remote or options) else None
@@ -96,7 +96,7 @@ def spark_session(
 
 @contextmanager
 def _on_server(url: str, options: dict[str, str], folder: Path | None) -> Iterator[SparkSession]:
-    """A session on a Connect server, and this package on its workers if there is a folder to pack it in."""
+    """A session on a Connect server; with a folder to pack it in, this package is sent to the workers."""
     from pyspark.sql import SparkSession
 
     place = Place(url.partition("/;")[0])
@@ -111,7 +111,7 @@ def _on_server(url: str, options: dict[str, str], folder: Path | None) -> Iterat
                 session.addArtifacts(str(_package(folder)), pyfile=True)
             yield session
         except BaseException:
-            session.interruptAll()  # the server would go on working for nobody
+            session.interruptAll()  # otherwise the server keeps running the job
             raise
         finally:
             session.stop()
@@ -119,7 +119,7 @@ def _on_server(url: str, options: dict[str, str], folder: Path | None) -> Iterat
 
 @contextmanager
 def _with_driver(master: str, options: dict[str, str], folder: Path, *, heavy: bool) -> Iterator[SparkSession]:
-    """A session of a driver in this process, on a cluster or on this machine's cores."""
+    """A session with the driver in this process, on a cluster or on this machine's cores."""
     from pyspark.sql import SparkSession
 
     local = master.startswith("local")
@@ -151,7 +151,7 @@ def _with_driver(master: str, options: dict[str, str], folder: Path, *, heavy: b
 
 @contextmanager
 def _no_orphans() -> Iterator[None]:
-    """End the JVM that was being started when something went wrong; nobody else knows of it yet."""
+    """Kill the JVM being started if an exception interrupts its start: nothing else knows of it yet."""
     before = _children()
     try:
         yield
@@ -172,7 +172,7 @@ def _children() -> set[int]:
 
 
 def _hush() -> None:
-    """Have PySpark and py4j log no stack traces beside what they raise, at a Ctrl-C for one."""
+    """Stop PySpark and py4j from logging stack traces of what they raise, for example at Ctrl-C."""
     from pyspark.logger import PySparkLogger
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 10)
@@ -188,25 +188,23 @@ def _not_from_py4j(record: logging.LogRecord) -> bool:
 
 
 def _stop(session: SparkSession) -> None:
-    # PySpark waits a second for a thread that counts accumulators, and there are none: it may end by itself.
+    # PySpark waits a second for its accumulator thread. There are no accumulators, so let it end by itself.
     context = session.sparkContext
     counting = getattr(context, "_accumulatorServer", None)
     if counting:
         context._accumulatorServer = None  # type: ignore[assignment]
-        counting.handle_error = lambda *_: None  # that Java hangs up on it is no news, nor worth a stack trace
+        counting.handle_error = lambda *_: None  # no stack trace when Java disconnects
         threading.Thread(target=counting.shutdown, daemon=True).start()
     session.stop()
 
 
 def _prepare_driver(options: dict[str, str]) -> None:
     os.environ["JAVA_HOME"] = str(java_home())
-    # Without these, workers run whatever `python3` is first on the path.
+    # Without these, workers run the first `python3` on the path.
     os.environ["PYSPARK_PYTHON"] = options.get("spark.pyspark.python", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault(
-        "SPARK_LAUNCHER_OPTS", " ".join(JVM_OPTIONS)
-    )  # of the JVM that finds out how to start the JVM
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", " ".join(JVM_OPTIONS))  # of the JVM that composes the command line
 
 
 def _driver_options(master: str, folder: Path) -> dict[str, str]:
@@ -219,7 +217,7 @@ def _driver_options(master: str, folder: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Rows that Spark hands to Python at once: with its default of 10,000, jobs on sorted rows take twice as long.
+        # Rows per Arrow batch: with the default of 10,000, jobs on sorted rows take twice as long.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     }
 
@@ -231,10 +229,10 @@ def _logging(folder: Path, *, local: bool) -> str:
 
 
 def _package(folder: Path) -> Path:
-    """A zip of this package, for workers that do not have it.
+    """A zip of this package, for workers that lack it.
 
-    Workers of a server that several sessions use keep files by name, so a name stands for one content: the same source
-    gives the same bytes, whenever and wherever it is packed, and another source another name.
+    Workers of a shared server keep files by name, so the name identifies the content: the same source always gives the
+    same bytes, and another source gives another name.
     """
     source = Path(srtm.__file__).parent
     packed = BytesIO()

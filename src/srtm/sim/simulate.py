@@ -15,10 +15,11 @@ import numpy as np
 from srtm.errors import InputError, PlacementError
 from srtm.model import fitting, scan
 from srtm.model._compiled import compiled
+from srtm.model.broker_models import ServiceModel, broker_model
 from srtm.model.latency import SLO, Latency
 from srtm.model.placement import Broker, Roster, place, shares
 from srtm.model.profile import profile
-from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel, processing_latencies
+from srtm.model.service import Background, processing_latencies
 from srtm.units import NS_PER_S, percentile
 
 if TYPE_CHECKING:
@@ -35,16 +36,23 @@ if TYPE_CHECKING:
 
 
 _NOTHING = np.empty(0, np.int64)
+_DEFAULT = broker_model()
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedBroker:
-    """A broker of the simulation; the paper's by default."""
+    """A broker of the simulation; without a model, as `srtm up` starts it."""
 
     name: str
-    mcap_mps: float = PAPER_MCAP_MPS
-    model: ServiceModel = PRESETS["paper-testbed"]
+    mcap_mps: float = _DEFAULT.mcap_mps
+    model: ServiceModel = _DEFAULT.service
     background: Background | None = None
+
+    @classmethod
+    def like(cls, model: str, name: str, background: Background | None = None) -> SimulatedBroker:
+        """A broker of a named model, such as paper-testbed."""
+        known = broker_model(model)
+        return cls(name, known.mcap_mps, known.service, background)
 
     @property
     def broker(self) -> Broker:
@@ -124,13 +132,13 @@ class SimulatedCluster:
 
     def observe(self, broker_of: Lanes, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
         """Access and processing latencies of every message, broker by broker."""
-        parts = self.shares(broker_of)
+        shares = self.shares(broker_of)
         seen = {}
         for broker, times, senders in self._dealt(broker_of, brokers):
             if not len(times):  # publishers that happened to be silent
                 seen[broker] = (_NOTHING, _NOTHING)
                 continue
-            access = scan.access_delays(times, parts[broker])
+            access = scan.access_delays(times, shares[broker])
             background = self._brokers[broker].background
             processing = processing_latencies(
                 times + access,

@@ -21,7 +21,7 @@ from srtm.control.members import DeclaredPublisher
 from srtm.errors import ExchangeRefused
 from srtm.protocol import exchange, identify, orders
 from srtm.protocol.frames import FRAME_HEAD
-from srtm.testing.network import Network
+from srtm.testing.faulty_network import FaultyNetwork
 from srtm.testing.schedule import Schedule
 from srtm.units import NS_PER_MS, NS_PER_S
 
@@ -117,8 +117,7 @@ class VirtualBroker:
     def second(self) -> None:
         """Close a second of statistics."""
         for topic in self.topics.values():
-            peak_ntok = topic.limiter.take_peak_ntok() if topic.limiter else 0
-            topic.recent.close(self.world.now_ns, len(topic.waiting), peak_ntok, topic.slo_ns)
+            topic.end_second(self.world.now_ns)
 
 
 @dataclass(slots=True)
@@ -136,7 +135,7 @@ class VirtualCluster:
     def __init__(self, seed: int, options: ControllerOptions, store: Store, brokers: int = 3) -> None:
         self.rng = random.Random(seed)
         self.schedule = Schedule(START_NS)
-        self.network = Network(self.rng)
+        self.network = FaultyNetwork(self.rng)
         self.record = Record()
         self.options, self.store = options, store
         self.brokers: dict[str, VirtualBroker] = {}

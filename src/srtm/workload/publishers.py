@@ -144,7 +144,7 @@ class Workload:
         late = [Arrivals(np.empty(0, np.int64), np.empty(0, np.int32))] * len(self.populations)
         for number, begin in enumerate(range(0, end, self.window_ns)):
             until = begin + self.window_ns
-            parts = []
+            sent = []
             for index, population in enumerate(self.populations):
                 rng = np.random.default_rng([self.seed, index, number + 1])
                 times, senders = _events(population, begin, until, rng, self._phases(index))
@@ -158,8 +158,8 @@ class Workload:
                     cut = int(np.searchsorted(times, end))
                     times, senders = times[:cut], senders[:cut]
                 senders = senders + np.int32(self._starts[index])
-                parts.append(Arrivals(np.repeat(times, population.batch), np.repeat(senders, population.batch)))
-            times, senders = _merge(parts) if len(parts) > 1 else parts[0]
+                sent.append(Arrivals(np.repeat(times, population.batch), np.repeat(senders, population.batch)))
+            times, senders = _merge(sent) if len(sent) > 1 else sent[0]
             yield Arrivals(times + self.start_ns, senders)
 
     def arrivals(self) -> Arrivals:
@@ -220,8 +220,8 @@ def _send(population: Population, times: Ints, sources: NDArray[np.int32], rng: 
     return Arrivals(times, senders)
 
 
-def _merge(parts: list[Arrivals]) -> Arrivals:
-    times = np.concatenate([part.times_ns for part in parts])
-    senders = np.concatenate([part.publisher_of for part in parts])
+def _merge(sent: list[Arrivals]) -> Arrivals:
+    times = np.concatenate([each.times_ns for each in sent])
+    senders = np.concatenate([each.publisher_of for each in sent])
     order = np.argsort(times, kind="stable")
     return Arrivals(times[order], senders[order])

@@ -11,7 +11,7 @@
 | `sent_ns`    | int64  | recorded runs only: written to the first subscriber          |
 
 A trace is a file or a folder of files, sorted or not. What is written here is sorted by `arrival_ns`, delta-encoded,
-in row groups of about a million messages with statistics, so that readers can take a stretch of time each.
+in row groups of about a million messages with statistics, so readers can each take a stretch of time.
 A file appears under its name only when it is complete.
 """
 
@@ -204,11 +204,11 @@ def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 def load(path: Path, topic: str | None = None) -> list[TopicArrivals]:
     """A whole trace in memory, sorted, one entry a topic; or just the one that is named, if it is there."""
-    parts: Iterator[pa.RecordBatch] = batches(path, ARRIVAL_SCHEMA.names)
+    rows: Iterator[pa.RecordBatch] = batches(path, ARRIVAL_SCHEMA.names)
     if topic is not None:
-        parts = (part.filter(pc.equal(part.column("topic"), topic)) for part in parts)
-    table = pa.Table.from_batches(parts, _READ)
-    if not table.num_rows and (topic is None or not any(part.num_rows for part in batches(path, ["topic"]))):
+        rows = (batch.filter(pc.equal(batch.column("topic"), topic)) for batch in rows)
+    table = pa.Table.from_batches(rows, _READ)
+    if not table.num_rows and (topic is None or not any(batch.num_rows for batch in batches(path, ["topic"]))):
         raise TraceError(f"{path} holds no messages", path=str(path))
     return in_topics(table, str(path))
 

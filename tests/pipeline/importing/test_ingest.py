@@ -19,9 +19,10 @@ from pyspark.sql import DataFrame
 from srtm.errors import InputError, PipelineError, SRTMError, TraceError
 from srtm.pipeline.importing import ingest as importing
 from srtm.pipeline.importing import output
-from srtm.pipeline.importing.ingest import Imported, ingest, iso, normalise, translated
+from srtm.pipeline.importing.columns import iso
+from srtm.pipeline.importing.ingest import Imported, ingest, normalise, translated
 from srtm.pipeline.profile import COLUMNS, profile
-from srtm.pipeline.traces.reading import row_groups_of
+from srtm.pipeline.traces.stretches import row_groups_of
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, RECORDED_SCHEMA, ArrivalWriter, writing
@@ -278,7 +279,7 @@ def test_a_recorded_run_keeps_its_order_of_events(spark: SparkSession, tmp_path:
         "unparsable release_ns": 1,
         "unparsable sent_ns": 1,
     }
-    with pytest.raises(TraceError, match="has no column 'release_ns': say which it is with --column release_ns="):
+    with pytest.raises(TraceError, match="has no column 'release_ns': map one with --column release_ns="):
         ingest([tmp_path / "run.csv"], spark, tmp_path / "o", mapping={"broker": "who"} | OPTIONS["mapping"], topic="t")
 
 
@@ -288,35 +289,35 @@ def test_too_many_rejects_stop_it_with_examples(spark: SparkSession, tmp_path: P
     with pytest.raises(TraceError) as caught:
         ingest([tmp_path / "x.csv"], spark, tmp_path / "out", **OPTIONS)
     said = str(caught.value)
-    assert "2 of 100 rows make no trace, and at most 1% may be left out: nothing was written" in said
+    assert "2 of 100 rows are rejected, but at most 1% may be: nothing was written" in said
     assert "arrival_ns out of range: 2" in said
     assert f"{tmp_path}/x.csv: at = '1700000000123' (in ms it would be 2023-11-14T22:13:20.123000000Z)" in said
     assert "at = '1' (if times count from the start of the recording, add --relative)" in said
     assert left(tmp_path) == []
     assert ingest([tmp_path / "x.csv"], spark, tmp_path / "out", max_rejects="2%", **OPTIONS).rejects == 2
     (tmp_path / "y.csv").write_text("at,who\n5,p\n")
-    with pytest.raises(TraceError, match="no rows that make a trace"):
+    with pytest.raises(TraceError, match="no valid rows"):
         ingest([tmp_path / "y.csv"], spark, tmp_path / "o", max_rejects="100%", **OPTIONS)
 
 
 BAD: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "mistyped": ("x.csv", "at,whom\n1,p\n", {}, r"x\.csv has no column 'who' to be publisher. .* are 'at', 'whom'$"),
-    "delimiter": ("x.csv", "at;who\n1;p\n", {}, r"'at;who'; if that is several columns, set --delimiter to ';'"),
-    "unmapped": ("x.csv", "a,b\n", {"mapping": {}}, r"no column 'publisher': .*, or give one name .* with --publisher"),
-    "JSON keys": ("x.jsonl", '{"At": 1, "who": 2}\n', {}, r"no column 'at' to be arrival_ns. .* are 'At', 'who'"),
+    "mistyped": ("x.csv", "at,whom\n1,p\n", {}, r"x\.csv has no column 'who' for publisher. .* are 'at', 'whom'$"),
+    "delimiter": ("x.csv", "at;who\n1;p\n", {}, r"'at;who'; if these are several columns, set --delimiter to ';'"),
+    "unmapped": ("x.csv", "a,b\n", {"mapping": {}}, r"no column 'publisher': .*, or set one name .* with --publisher"),
+    "JSON keys": ("x.jsonl", '{"At": 1, "who": 2}\n', {}, r"no column 'at' for arrival_ns. .* are 'At', 'who'"),
     "no JSON": ("x.jsonl", "at,who\n1,2\n", {}, r"none of its first 1,000 lines is a JSON object"),
     "empty": ("x.csv", "", {}, r"x\.csv: no rows"),
-    "header only": ("x.csv", "at,who\n", {}, r"x\.csv: no rows that make a trace"),
-    "ending": ("x.log", "at,who\n1,p\n", {}, r"x\.log: its ending says nothing .* --from csv"),
+    "header only": ("x.csv", "at,who\n", {}, r"x\.csv: no valid rows"),
+    "ending": ("x.log", "at,who\n1,p\n", {}, r"x\.log: its suffix does not tell its format: add --from csv"),
     "hidden": ("_x.csv", "at,who\n1,p\n", {}, r"starts with _"),
-    "unit": ("x.csv", "at,who\n1,p\n", {"unit": None}, r"column 'at' \(string\) does not say .* --unit s, ms, us, ns"),
-    "no unit": ("x.csv", "at,who\n1,p\n", {"unit": "h"}, r"'h' is no unit of time: choose from s, ms"),
-    "no column": ("x.csv", "", {"mapping": {"pub": "at"}}, r"'pub' is no column of a trace: choose from topic, pub"),
-    "twice": ("x.csv", "", {"mapping": {"topic": "at"}}, r"topic is given as a column and as a name"),
+    "unit": ("x.csv", "at,who\n1,p\n", {"unit": None}, r"the unit of column 'at' .* --unit s, ms, us, ns"),
+    "no unit": ("x.csv", "at,who\n1,p\n", {"unit": "h"}, r"unknown unit of time 'h'; known: s, ms"),
+    "no column": ("x.csv", "", {"mapping": {"pub": "at"}}, r"unknown trace column 'pub'; known: topic, pub"),
+    "twice": ("x.csv", "", {"mapping": {"topic": "at"}}, r"topic is given both as a column and as a name"),
     "limit": ("x.csv", "", {"max_rejects": "few"}, r"--max-rejects must be a finite number"),
-    "below zero": ("x.csv", "", {"max_rejects": "-1%"}, r"cannot be negative"),
-    "no name": ("x.csv", "", {"topic": ""}, r"the name of the topic is empty"),
-    "form": ("x.csv", "", {"form": "xml"}, r"choose from csv, jsonl, parquet"),
+    "below zero": ("x.csv", "", {"max_rejects": "-1%"}, r"must not be negative"),
+    "no name": ("x.csv", "", {"topic": ""}, r"the topic name is empty"),
+    "form": ("x.csv", "", {"form": "xml"}, r"unknown file format 'xml'; known: csv, jsonl, parquet"),
 }  # fmt: skip
 
 
@@ -330,7 +331,7 @@ def test_what_is_wrong_is_named_with_its_remedy(spark: SparkSession, tmp_path: P
 
 
 def test_inputs_that_are_not_there(spark: SparkSession, tmp_path: Path) -> None:
-    for name, message in (("nowhere", "nowhere does not exist"), ("*.csv", "matches no file"), ("", "without a file")):
+    for name, message in (("nowhere", "nowhere does not exist"), ("*.csv", "matches no file"), ("", "holds no file")):
         with pytest.raises(TraceError, match=message):
             ingest([tmp_path / name], spark, tmp_path / "out", **OPTIONS)
     nested = pa.table({"at": [[1]], "who": ["p"]})
@@ -349,7 +350,7 @@ def test_damaged_files_are_named_or_left_out(spark: SparkSession, tmp_path: Path
     rng = random.Random(1)
     text = "at,who\n" + "".join(f"1700000000,p{rng.random()}\n" for _ in range(20_000))
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(text.encode())[:-5_000])
-    with pytest.raises(TraceError, match=r"cut\.csv\.gz cannot be read to its end.*or --skip-unreadable"):
+    with pytest.raises(TraceError, match=r"cut\.csv\.gz is damaged or truncated.*or --skip-unreadable"):
         ingest([tmp_path], spark, tmp_path / "out", **OPTIONS)
     assert left(tmp_path) == ["cut.csv.gz", "good.parquet"]
     done = ingest([tmp_path], spark, tmp_path / "out", skip_unreadable=True, **OPTIONS)
@@ -374,17 +375,17 @@ def one(tmp_path: Path) -> Path:
 def test_what_exists_is_kept_unless_told_otherwise(spark: SparkSession, one: Path) -> None:
     out = one.with_name("out")
     ingest([one], spark, out, **OPTIONS)
-    with pytest.raises(InputError, match=r"exists already: .* --force"):
+    with pytest.raises(InputError, match=r"already exists: .* --force"):
         ingest([one], spark, out, **OPTIONS)
     one.write_text("at,who\n1700000000,new\n")
     ingest([one], spark, out, force=True, **OPTIONS)
     assert rows_of(out) == {("t", "new", None, 17 * 10**17): 1}
     (out / "diary.txt").touch()
-    with pytest.raises(InputError, match=r"holds more than a trace, such as diary\.txt"):
+    with pytest.raises(InputError, match=r"holds more than a trace \(diary\.txt\)"):
         ingest([one], spark, out, force=True, **OPTIONS)
-    with pytest.raises(InputError, match="would become something else"):
+    with pytest.raises(InputError, match="is an existing file, and --force does not"):
         ingest([one], spark, one, force=True, **OPTIONS)
-    with pytest.raises(InputError, match=r"no folder .*make it first"):
+    with pytest.raises(InputError, match=r"folder .* does not exist; create it first"):
         ingest([one], spark, one.with_name("no") / "out", **OPTIONS)
     assert left(one.parent) == ["out"]
 
@@ -438,9 +439,9 @@ def test_errors_of_spark_become_one_line() -> None:
     out = Path("out")
     said = translated(f"{full}\nCaused by: java.io.IOException: No space left on device\n\tat java.base", out)
     assert isinstance(said, PipelineError)
-    assert "name another folder with TMPDIR=… or --spark-conf spark.local.dir=…" in str(said)
+    assert "choose another folder with TMPDIR=… or --spark-conf spark.local.dir=…" in str(said)
     said = translated('File "x.py"\nsrtm.errors.TraceError: cannot write /a/.out.1.partial/x.parquet: Read-only\n', out)
     assert str(said) == "cannot write out: Read-only"
     said = translated("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a%20b.csv.  SQL", out)
-    assert str(said).startswith("/a b.csv cannot be read to its end")
+    assert str(said).startswith("/a b.csv is damaged or truncated")
     assert str(translated(f"{full}\nCaused by: A: one\nCaused by: B: two", out)).endswith("failed: B: two")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from srtm.errors import InputError, PipelineError
 from srtm.pipeline.importing import output
 from srtm.pipeline.profile import COLUMNS, profile
-from srtm.pipeline.traces.reading import row_groups_of
+from srtm.pipeline.traces.stretches import row_groups_of
 from srtm.workload.trace import ARRIVAL_SCHEMA
 
 if TYPE_CHECKING:

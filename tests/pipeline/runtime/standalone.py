@@ -17,7 +17,15 @@ from typing import NamedTuple
 
 import pyspark
 
+from srtm.pipeline.runtime.archive import JVM_OPTIONS
 from srtm.pipeline.runtime.java import java_home
+
+# A driver on it: executors that fit its workers, and start quickly.
+OPTIONS = {
+    "spark.executor.memory": "1g",
+    "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": " ".join(JVM_OPTIONS),
+}
 
 
 class Cluster(NamedTuple):
@@ -71,6 +79,7 @@ def standalone(folder: Path) -> Iterator[Cluster]:
         "SPARK_DAEMON_MEMORY": "512m",
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_JAVA_OPTS": " ".join(JVM_OPTIONS),
     }
     port, page = free_port(), free_port()
     master = f"spark://127.0.0.1:{port}"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +19,7 @@ from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import Recorded
 from tests.conftest import ROOT
 from tests.pipeline.jobs import OF_FRAMES, OF_PATHS, SLICES, run_all
-from tests.pipeline.runtime.standalone import Cluster, standalone, wait_for
+from tests.pipeline.runtime.standalone import Cluster, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,12 +35,6 @@ class Disturbed(NamedTuple):
     running_when_killed: bool
     executors: int
     begun: int
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with standalone(tmp_path_factory.mktemp("cluster")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +60,15 @@ def here(spark: SparkSession, trace: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def on_cluster(cluster: Cluster, trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
+def on_cluster(spark_cluster: Cluster, trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
     """One run of the jobs on the cluster, and one more in the middle of which an executor is killed."""
     folder = tmp_path_factory.mktemp("slowly")
-    command = [sys.executable, "-m", "tests.pipeline.jobs", cluster.master, str(trace), str(folder)]
+    command = [sys.executable, "-m", "tests.pipeline.jobs", spark_cluster.master, str(trace), str(folder)]
+    before = spark_cluster.executors_ever()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: len(list(folder.iterdir())) >= 2 or process.poll() is not None)
-        victim, *_ = cluster.executors() or [0]
+        victim, *_ = spark_cluster.executors() or [0]
         running = process.poll() is None and victim != 0
         if running:
             os.kill(victim, signal.SIGKILL)
@@ -84,7 +78,7 @@ def on_cluster(cluster: Cluster, trace: Path, tmp_path_factory: pytest.TempPathF
     assert process.returncode == 0, log[-2000:]
     results = json.loads(said)
     begun = len(list(folder.iterdir()))
-    return Disturbed(results["said"], results["said slowly"], running, cluster.executors_ever(), begun)
+    return Disturbed(results["said"], results["said slowly"], running, spark_cluster.executors_ever() - before, begun)
 
 
 def through_connect(server: Server, trace: Path) -> dict[str, str]:
@@ -104,8 +98,10 @@ def test_a_cluster_says_what_this_machine_says(on_cluster: Disturbed, here: dict
     assert on_cluster.said == here
 
 
-def test_a_connect_server_says_what_this_machine_says(server: Server, trace: Path, here: dict[str, str]) -> None:
-    assert through_connect(server, trace) == here
+def test_a_connect_server_says_what_this_machine_says(
+    connect_server: Server, trace: Path, here: dict[str, str]
+) -> None:
+    assert through_connect(connect_server, trace) == here
 
 
 def test_killing_an_executor_in_the_middle_changes_nothing(on_cluster: Disturbed, here: dict[str, str]) -> None:

@@ -52,11 +52,11 @@ def test_a_worker_that_is_killed_is_a_matter_of_memory(spark: SparkSession) -> N
         os.kill(os.getpid(), signal.SIGKILL)
         yield from batches
 
-    with pytest.raises(PipelineError, match=r"a Python worker on local\[2\] was ended.*run fewer"), explained(HERE):
+    with pytest.raises(PipelineError, match=r"a Python worker on local\[2\] was killed.*run fewer"), explained(HERE):
         spark.range(4).mapInArrow(ended, "id long").toArrow()
 
 
-def test_a_session_on_a_server_explains_too(server: servers.Server) -> None:
+def test_a_session_on_a_server_explains_too(connect_server: servers.Server) -> None:
     """Connect's errors are other classes. A process of its own: PySpark does not do both in one."""
     code = """if True:
         import sys
@@ -72,11 +72,12 @@ def test_a_session_on_a_server_explains_too(server: servers.Server) -> None:
             except SRTMError as error:
                 print(type(error).__name__, error)
     """
-    command = [sys.executable, "-c", code, server.url, f"{server.address}/;token=guessed"]
+    address = connect_server.address
+    command = [sys.executable, "-c", code, connect_server.url, f"{address}/;token=guessed"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         "TraceError it is broken",
-        f"PipelineError {server.address} wants a token: write it into the address, as in {server.address}/;token=…",
+        f"PipelineError {address} requires a token: add it to the address, as in {address}/;token=…",
     ], done.stderr
     assert "Traceback" not in done.stderr
 
@@ -86,20 +87,20 @@ def test_a_session_on_a_server_explains_too(server: servers.Server) -> None:
     [
         (
             "Caused by: java.io.IOException: No space left on device",
-            "there is no space left in /scratch.*spark.local.dir",
+            "no space left in /scratch.*spark.local.dir",
         ),
         (
             "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11, …",
-            r"the workers run Python 3\.12 and this is Python 3\.11: .*spark.pyspark.python",
+            r"the workers run Python 3\.12, but this is Python 3\.11: .*spark.pyspark.python",
         ),
         ('Cannot run program "/opt/python": error=2', "workers cannot run /opt/python: .*spark.pyspark.python"),
-        ("ModuleNotFoundError: No module named 'numba'", "the workers' Python does not have numba"),
+        ("ModuleNotFoundError: No module named 'numba'", "the workers' Python lacks numba"),
         ("java.lang.OutOfMemoryError: Java heap space", "ran out of memory: .*spark.driver.memory"),
         (
             "ExecutorLostFailure (executor 3 exited caused by a task) Reason: Command exited with 137",
-            r"lost its executors again and again \(Command exited with 137\)",
+            r"repeatedly lost its executors \(Command exited with 137\)",
         ),
-        ("Py4JNetworkError: Answer from Java side is empty", "went away in the middle"),
+        ("Py4JNetworkError: Answer from Java side is empty", "lost the connection to Spark"),
         ("Py4JJavaError: calling o5.x\n: org.apache.spark.SparkException: Strange", "failed: SparkException: Strange$"),
     ],
 )
@@ -124,10 +125,10 @@ def test_what_is_not_sparks_passes() -> None:
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ({"master": "spark://nowhere.invalid:7077"}, "no Spark master answers at spark://nowhere.invalid:7077"),
+        ({"master": "spark://nowhere.invalid:7077"}, "no Spark master responds at spark://nowhere.invalid:7077"),
         ({"master": "spark://127.0.0.1:1,127.0.0.1:2"}, "connection refused"),
-        ({"remote": "sc://localhost:1/;token=x"}, "no Spark Connect server answers at sc://localhost:1 "),
-        ({"master": "the cluster"}, "'the cluster' is no address of Spark"),
+        ({"remote": "sc://localhost:1/;token=x"}, "no Spark Connect server responds at sc://localhost:1 "),
+        ({"master": "the cluster"}, "'the cluster' is not a Spark address"),
     ],
 )
 def test_an_address_where_nobody_answers_is_said_at_once(where: dict[str, str], said: str) -> None:
@@ -137,8 +138,8 @@ def test_an_address_where_nobody_answers_is_said_at_once(where: dict[str, str], 
     assert time.monotonic() - begun < 30
 
 
-def test_one_master_of_several_is_enough(server: servers.Server) -> None:
-    check_reachable(Place(f"spark://127.0.0.1:1,127.0.0.1:{server.port}"))
+def test_one_master_of_several_is_enough(connect_server: servers.Server) -> None:
+    check_reachable(Place(f"spark://127.0.0.1:1,127.0.0.1:{connect_server.port}"))
 
 
 def test_a_full_disk_is_named_with_its_folder(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_a_full_disk_is_named_with_its_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [*space, f'{tiny} && exec "$0" -c "$1"', sys.executable, code], capture_output=True, text=True, check=False
     )
-    assert done.stdout.startswith(f"there is no space left in {tmp_path}, where Spark"), done.stderr
+    assert done.stdout.startswith(f"no space left in {tmp_path}, where Spark"), done.stderr
 
 
 def test_an_interruption_is_exit_code_1_without_a_stack_trace_or_a_jvm_left(tmp_path: Path) -> None:

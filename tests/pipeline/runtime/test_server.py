@@ -18,37 +18,39 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def a_server(pid: int, born: int, port: int = 1) -> servers.Server:
-    return servers.Server(pid, born, port, "t", 0.0, 60.0, servers._versions())
+    return servers.Server(pid, born, port, "t", 0.0, 60.0, servers.versions_here())
 
 
-def test_a_server_is_found_by_its_owner_alone(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert servers.running_server() == server
+def test_a_server_is_found_by_its_owner_alone(connect_server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert servers.running_server() == connect_server
     assert servers.record_file().stat().st_mode & 0o077 == 0
-    assert servers.start() == server
+    assert servers.start() == connect_server
     monkeypatch.setenv(servers.SWITCH, "off")
     assert servers.running_server() is None
 
 
-def test_a_server_of_other_versions_is_not_used(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_versions", lambda: ["another"])
+def test_a_server_of_other_versions_is_not_used(
+    connect_server: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "versions_here", lambda: ["another"])
     assert servers.running_server() is None
-    assert servers.recorded_server() == server
+    assert servers.recorded_server() == connect_server
 
 
 @pytest.mark.usefixtures("record")
 def test_a_process_that_took_over_the_number_is_neither_used_nor_ended() -> None:
-    born = servers._born(os.getpid())
+    born = servers.started_at(os.getpid())
     assert born is not None
-    servers._write(a_server(os.getpid(), born + 1))
+    servers.write_record(a_server(os.getpid(), born + 1))
     assert servers.recorded_server() is None
     assert servers.stop() is None  # and this test goes on
 
 
 @pytest.mark.usefixtures("record")
 def test_a_server_that_does_not_listen_is_not_used() -> None:
-    born = servers._born(os.getpid())
+    born = servers.started_at(os.getpid())
     assert born is not None
-    servers._write(a_server(os.getpid(), born))
+    servers.write_record(a_server(os.getpid(), born))
     assert servers.recorded_server() is not None
     assert servers.running_server() is None
 
@@ -65,4 +67,4 @@ def test_a_server_ends_when_nobody_uses_it(record: Path) -> None:
     while servers.recorded_server():
         assert time.monotonic() < deadline, "it does not end"
         time.sleep(0.1)
-    assert servers._born(server.pid) != server.born or not record.exists()
+    assert servers.started_at(server.pid) != server.born or not record.exists()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from srtm.pipeline.session import spark_session
 from srtm.pipeline.streaming.format import register
+from tests.pipeline.runtime.standalone import OPTIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,9 +91,9 @@ def keep(spark: SparkSession, source: dict[str, str], folder: str, *, to_the_end
 
 def main(where: str, spec: str) -> None:
     place = {"remote" if where.startswith("sc:") else "master": where}
-    options = {"spark.executor.memory": "1g", "spark.executor.cores": "1"} if where.startswith("spark:") else {}
-    if where.startswith("spark:"):  # so that slices of rows reach the sink one by one
-        options["spark.sql.execution.arrow.maxRecordsPerBatch"] = str(SLICE)
+    # With small batches, slices of rows reach the sink one by one.
+    small = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(SLICE)}
+    options = OPTIONS | small if where.startswith("spark:") else {}
     with spark_session(**place, options=options) as spark:  # type: ignore[arg-type]
         register(spark)
         works = {"relay": relay, "digests": digests, "keep": keep}

@@ -48,20 +48,20 @@ def between(reader: StreamReader, begin: dict[str, Any], end: dict[str, Any]) ->
     ("options", "said"),
     [
         ({}, "topic is missing"),
-        ({"topic": "a b"}, r"topic = 'a b': 1 to 64 letters"),
-        ({"topic": "t", "controller": "http://x:1", "brokers": "y:2"}, "controller and brokers: give one"),
-        ({"topic": "t", "controller": "ftp://x"}, "controller = 'ftp://x': write the address"),
-        ({"topic": "t", "brokers": " , "}, "brokers = ' , ': write addresses"),
-        ({"topic": "t", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger = '0': a whole number of at least 1"),
+        ({"topic": "a b"}, r"topic = 'a b': a topic name is 1 to 64 letters"),
+        ({"topic": "t", "controller": "http://x:1", "brokers": "y:2"}, "controller and brokers are both set"),
+        ({"topic": "t", "controller": "ftp://x"}, "controller = 'ftp://x': give an HTTP address"),
+        ({"topic": "t", "brokers": " , "}, "brokers = ' , ': give the HTTP addresses"),
+        ({"topic": "t", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger = '0': must be a whole number of at least 1"),
         ({"topic": "t", "startingOffsets": '{"b": -1}'}, "earliest or latest, or offsets by broker"),
         ({"topic": "t", "startingOffsets": "[3]"}, "earliest or latest, or offsets by broker"),
         ({"topic": "t", "startingOffsets": '{"b": {"log": "x"}}'}, "earliest or latest, or offsets by broker"),
-        ({"topic": "t", "endingOffsets": "earliest"}, "it is latest, or offsets by broker"),
-        ({"topic": "t", "failOnDataLoss": "no"}, "failOnDataLoss = 'no': it is true or false"),
+        ({"topic": "t", "endingOffsets": "earliest"}, "must be latest, or offsets by broker"),
+        ({"topic": "t", "failOnDataLoss": "no"}, "failOnDataLoss = 'no': must be true or false"),
         ({"topic": "t", "timeout": "soon"}, "timeout = 'soon': 'soon' is not a duration"),
-        ({"topic": "t", "keys": "yes"}, "keys = 'yes': it is none, field or envelope"),
-        ({"topic": "t", "rate": "-3"}, "rate = '-3': messages a second"),
-        ({"topic": "t", "startingOffset": "latest"}, "there is no option startingoffset: startingOffsets may be meant"),
+        ({"topic": "t", "keys": "yes"}, "keys = 'yes': must be none, field or envelope"),
+        ({"topic": "t", "rate": "-3"}, "rate = '-3': must be a positive number"),
+        ({"topic": "t", "startingOffset": "latest"}, "unknown option startingoffset; did you mean startingOffsets"),
         ({"topic": "", "rate": "many"}, "topic = ''.*; rate = 'many'"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_batch_reads_what_lies_between_two_offsets(start: Start) -> None:
     assert bodies(nothing, [InputPartition(None)]) == []  # what Spark makes of no partition
     with pytest.raises(LogError, match="'two' has no offset 21: it ends at 20"):
         BatchReader(settings(one, two, ending={"one": 1, "two": 21})).partitions()
-    with pytest.raises(LogError, match="'three' is gone"):
+    with pytest.raises(LogError, match="'three' no longer exists"):
         BatchReader(settings(one, two, ending={"three": 1})).partitions()
 
 
@@ -242,14 +242,14 @@ def test_a_topic_that_is_not_there_and_one_in_memory(tmp_path: Path) -> None:
         contract(url, "later", r=50, b=40)
         assert plain(StreamReader(Settings("later", controller=url, timeout_s=1.0)).initialOffset()) in ({}, {"one": 0})
         for missing in (Settings("t", controller=url, timeout_s=1.0), settings(one)):
-            with pytest.raises(InputError, match="no broker has topic 't': check its name, or create it first"):
+            with pytest.raises(InputError, match="no broker has topic 't': check the name, or create the topic first"):
                 StreamReader(missing).initialOffset()
         one.post("/topic/create?topic=t")
         with pytest.raises(InputError, match=r"topic 't' at broker 'one' is in memory.*durability=disk"):
             StreamReader(settings(one)).initialOffset()
-        with pytest.raises(InputError, match=f"{url} is no broker"):
+        with pytest.raises(InputError, match=f"{url} is not a broker"):
             StreamReader(Settings("t", brokers=(url,), timeout_s=1.0)).initialOffset()
-        with pytest.raises(InputError, match=f"{one.url} is no controller"):
+        with pytest.raises(InputError, match=f"{one.url} is not a controller"):
             StreamReader(Settings("t", controller=one.url, timeout_s=1.0)).initialOffset()
 
 
@@ -257,7 +257,7 @@ def test_two_brokers_of_one_name(start: Start, tmp_path: Path) -> None:
     one = on_disk(start("one"))
     (tmp_path / "other").mkdir()
     other = start("one", data_path=str(tmp_path / "other"))
-    with pytest.raises(InputError, match="two brokers are called 'one'"):
+    with pytest.raises(InputError, match="two brokers are named 'one'"):
         StreamReader(settings(one, other)).initialOffset()
 
 
@@ -283,11 +283,11 @@ def test_a_log_that_was_removed(start: Start) -> None:
     one.post("/topic/delete?topic=t")
     reader = StreamReader(settings(one))
     tolerant = StreamReader(settings(one, fail_on_data_loss=False))
-    with pytest.raises(LogError, match="is gone, and with it what was there after offset 30"):
+    with pytest.raises(LogError, match="no longer exists; messages after offset 30 are lost"):
         reader.latestOffset({"one": 30}, ReadAllAvailable())
     assert tolerant.latestOffset({"one": 30}, ReadAllAvailable()) == {"one": 30}
     fresh = publish(on_disk(one), numbered("fresh", 5))
-    with pytest.raises(LogError, match="has no offset 30: it ends at 5; was its log removed"):
+    with pytest.raises(LogError, match="has no offset 30: it ends at 5; was its log deleted"):
         reader.latestOffset({"one": 30}, ReadAllAvailable())
     again = tolerant.latestOffset({"one": 30}, ReadAllAvailable())
     assert plain(again) == {"one": 0}
@@ -308,7 +308,9 @@ def test_a_topic_that_was_deleted_and_created_again_is_not_taken_for_the_old_one
     again(one)
     fresh, more = publish(one, numbered("fresh", 50)), publish(two, numbered("more", 5))
     lost = r"topic 't' at broker 'one' was deleted and created again, or its broker started with an empty disk"
-    with pytest.raises(LogReplaced, match=rf"{lost}.* after offset 30: set option failOnDataLoss to false"):
+    with pytest.raises(
+        LogReplaced, match=rf"{lost}; messages after offset 30 are lost: set option failOnDataLoss to false"
+    ):
         reader.latestOffset(at, ReadAllAvailable())
     with pytest.raises(LogReplaced, match=r"no longer has log.*failOnDataLoss"):  # replaced after it was planned
         bodies(reader, planned)
@@ -406,9 +408,9 @@ def test_a_broker_that_is_away_keeps_its_place_and_the_others_go_on(tmp_path: Pa
         end = reader.latestOffset(at, ReadAllAvailable())
         assert plain(end) == {"one": 5, "two": 5}
         assert between(reader, at, end) == x
-        with pytest.raises(PipelineError, match=r"does not answer.* since 0.5 s: start it, or wait longer"):
+        with pytest.raises(PipelineError, match=r"does not respond.*, for 0.5 s: start it, or wait longer"):
             between(reader, {"two": 0}, {"two": 5})
-        with pytest.raises(PipelineError, match=r"broker 'two' of topic 't' is away since .*failOnDataLoss"):
+        with pytest.raises(PipelineError, match=r"no response from broker 'two' of topic 't' for .*failOnDataLoss"):
             ask_again(reader, end)
         tolerant = StreamReader(settings(one, two, timeout_s=0.0, fail_on_data_loss=False))
         for _ in range(3):
@@ -416,7 +418,7 @@ def test_a_broker_that_is_away_keeps_its_place_and_the_others_go_on(tmp_path: Pa
 
         patient = StreamReader(settings(one, two, timeout_s=20.0))
         begun: list[list[bytes]] = []
-        range_ = source.Range("two", f"http://127.0.0.1:{port}", 0, 5)
+        range_ = source.OffsetRange("two", f"http://127.0.0.1:{port}", 0, 5)
         reading = threading.Thread(target=lambda: begun.append(bodies(patient, [range_])))
         reading.start()
         with running(name="two", data_path=str(tmp_path / "two"), http_port=port):
@@ -450,7 +452,7 @@ def test_nobody_there_at_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     nobody = Settings("t", controller=f"http://127.0.0.1:{port}", timeout_s=0.2)
-    with pytest.raises(PipelineError, match=rf"127.0.0.1:{port}/lookup does not answer \(.*refused.*since 0.2 s"):
+    with pytest.raises(PipelineError, match=rf"127.0.0.1:{port}/lookup does not respond \(.*refused.*, for 0.2 s"):
         StreamReader(nobody).initialOffset()
 
 

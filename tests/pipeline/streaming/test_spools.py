@@ -47,10 +47,12 @@ def test_what_nsqd_alone_has_cannot_be_read_again(tmp_path: Path) -> None:
     with Nsqd(tmp_path) as server, brokers(tmp_path, engine=server.url) as start:
         one = on_disk(start("one"), "stored")
         publish(one, numbered("x", 3), "stored")
-        with pytest.raises(InputError, match=r"'stored' at broker 'one' forgets what its nsqd has: .*--retain-ack"):
+        with pytest.raises(
+            InputError, match=r"'stored' at broker 'one' deletes messages that its nsqd has: .*--retain-ack"
+        ):
             StreamReader(Settings("stored", brokers=(one.url,), timeout_s=5.0)).initialOffset()
         publish(one, numbered("x", 3), "passing")
         with pytest.raises(
-            InputError, match=r"'passing' at broker 'one' is in memory .* create it with durability=disk"
+            InputError, match=r"'passing' at broker 'one' is kept in memory .* create it with durability=disk"
         ):
             StreamReader(Settings("passing", brokers=(one.url,), timeout_s=5.0)).initialOffset()

@@ -20,22 +20,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from random import random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from srtm.broker.engines.lane import FIRST_WAIT_S, LONGEST_WAIT_S, Lane
+from srtm.broker.engines.lane import Lane, patience
 from srtm.broker.receipts import settle
+from srtm.broker.statistics import EngineStatistics
 from srtm.errors import BrokerError, InputError, ProtocolError
 from srtm.net.compression import BadStream
-from srtm.net.credentials import Credentials, explained
+from srtm.net.credentials import Credentials
+from srtm.net.explain import explained
+from srtm.net.sockets import connect
 from srtm.net.tls import Tls
+from srtm.net.writer import Writer
 from srtm.protocol import engine as addresses
 from srtm.protocol.engine import is_local, seen_from_elsewhere
 
 if TYPE_CHECKING:
+    import socket
+
     from srtm.broker.engines.probe import Probe
     from srtm.broker.message import Message
     from srtm.broker.options import BrokerOptions
@@ -75,9 +79,8 @@ class Engine(ABC):
         self.credentials = Credentials.read(address)
         self._sock: socket.socket | None = None
         self._tls: Tls | None = None
-        self._out = bytearray()
-        self._wire = bytearray()  # of it, what is encrypted
-        self._writing = False
+        self._writer: Writer | None = None
+        self._out = bytearray()  # for the engine, not encrypted yet
         self._heard_ns = 0
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -235,25 +238,27 @@ class Engine(ABC):
         """Why it takes nothing; None where it is there."""
         return None if self.connected else f"the engine is away: {self.problem or 'not connected yet'}"
 
-    def statistics(self) -> dict[str, Any]:
-        """How it is."""
-        return {
-            "kind": self.kind,
-            "address": str(self.address),
-            "state": "connected" if self.connected else "away",
-            "unacknowledged": sum(lane.held for lane in self.lanes.values()),
-            "in_flight": self.flying,
-            "acknowledged": self.acknowledged,
-            "resent": self.resent,
-            "refused": self.refused,
-            "reconnections": self.reconnections,
-            "last_error": self.problem,
-        }
+    def statistics(self) -> EngineStatistics:
+        """A snapshot."""
+        return EngineStatistics(
+            self.kind,
+            str(self.address),
+            self.delivery,
+            self.connected,
+            sum(lane.held for lane in self.lanes.values()),
+            self.flying,
+            self.acknowledged,
+            self.resent,
+            self.refused,
+            self.reconnections,
+            self.problem,
+            self.trouble,
+        )
 
     # The connection.
 
     async def _keep(self) -> None:
-        wait_s, said = FIRST_WAIT_S, set[str]()
+        backoff, said = patience(), set[str]()
         while True:
             self.place = place = self._servers[0]
             self._servers.append(self._servers.pop(0))  # the next one, if it has to be
@@ -261,43 +266,26 @@ class Engine(ABC):
             try:
                 async with asyncio.timeout(CONNECT_S):
                     sock = await self._connect(*place)
-            except (OSError, TimeoutError, ValueError) as error:  # ValueError: files, or a host that cannot be one
-                why = str(error) if isinstance(error, ValueError) else getattr(error, "strerror", None) or "no answer"
-                self.problem = f"cannot connect to {_place(place)}: {why}"
+            except (OSError, ValueError) as error:  # ValueError: unusable files, or an impossible host name
+                self.problem = f"cannot connect to {_place(place)}: {explained(error)}"
                 told = self.problem
             else:
                 self._begin(sock)
                 await self._ended.wait()
                 told = f"lost {_place(place)}: {self.problem}"
             if self.acknowledged > was:
-                wait_s = FIRST_WAIT_S
+                backoff.reset()
                 said.clear()
             if told not in said:
                 log.warning("ENGINE(%s): %s", self.address, told)
             if self.acknowledged > was:
                 continue  # the next server may take over at once
             said.add(told)
-            await asyncio.sleep(wait_s * (1 + random()) / 2)
-            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+            await asyncio.sleep(backoff.next_s())
 
     async def _connect(self, host: str, port: int) -> socket.socket:
-        if not port:
-            return await self._connected(socket.AF_UNIX, host)
-        refused: OSError | None = None
-        for family, *_, target in await self._turn.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            try:
-                return await self._connected(family, target)
-            except OSError as error:  # a name may have addresses of both kinds, and its server listen at one
-                refused = refused or error
-        raise refused or OSError(f"{host} has no address")
-
-    async def _connected(self, family: int, target: Any) -> socket.socket:
-        sock = socket.socket(family)
+        sock = await connect(host, port)
         try:
-            sock.setblocking(False)
-            if family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._turn.loop.sock_connect(sock, target)
             if self.address.tls or self.address.creds:  # the system's authorities alone take milliseconds to read
                 self.credentials = await asyncio.to_thread(Credentials.read, self.address)
         except BaseException:
@@ -309,8 +297,7 @@ class Engine(ABC):
         self._sock = sock
         self._tls = None
         self._out.clear()
-        self._wire.clear()
-        self._writing = False
+        self._writer = Writer(self._turn.loop, sock, self._write, self._unwritable)
         self._heard_ns = self._turn.now_ns()
         self._ended.clear()
         self._poller.add(sock, self._readable)
@@ -333,7 +320,7 @@ class Engine(ABC):
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(error.strerror or str(error))
+            self._lose(explained(error))
             return
         if not size:
             self._lose("it closed the connection")
@@ -356,37 +343,18 @@ class Engine(ABC):
         self._tls.decode(b"")
 
     def _write(self) -> None:
-        if self._sock is None or self._writing:
+        writer, tls = self._writer, self._tls
+        if writer is None or writer.waiting:
             return
-        wire = self._out if self._tls is None else self._encrypted(self._tls)
-        if not wire:
+        if tls is not None and not tls.ready:
+            writer.write(tls.pending())
             return
-        try:
-            sent = self._sock.send(wire)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            if self.connected:  # who refuses us has said why, which is read next
-                self._lose(error.strerror or str(error))
-            return
-        del wire[:sent]
-        if wire:
-            self._writing = True
-            self._turn.loop.add_writer(self._sock, self._writable)
+        writer.write(self._out if tls is None else tls.encode(self._out))
+        self._out.clear()
 
-    def _encrypted(self, tls: Tls) -> bytearray:
-        if tls.ready:
-            self._wire += tls.encode(self._out)
-            self._out.clear()
-        else:
-            self._wire += tls.pending()
-        return self._wire
-
-    def _writable(self) -> None:
-        assert self._sock is not None
-        self._turn.loop.remove_writer(self._sock)
-        self._writing = False
-        self._write()
+    def _unwritable(self, error: OSError) -> None:
+        if self.connected:  # an engine that refuses the connection has said why, which is read next
+            self._lose(explained(error))
 
     def _lose(self, problem: str) -> None:
         """The connection is of no use any more."""
@@ -404,11 +372,11 @@ class Engine(ABC):
     def _hang_up(self) -> None:
         self.connected = False
         sock, self._sock = self._sock, None
+        writer, self._writer = self._writer, None
         if sock is not None:
             self._poller.remove(sock)
-            if self._writing:
-                with suppress(ValueError, OSError):
-                    self._turn.loop.remove_writer(sock)
+            if writer is not None:
+                writer.close()
             sock.close()
 
     # What becomes of messages.

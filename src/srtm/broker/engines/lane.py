@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from random import random
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from srtm.broker.receipts import settle
+from srtm.broker.statistics import LaneStatistics
+from srtm.net.backoff import Backoff
 
 if TYPE_CHECKING:
     from srtm.broker.engines.probe import Probe
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5  # before an engine, or a topic at it, is tried again
+
+def patience() -> Backoff:
+    """Waits before an engine, or a topic at it, is tried again."""
+    return Backoff(0.02, 0.5)
 
 
 class Carrier(Protocol):
@@ -47,6 +51,7 @@ class Lane:
     """A topic's way to its engine: what was released and has no acknowledgement."""
 
     __slots__ = (
+        "backoff",
         "bytes",
         "engine",
         "flying",
@@ -60,7 +65,6 @@ class Lane:
         "singly",
         "spool",
         "topic",
-        "wait_s",
     )
 
     def __init__(self, engine: Carrier, topic: Topic) -> None:
@@ -77,30 +81,30 @@ class Lane:
         self.problem: str | None = None  # why it is shut though the engine is there
         self.refused: str | None = None  # why a stored message was dropped, as it was said last
         self.retry_ns = 0
-        self.wait_s = FIRST_WAIT_S
+        self.backoff = patience()
 
     @property
     def overdue(self) -> bool:
         """Whether it has been tried for a second or more in vain."""
-        return self.wait_s >= LONGEST_WAIT_S
+        return self.backoff.exhausted
 
     @property
     def held(self) -> int:
         """Messages without an acknowledgement."""
         return len(self.queue) + self.flying
 
-    def statistics(self) -> dict[str, Any]:
-        """How it is: `state` is open, or why its messages wait."""
-        return {
-            "kind": self.engine.kind,
-            "state": "open" if self.ready else "shut",
-            "reason": None if self.ready else self.engine.absence or self.problem,
-            "unacknowledged": self.held,
-            "unacknowledged_bytes": self.bytes,
-            "in_log": self.topic.spooled,
-            "lost": self.spool.lost if self.spool else 0,
-            "probe": self.probe.statistics() if self.probe else None,
-        }
+    def statistics(self) -> LaneStatistics:
+        """A snapshot."""
+        return LaneStatistics(
+            self.engine.kind,
+            self.ready,
+            None if self.ready else self.engine.absence or self.problem,
+            self.held,
+            self.bytes,
+            self.topic.spooled,
+            self.spool.lost if self.spool else 0,
+            self.probe.statistics() if self.probe else None,
+        )
 
     def watch(self, *, on: bool) -> None:
         """Time messages to a consumer of the engine's, or end that."""
@@ -119,7 +123,8 @@ class Lane:
 
     def open(self, now_ns: int) -> None:
         """The engine takes its messages."""
-        self.problem, self.wait_s, self.retry_ns = None, FIRST_WAIT_S, 0
+        self.problem, self.retry_ns = None, 0
+        self.backoff.reset()
         if not self.ready:
             self.ready = True
             self.release(now_ns)
@@ -166,5 +171,4 @@ class Lane:
 
     def later(self, now_ns: int) -> None:
         """Try again after a while, which grows."""
-        self.retry_ns = now_ns + round(self.wait_s * (1 + random()) / 2 * 1e9)
-        self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s)
+        self.retry_ns = now_ns + round(self.backoff.next_s() * 1e9)

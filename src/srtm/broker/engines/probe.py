@@ -14,14 +14,16 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
 
+from srtm.broker.statistics import ProbeStatistics
 from srtm.errors import InputError, ProtocolError
 from srtm.model.latency import Distribution
-from srtm.net.credentials import explained
+from srtm.net.explain import explained
+from srtm.net.sockets import open_streams
 from srtm.protocol import client as nsq
 from srtm.protocol import greeting, nats
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Response
@@ -72,13 +74,11 @@ class Probe(ABC):
         for message in messages:
             self._expected.setdefault(self._key(message), message.arrival_ns)
 
-    def statistics(self) -> dict[str, Any]:
-        """Messages of the last ten seconds, and percentiles of their latency."""
+    def statistics(self) -> ProbeStatistics:
+        """A snapshot."""
         since_ns = time.time_ns() - _WINDOW_NS
         found = np.array([taken_ns for at_ns, taken_ns in self._seen if at_ns > since_ns], np.int64)
-        part = Distribution.of(found) if len(found) else None
-        points = {"p50": part.p50, "p95": part.p95, "p99": part.p99} if part else None
-        return {"messages": len(found), "end_to_end_ns": points, "problem": self.problem}
+        return ProbeStatistics(len(found), Distribution.of(found) if len(found) else None, self.problem)
 
     def stop(self) -> None:
         """Subscribe no more."""
@@ -108,9 +108,7 @@ class Probe(ABC):
             await asyncio.sleep(_AGAIN_S)
 
     async def _once(self) -> None:
-        host, port = self._engine.place
-        opening = asyncio.open_connection(host, port) if port else asyncio.open_unix_connection(host)
-        reader, writer = await opening
+        reader, writer = await open_streams(*self._engine.place)
         try:
             await self._listen(reader, writer)
         finally:

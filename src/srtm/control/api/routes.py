@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 import srtm
+from srtm.control import statistics
 from srtm.control.api.explain import explained
 from srtm.control.api.schema import (
     ContractChange,
@@ -32,20 +33,21 @@ from srtm.control.api.schema import (
     TopicName,
     bucket_of,
     delivery_out,
-    members_out,
+    member_out,
     topic_out,
 )
 from srtm.control.clock import now_ns
 from srtm.control.placing.expected import expected
 from srtm.control.service import Service
 from srtm.errors import InputError, SRTMError
-from srtm.model.profile import CONTRACT_QUANTILE, profile
+from srtm.model.profile import profile
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from srtm.control.members import DeclaredPublisher
+    from srtm.control.topic import ManagedTopic
     from srtm.model.bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -96,16 +98,19 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(404, f"topic {topic!r} is not under contract; create it first")
         return controller.topics[topic]
 
+    def shown(topic: ManagedTopic) -> dict[str, Any]:
+        at = now_ns()
+        return topic_out(statistics.of_topic(topic, controller, at), topic.journal.events, at)
+
     @api.get("/topics")
     async def topics() -> dict[str, Any]:
         """List all topics under contract."""
-        at = now_ns()
-        return {"topics": [topic_out(each, controller, at, events=False) for each in controller.topics.values()]}
+        return {"topics": [topic_out(each) for each in statistics.of_cluster(controller, now_ns()).topics]}
 
     @api.get("/topics/{topic}")
     async def topic_(topic: InPath) -> dict[str, Any]:
         """Get one topic: contract, shares, latencies, delivery, events."""
-        return {**topic_out(known(topic), controller, now_ns()), "delivery": _delivery(service, topic)}
+        return {**shown(known(topic)), "delivery": _delivery(service, topic)}
 
     @changes.put("/topics/{topic}", responses={409: {"description": "the topic is under another contract"}})
     async def create(topic: InPath, wish: TopicIn, request: Request) -> dict[str, Any]:
@@ -128,7 +133,7 @@ def router(service: Service) -> APIRouter:
             controller.gather(topic, now_ns())
         if before is None:
             done(request, "create", topic=topic, **wish.model_dump(exclude={"publishers"}), publishers=len(declared))
-        return topic_out(found, controller, now_ns())
+        return shown(found)
 
     @changes.patch("/topics/{topic}")
     async def change(topic: InPath, wish: ContractChange, request: Request) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(422, str(problem)) from None
         controller.change(topic, contract, now_ns())
         done(request, "change", topic=topic, **wish.model_dump(exclude_none=True))
-        return topic_out(found, controller, now_ns())
+        return shown(found)
 
     @changes.delete("/topics/{topic}", status_code=204)
     async def remove(topic: InPath, request: Request) -> None:
@@ -158,7 +163,7 @@ def router(service: Service) -> APIRouter:
         except InputError as problem:
             raise HTTPException(409, str(problem)) from None
         done(request, "fit", topic=topic)
-        return topic_out(known(topic), controller, now_ns())
+        return shown(known(topic))
 
     @changes.post(
         "/topics/{topic}/move", responses={409: {"description": "unknown publisher, or broker not available"}}
@@ -172,14 +177,14 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(409, str(problem)) from None
         first = wish.publishers[:_NAMED]
         done(request, "move", topic=topic, broker=wish.broker, count=len(wish.publishers), publishers=first)
-        return topic_out(known(topic), controller, now_ns())
+        return shown(known(topic))
 
     @changes.post("/topics/{topic}/pause")
     async def pause(topic: InPath, request: Request, *, on: bool = True) -> dict[str, Any]:
         """Pause delivery to the topic's channels, or resume it with on=false; brokers keep taking messages."""
         controller.pause(known(topic).name, now_ns(), on=on)
         done(request, "pause" if on else "resume", topic=topic)
-        return topic_out(known(topic), controller, now_ns())
+        return shown(known(topic))
 
     @api.get("/topics/{topic}/explain")
     async def explain(topic: InPath) -> dict[str, Any]:
@@ -250,7 +255,7 @@ def router(service: Service) -> APIRouter:
     @api.get("/brokers")
     async def brokers() -> dict[str, Any]:
         """List all brokers."""
-        return {"brokers": members_out(controller)}
+        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller)]}
 
     @api.get("/targets")
     async def targets() -> list[dict[str, Any]]:
@@ -280,7 +285,7 @@ def router(service: Service) -> APIRouter:
         except InputError as problem:
             raise HTTPException(404, str(problem)) from None
         done(request, "drain" if on else "use again", broker=name)
-        return next(each for each in members_out(controller) if each["name"] == name)
+        return next(member_out(each) for each in statistics.of_brokers(controller) if each.name == name)
 
     @changes.delete("/brokers/{name}", status_code=204, responses={409: {"description": "the broker is alive"}})
     async def forget(name: str, request: Request) -> None:
@@ -323,7 +328,7 @@ def refused(_: Request, problem: Exception) -> JSONResponse:
 
 
 def _profiled(publishers: list[DeclaredPublisher]) -> TokenBucket:
-    return profile(expected(publishers, 0).times_ns, quantile=CONTRACT_QUANTILE).bucket
+    return profile(expected(publishers, 0).times_ns).bucket
 
 
 def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from srtm.control.placing.layout import Reason
     from srtm.control.state import ControllerState
     from srtm.control.topic import ManagedTopic
+    from srtm.model.broker_models import ServiceModel
     from srtm.model.placement import Broker
-    from srtm.model.service import ServiceModel
     from srtm.protocol.exchange import Move
 
 _FLOWING, _STEADY_S = 0.7, 3  # part of the declared rate, and for how many seconds, before the first fitting

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from srtm.control.members import DeclaredPublisher
+    from srtm.model.broker_models import ServiceModel
     from srtm.model.placement import Broker
-    from srtm.model.service import ServiceModel
     from srtm.protocol.exchange import Contract
 
 

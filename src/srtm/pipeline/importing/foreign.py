@@ -1,8 +1,8 @@
-"""Files that SRTM did not write: found, looked into, and read by Spark's own readers.
+"""Files that SRTM did not write: found, inspected, and read by Spark's own readers.
 
 In: names of files, folders or patterns; CSV, JSON lines or Parquet, the first two also as gzip or bzip2. Out: a
-`Source` for every layout among them. All columns of CSV and JSON come as text, so that no digit is lost before its unit
-is known. Files are opened here only for their headers; a file that has none is named before any job starts.
+`Source` for every layout among them. All columns of CSV and JSON are read as text, so no digit is lost before its unit
+is known. This module opens files only for their headers, and reports an unreadable one before any job starts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import bz2
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections import defaultdict
 from glob import glob, has_magic
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,15 +42,15 @@ _ENDINGS = {
     ".pq": "parquet",
 }
 _OPENERS: dict[str, Callable[..., IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open}  # type: ignore[dict-item]
-_SAMPLE = 1_000  # lines of a JSON file in which a column must turn up
+_SAMPLE = 1_000  # lines of a JSON file in which every column must occur
 _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error, pa.ArrowException)
 
 
 class Source(NamedTuple):
-    """Files of one layout: the columns they have, and a frame that reads them.
+    """Files of one layout: their columns, and a frame that reads them.
 
-    The frame has the columns that were wanted, under the names of `handles`, and besides them `FILE` and `MALFORMED`:
-    the text of a line that could not be taken apart. `stamps` are columns of whole nanoseconds by their type.
+    The frame has the wanted columns, under the names of `handles`, as well as `FILE` and `MALFORMED`: the text of a
+    line that could not be parsed. `stamps` are columns whose type says that they are whole nanoseconds.
     """
 
     files: tuple[Path, ...]
@@ -59,16 +61,16 @@ class Source(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The sources of an import, and the files that are not among them, each with why."""
+    """The sources of an import, and the skipped files with the reason for each."""
 
     sources: list[Source]
     skipped: dict[Path, str]
 
 
 def find(inputs: Iterable[str | Path], form: str | None = None) -> dict[Path, str]:
-    """Every file that is meant, and its form: by its ending unless it is given."""
+    """All files that the inputs name, with the form of each: by its suffix unless given."""
     if form is not None and form not in FORMS:
-        raise InputError(f"{form!r} is no form of file: choose from {', '.join(FORMS)}", value=form)
+        raise InputError(f"unknown file format {form!r}; known: {', '.join(FORMS)}", value=form)
     found: dict[Path, str] = {}
     for name in map(str, inputs):
         path = Path(name)
@@ -81,7 +83,7 @@ def find(inputs: Iterable[str | Path], form: str | None = None) -> dict[Path, st
             for file in files:
                 found[file.absolute()] = form or _form_of(file)
                 if file.name.startswith(("_", ".")):
-                    raise TraceError(f"{file}: Spark reads no file whose name starts with _ or .: rename it")
+                    raise TraceError(f"{file}: Spark ignores files whose name starts with _ or .: rename it")
     return found
 
 
@@ -94,7 +96,7 @@ def _inside(folder: Path, form: str | None) -> list[Path]:
         and (form is not None or _ending(file) in _ENDINGS)
     ]
     if not files:
-        raise TraceError(f"{folder} is a folder without a file to import: say what its files are with --from")
+        raise TraceError(f"folder {folder} holds no file with a known suffix: name the format of its files with --from")
     return files
 
 
@@ -105,7 +107,7 @@ def _ending(file: Path) -> str:
 def _form_of(file: Path) -> str:
     form = _ENDINGS.get(_ending(file))
     if form is None:
-        raise TraceError(f"{file}: its ending says nothing about what it is: add --from {' or --from '.join(FORMS)}")
+        raise TraceError(f"{file}: its suffix does not tell its format: add --from {' or --from '.join(FORMS)}")
     return form
 
 
@@ -118,7 +120,7 @@ def sources(
     header: bool = True,
     skip_unreadable: bool = False,
 ) -> Found:
-    """One source for every layout among the files; those without a single row are in none."""
+    """One source for every layout among the files; files without rows are in none."""
     layouts: dict[Layout, list[Path]] = defaultdict(list)
     keys: dict[str, str] = {}
     names: dict[tuple[tuple[str, str], ...], tuple[str, ...]] = {}
@@ -132,13 +134,13 @@ def sources(
         except _UNREADABLE as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             if not skip_unreadable:
-                remedy = "remove it, or go on without it by --skip-unreadable"
+                remedy = "remove it, or skip it with --skip-unreadable"
                 raise TraceError(f"{file} is not a readable {form} file: {said}; {remedy}", path=str(file)) from None
             skipped[file] = said
             continue
-        if form == "jsonl":  # a key that a file lacks is a value that its lines lack
+        if form == "jsonl":  # a key missing in a file is a value missing in its lines
             keys |= columns
-        if form == "parquet":  # what nobody asks for makes no difference
+        if form == "parquet":  # unused columns do not make another layout
             names.setdefault(used := tuple(item for item in columns.items() if item[0] in wanted), tuple(columns))
             layouts[Layout(form, "", used)].append(file)
         elif columns:
@@ -158,7 +160,7 @@ def sources(
 
 
 class Layout(NamedTuple):
-    """What files must have in common to be read as one."""
+    """What files must share to be read together."""
 
     form: str
     delimiter: str
@@ -166,7 +168,7 @@ class Layout(NamedTuple):
 
 
 def _read_through(file: Path) -> None:
-    """See a compressed file to its end, for only there it shows whether it is whole."""
+    """Read a compressed file to its end: only there does a truncated one fail."""
     if file.suffix.lower() in _OPENERS:
         with _opened(file) as stream:
             while stream.read(1 << 20):
@@ -174,7 +176,7 @@ def _read_through(file: Path) -> None:
 
 
 def _columns_of(file: Path, form: str, delimiter: str, *, header: bool) -> dict[str, str]:
-    """Name and type of every column; none where the file is empty."""
+    """The name and type of every column; empty for an empty file."""
     if form == "csv":
         return _csv_columns(file, delimiter, header=header)
     return _json_columns(file) if form == "jsonl" else _parquet_columns(file)
@@ -186,7 +188,7 @@ def _opened(file: Path) -> IO[bytes]:
 
 
 def _csv_columns(file: Path, delimiter: str, *, header: bool) -> dict[str, str]:
-    """Names of the columns: those of the first line, or 1, 2, 3 … where there is no header."""
+    """The names of the columns: those of the first line, or 1, 2, 3 … without a header."""
     with _opened(file) as stream:
         lines = (line.decode("utf-8-sig") for line in stream)
         first = next((line for line in lines if line.strip()), None)
@@ -199,7 +201,7 @@ def _csv_columns(file: Path, delimiter: str, *, header: bool) -> dict[str, str]:
 
 
 def _unique(name: str, before: Sequence[str]) -> str:
-    """The second column of a name is told from the first, so that every column keeps its place."""
+    """The name, numbered if an earlier column has it too, so every column keeps its place."""
     seen = sum(other.strip() == name for other in before)
     return f"{name} ({seen + 1})" if seen else name
 
@@ -213,11 +215,11 @@ def _json_columns(file: Path) -> dict[str, str]:
             try:
                 row = json.loads(line.decode("utf-8-sig"))
             except ValueError:
-                continue  # a malformed line is the reader's to report
+                continue  # Spark's reader reports malformed lines
             for entry in row if isinstance(row, list) else [row]:
                 names |= dict.fromkeys(entry, "text") if isinstance(entry, dict) else {}
     if some and not names:
-        raise TraceError(f"{file}: none of its first {_SAMPLE:,} lines is a JSON object; is it another --from?")
+        raise TraceError(f"{file}: none of its first {_SAMPLE:,} lines is a JSON object; check --from")
     return dict(sorted(names.items()))
 
 
@@ -233,7 +235,7 @@ def _parquet_columns(file: Path) -> dict[str, str]:
 
 
 def _spark_type(kind: pa.DataType) -> str:
-    """The type by which Spark is asked for a column; 'stamp' is a bigint of nanoseconds, '' what cannot be used."""
+    """The type to request from Spark for a column; 'stamp' is a bigint of nanoseconds, '' an unsupported type."""
     if pa.types.is_dictionary(kind):
         return _spark_type(kind.value_type)
     if pa.types.is_timestamp(kind):
@@ -260,7 +262,7 @@ def _csv(
     header: bool,
 ) -> Source:
     handles = {name: f"_c{position}" for position, name in enumerate(columns)}
-    # Without `columnPruning` off, the reader skips what nobody asks for and does not see that a line is too short.
+    # With column pruning, the reader skips unused columns and does not notice that a line is too short.
     reader = spark.read.schema(", ".join(f"{handle} string" for handle in [*handles.values(), MALFORMED])).options(
         sep=delimiter,
         header=header,
@@ -286,8 +288,8 @@ def _parquet(spark: SparkSession, files: list[Path], columns: dict[str, str], na
     from pyspark.sql import functions as f
 
     if useless := [name for name in columns if not columns[name]]:
-        raise TraceError(f"{files[0]}: column {useless[0]!r} is nested, and a trace takes plain values")
-    # A schema that is given reads nanoseconds as they are; Spark's own types of time stop at microseconds.
+        raise TraceError(f"{files[0]}: column {useless[0]!r} is nested, but a trace takes plain values")
+    # An explicit schema reads nanoseconds unchanged; Spark's own time types stop at microseconds.
     types = {name: "bigint" if kind == "stamp" else kind for name, kind in columns.items()}
     reader = spark.read.schema(", ".join(f"{_quoted(name)} {kind}" for name, kind in types.items()))
     frame = _with_file(reader.parquet(*_escaped(files)), [*columns])
@@ -307,6 +309,11 @@ def _quoted(name: str) -> str:
 
 
 def _escaped(files: Iterable[Path]) -> list[str]:
-    """Paths as Spark takes them: it reads patterns, these are names."""
+    """Paths escaped for Spark, which would read them as patterns."""
     special = str.maketrans({sign: f"\\{sign}" for sign in "\\*?[]{}"})
     return [str(file).translate(special) for file in files]
+
+
+def path_of(uri: str | None) -> str | None:
+    """The path behind the URI that Spark gives a file."""
+    return unquote(re.sub("^file:/+", "/", uri)) if uri else None

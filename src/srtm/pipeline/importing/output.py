@@ -1,15 +1,14 @@
 """A DataFrame of messages, written as the trace files that SRTM reads fastest.
 
-In: rows of the trace schema, in any order. Out: a folder of Parquet files, or one file, made by the writer of
-`workload.trace`: sorted by `arrival_ns`, in row groups of about a million messages of one topic that do not overlap in
-time.
+In: rows of the trace schema, in any order. Out: a folder of Parquet files, or one file, written by `workload.trace`:
+sorted by `arrival_ns`, in row groups of about a million messages of one topic that do not overlap in time.
 
-Past `MANY_TOPICS` topics, row groups of one topic each would be mostly footer. There, small topics share row groups,
-which are sorted by `arrival_ns` as well; jobs then count the messages of topics in a run of its own.
+With more than `MANY_TOPICS` topics, row groups of one topic each would be mostly footer. Small topics then share row
+groups, which are sorted by `arrival_ns` as well; jobs count the messages of their topics in a run of its own.
 
-Every task writes a file of a name of its own beside the result, and says so. The driver takes the files of the tasks
-that count, moves them into a new folder and renames that: the result is complete, or it is not there. What tasks leave
-that were repeated, killed or interrupted goes away with the folder they wrote to.
+Every task writes a file with a unique name beside the result, and reports it. The driver moves the files of the tasks
+that count into a new folder and renames that: the result is complete or absent. Files of tasks that were repeated,
+killed or interrupted are deleted with the folder they were written to.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import pyarrow as pa
 
 from srtm.errors import InputError, PipelineError, TraceError
 from srtm.pipeline.importing.staging import as_group
-from srtm.pipeline.traces.reading import parallelism
+from srtm.pipeline.runtime.cores import parallelism
 from srtm.workload.trace import writing
 
 if TYPE_CHECKING:
@@ -37,35 +36,39 @@ if TYPE_CHECKING:
 ROW_GROUP = 1_000_000  # messages
 MANY_TOPICS = 5_000
 _SMALL_TOPIC = 10_000  # messages
-_FILE = 4 * ROW_GROUP  # messages of a file, where there are more than all tasks can share
+_FILE = 4 * ROW_GROUP  # messages per file, if there are more than one file per task holds
 _SMALLEST_FILE = ROW_GROUP // 4
-_ONE_FILE = 50_000_000  # messages that one task may sort
+_ONE_FILE = 50_000_000  # messages one task may sort
 _WRITTEN = "partition int, name string, messages long"
 _ARROW = pa.schema([("partition", pa.int32()), ("name", pa.string()), ("messages", pa.int64())])
 
 
 class Written(NamedTuple):
-    """What has been written."""
+    """The size of a written trace."""
 
     files: int
     bytes: int
 
 
 def check_output(out: Path, *, force: bool = False) -> None:
-    """Refuse a place where the result cannot or must not go, before any work is done for it."""
+    """Refuse a path that cannot or must not be written, before any work is done."""
     if not out.parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}; make it first", path=str(out))
+        raise InputError(f"--out {out}: folder {out.parent} does not exist; create it first", path=str(out))
     if not out.exists():
         return
     if not force:
-        raise InputError(f"--out {out} exists already: choose another name, or overwrite it with --force")
+        raise InputError(f"--out {out} already exists: choose another name, or overwrite it with --force")
     if out.is_dir() == _is_file(out):
         kind = "folder" if out.is_dir() else "file"
-        raise InputError(f"--out {out} is a {kind} already, and would become something else: choose another name")
+        raise InputError(
+            f"--out {out} is an existing {kind}, and --force does not turn it into the other kind: choose another name"
+        )
     if out.is_dir():
         foreign = [path for path in sorted(out.rglob("*")) if path.is_file() and path.suffix != ".parquet"]
         if foreign:
-            raise InputError(f"--out {out} holds more than a trace, such as {foreign[0].name}: it is not overwritten")
+            raise InputError(
+                f"--out {out} holds more than a trace ({foreign[0].name}): not overwriting it; choose another name"
+            )
 
 
 def write_trace(rows: DataFrame, out: Path, schema: pa.Schema, *, messages: int, topics: int) -> Written:
@@ -75,20 +78,24 @@ def write_trace(rows: DataFrame, out: Path, schema: pa.Schema, *, messages: int,
 
 
 def write_within(folder: Path, rows: DataFrame, out: Path, schema: pa.Schema, *, messages: int, topics: int) -> Written:
-    """`write_trace` in a folder of `beside` that is there already."""
+    """`write_trace` with an existing folder of `beside`."""
     if _is_file(out) and messages > _ONE_FILE:
-        raise InputError(f"{messages:,} messages are too many for one file: name a folder, as in --out {out.stem}")
+        raise InputError(
+            f"{messages:,} messages are too many for one file: name a folder, for example --out {out.stem}"
+        )
     tasks = parallelism(rows.sparkSession)
-    parts = 1 if _is_file(out) else max(-(-messages // _FILE), min(tasks, -(-messages // _SMALLEST_FILE)))
+    partitions = 1 if _is_file(out) else max(-(-messages // _FILE), min(tasks, -(-messages // _SMALLEST_FILE)))
     ordered = (
         rows.select(*schema.names)
-        .repartitionByRange(parts, "topic", "arrival_ns")
+        .repartitionByRange(partitions, "topic", "arrival_ns")
         .sortWithinPartitions("topic", "arrival_ns", "publisher")
     )
     done = ordered.mapInArrow(_writes(str(folder / "tasks"), schema, sharing=topics > MANY_TOPICS), _WRITTEN).toArrow()
     files = sorted((row["partition"], row["name"], row["messages"]) for row in done.to_pylist())
     if (written := sum(count for _, _, count in files)) != messages:
-        raise PipelineError(f"Spark wrote {written:,} messages of {messages:,}: the input changed; import it again")
+        raise PipelineError(
+            f"Spark wrote {written:,} of {messages:,} messages: the input changed meanwhile; import it again"
+        )
     for number, (_, name, _) in enumerate(files):
         (folder / "tasks" / name).rename(folder / "done" / f"part-{number:05}.parquet")
     result = folder / "done" / "part-00000.parquet" if _is_file(out) else folder / "done"
@@ -103,16 +110,16 @@ def _is_file(out: Path) -> bool:
 
 @contextmanager
 def beside(out: Path) -> Iterator[Path]:
-    """A folder next to the result, on the same disk, that is gone afterwards whatever happens."""
+    """A temporary folder next to the result, on the same disk; always deleted afterwards."""
     folder = out.absolute().with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
-        for part in ("stage", "tasks", "done"):
-            (folder / part).mkdir(parents=True)
+        for name in ("stage", "tasks", "done"):
+            (folder / name).mkdir(parents=True)
         yield folder
     except OSError as error:
         raise TraceError(f"cannot write {out}: {error.strerror or error}", path=str(out)) from None
     finally:
-        for _ in range(50):  # a task that is just being stopped may still make a file
+        for _ in range(50):  # a task that is being stopped may still create a file
             shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():
                 break
@@ -120,7 +127,7 @@ def beside(out: Path) -> Iterator[Path]:
 
 
 def _replace(result: Path, out: Path, before: Path) -> None:
-    """Put the result in its place; what was there comes back if that fails."""
+    """Move the result into place; if that fails, restore what it replaces."""
     if out.exists():
         out.rename(before)
     try:
@@ -134,7 +141,7 @@ def _replace(result: Path, out: Path, before: Path) -> None:
 def _writes(
     folder: str, schema: pa.Schema, *, sharing: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A task over batches sorted by topic and time: one file, and a row that tells of it."""
+    """A task over batches sorted by topic and time: writes one file, and yields a row that describes it."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -158,22 +165,22 @@ def _writes(
 
 
 def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, sharing: bool) -> Iterator[pa.Table]:
-    """Rows sorted by topic and time, cut where a row group ends; `sharing`: small topics in common ones."""
+    """Rows sorted by topic and time, as row groups; if `sharing`, small topics share them."""
     held: list[pa.RecordBatch] = []
     shared: list[pa.RecordBatch] = []
     topic: str | None = None
-    whole = True  # no row group of this topic has been written yet
-    for name, piece in _pieces(batches, sharing=sharing):
+    whole = True  # no row group of this topic was written yet
+    for name, run in _runs(batches, sharing=sharing):
         if name is None:
-            shared.append(piece)
+            shared.append(run)
         elif name == topic:
-            held.append(piece)
+            held.append(run)
         else:
             if sharing and whole and _rows(held) < _SMALL_TOPIC:
                 shared += held
             elif held:
                 yield as_group(held, schema)
-            topic, held, whole = name, [piece], True
+            topic, held, whole = name, [run], True
         if _rows(held) >= ROW_GROUP:
             yield as_group(held, schema)
             held, whole = [], False
@@ -188,8 +195,8 @@ def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, sharing:
         yield as_group(shared, schema).sort_by("arrival_ns")
 
 
-def _pieces(batches: Iterable[pa.RecordBatch], *, sharing: bool) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    """Runs of one topic; while sharing, the topics that are whole inside a batch come together, without a name."""
+def _runs(batches: Iterable[pa.RecordBatch], *, sharing: bool) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """Runs of rows of one topic; if `sharing`, topics that lie entirely in a batch come as one run, without a name."""
     for batch in batches:
         topics = batch.column("topic").dictionary_encode()
         codes = topics.indices.to_numpy()

@@ -1,9 +1,9 @@
 """Rows on their way through an import: judged once, and kept where they can be read again.
 
-Parsing is the dear part of an import, and its result is needed three times: to be counted, to be sampled for the ranges
-of a sort, and to be sorted. Each task writes the good rows of its share to a file, in the order in which they came, and
-returns how many there are, with the rejects by reason and a few examples. Spark's own cache would do as well; filling
-it took from half as long as parsing to somewhat longer.
+Parsing is the expensive step of an import, and its result is needed three times: for counting, for the sample that
+decides how to sort, and for sorting. Each task writes its good rows to a file, in input order, and returns how many
+there are, with the rejects by reason and a few examples. Spark's own cache would do the same; filling it took from half
+as long as parsing to somewhat longer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ EXAMPLES = 3
 REJECT = ("reason", "column", "value", "row", "file")
 _STAGED = "name string, messages long, rejects string"
 _ARROW = pa.schema([("name", pa.string()), ("messages", pa.int64()), ("rejects", pa.string())])
-_HELD = 200_000  # rows of a row group
+_HELD = 200_000  # rows per row group
 
 
 class Staged(NamedTuple):
-    """Files of good rows, how many there are, and the rejects by reason: their number, and examples."""
+    """Files of good rows, the number of rows, and the rejects by reason: how many, and examples."""
 
     files: list[Path]
     messages: int
@@ -40,7 +40,7 @@ class Staged(NamedTuple):
 
 
 def stage(judged: DataFrame, folder: Path, schema: pa.Schema) -> Staged:
-    """Write the rows that have no reason against them; `judged` has the columns of the schema and of `REJECT`."""
+    """Write the rows without a reason; `judged` has the columns of the schema and of `REJECT`."""
     done = judged.mapInArrow(_stages(str(folder), schema), _STAGED).toArrow().to_pylist()
     counts: Counter[str] = Counter()
     examples: dict[str, list[dict[str, str | None]]] = {}
@@ -70,7 +70,7 @@ def _stages(folder: str, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch
 
 
 def _good(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rejects: dict[str, list[Any]]) -> Iterator[pa.Table]:
-    """The rows without a reason, a row group at a time; those with one are entered into `rejects`."""
+    """The rows without a reason, a row group at a time; rows with one are entered into `rejects`."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         good = pc.is_null(batch.column("reason"))
@@ -96,7 +96,7 @@ def _enter(batch: pa.RecordBatch, rejects: dict[str, list[Any]]) -> None:
 
 
 def as_group(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """Rows as the writer of traces takes them."""
+    """Rows in the form that trace writers take."""
     table = pa.Table.from_batches(batches).combine_chunks()
     columns = [
         table[field.name].dictionary_encode() if field.type == pa.string() else table[field.name] for field in schema

@@ -1,7 +1,8 @@
-"""Cells: independent pieces of work, one Spark task each, whose results come back one by one as they are done.
+"""Cells: independent computations, one Spark task each, whose results arrive one by one as they finish.
 
-Each cell is a job of its own, as many at a time as Spark has cores: a job's tasks answer together, and whoever keeps
-finished cells wants each as soon as it is there. Cells start in the order given, so put what takes longest first.
+Each cell is a job of its own, as many at a time as Spark has cores: the tasks of a single job would answer together,
+but callers that save finished cells want each as soon as it is done. Cells start in the given order, so put the longest
+first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from srtm.pipeline.traces.reading import parallelism
+from srtm.pipeline.runtime.cores import parallelism
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +23,9 @@ Cell = TypeVar("Cell")
 
 
 def run_cells(spark: SparkSession, cells: Sequence[Cell], work: Callable[[Cell], bytes]) -> Iterator[tuple[int, bytes]]:
-    """Number and result of every cell, in the order in which they are done.
+    """The number and result of every cell, in the order they finish.
 
-    `work` and the cells are pickled to workers; `work` must depend on its cell alone. What it raises ends the run.
+    `work` and the cells are pickled to workers; `work` must depend on its cell alone. An exception in it ends the run.
     """
 
     def on_spark(number: int) -> tuple[int, bytes]:

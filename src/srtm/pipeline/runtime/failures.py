@@ -1,7 +1,7 @@
-"""What goes wrong in Spark, said in one line with a remedy.
+"""Spark's failures, in one line with a remedy.
 
 In: the exceptions of PySpark, py4j and gRPC, with Java's stack traces in them. Out: `PipelineError`, or the SRTM error
-that a task raised, as it was raised there. What is neither Spark's nor ours passes unchanged.
+that a task raised, as it was raised there. Exceptions that are neither Spark's nor SRTM's pass unchanged.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SPARKS = ("pyspark", "py4j", "grpc")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a session runs: the address of its master or server, and the folder that it writes to while working."""
+    """Where a session runs: the address of its master or server, and the folder for its temporary files."""
 
     address: str
-    folder: str = "its folder for temporary files"
+    folder: str = "its temporary folder"
 
 
 @contextmanager
 def explained(place: Place) -> Iterator[None]:
-    """Raise what Spark raises inside as SRTM's errors; the original is their cause."""
+    """Raise Spark's exceptions as SRTM's errors; the original is the cause."""
     try:
         yield
     except SRTMError:
@@ -42,12 +42,12 @@ def explained(place: Place) -> Iterator[None]:
 
 
 def check_reachable(place: Place) -> None:
-    """Refuse an address at which nobody answers; Spark itself would try for minutes."""
+    """Refuse an address that does not respond; Spark itself would try for minutes."""
     scheme, _, hosts = place.address.partition("://")
     if not re.match(r"local(\[.+\])?$|spark://|k8s://|sc://|yarn$", place.address):
         raise InputError(
-            f"{place.address!r} is no address of Spark: a master is local[2], spark://host:7077, k8s://… or yarn, a "
-            "Connect server sc://host"
+            f"{place.address!r} is not a Spark address: use a master (local[2], spark://host:7077, k8s://…, yarn) or a "
+            "Connect server (sc://host)"
         )
     if scheme not in ("spark", "sc"):
         return
@@ -62,14 +62,14 @@ def check_reachable(place: Place) -> None:
             problems.append(str(getattr(error, "strerror", None) or error).lower())
     kind = "Spark master" if scheme == "spark" else "Spark Connect server"
     raise PipelineError(
-        f"no {kind} answers at {place.address} ({problems[0]}): check that it runs and that the address is right, "
-        "or leave it out to use this machine",
+        f"no {kind} responds at {place.address} ({problems[0]}): start it, correct the address, or omit it to use this "
+        "machine",
         address=place.address,
     )
 
 
 def explanation(text: str, place: Place) -> SRTMError:
-    """The error that a text of Spark's amounts to."""
+    """The error that a text of Spark's describes."""
     if raised := re.search(r"srtm\.errors\.(\w+): ([^\n]*)", text):
         kind = getattr(errors, raised[1], PipelineError)
         return kind(raised[2].strip()) if issubclass(kind, SRTMError) else PipelineError(raised[2].strip())
@@ -83,62 +83,62 @@ _CAUSES: list[tuple[str, Callable[[re.Match[str], Place], str]]] = [
     (
         r"No space left on device|Disk quota exceeded",
         lambda _, place: (
-            f"there is no space left in {place.folder}, where Spark puts what does not fit into memory: free some, or "
-            "name another folder with TMPDIR=… or --spark-conf spark.local.dir=…"
+            f"no space left in {place.folder}, where Spark spills what does not fit into memory: free some, or choose "
+            "another folder with TMPDIR=… or --spark-conf spark.local.dir=…"
         ),
     ),
     (
         r"PYTHON_VERSION_MISMATCH\W.*?version: (\S+) than that in driver: ([\d.]+\d)",
         lambda found, _: (
-            f"the workers run Python {found[1]} and this is Python {found[2]}: give them the same with "
+            f"the workers run Python {found[1]}, but this is Python {found[2]}: set theirs with "
             "--spark-conf spark.pyspark.python=/path/to/python"
         ),
     ),
     (
         r'Cannot run program "([^"]+)"',
         lambda found, _: (
-            f"Spark's workers cannot run {found[1]}: install it there, or, if it is the Python, name theirs with "
+            f"Spark's workers cannot run {found[1]}: install it there or, if it is Python, set theirs with "
             "--spark-conf spark.pyspark.python=/path/to/python"
         ),
     ),
     (
         r"No module named '([^']+)'",
-        lambda found, _: f"the workers' Python does not have {found[1]}: install it there (pip install 'srtm[spark]')",
+        lambda found, _: f"the workers' Python lacks {found[1]}: install it there (pip install 'srtm[spark]')",
     ),
     (
         r"java\.lang\.OutOfMemoryError|SparkOutOfMemoryError|UNABLE_TO_ACQUIRE_MEMORY|TaskResultLost",
         lambda _, place: (
-            f"Spark on {place.address} ran out of memory: give it more with --spark-conf spark.driver.memory=4g, or on "
-            "a cluster --spark-conf spark.executor.memory=4g"
+            f"Spark on {place.address} ran out of memory: raise it with --spark-conf spark.driver.memory=4g or, on a "
+            "cluster, --spark-conf spark.executor.memory=4g"
         ),
     ),
     (
         r"Python worker exited unexpectedly|MemoryError",
         lambda _, place: (
-            f"a Python worker on {place.address} was ended, most likely for want of memory: run fewer at a time, as "
-            "with --master 'local[1]' or --spark-conf spark.executor.cores=1"
+            f"a Python worker on {place.address} was killed, most likely out of memory: run fewer at a time, for "
+            "example with --master 'local[1]' or --spark-conf spark.executor.cores=1"
         ),
     ),
     (
         r"ExecutorLostFailure \(executor (\S+) exited[^)]*\)(?:.*?Reason: ([^\n]+))?",
         lambda found, place: (
-            f"{place.address} lost its executors again and again ({(found[2] or 'no reason given').strip(' .')}): "
-            "look at its workers, or give executors more memory with --spark-conf spark.executor.memory=4g"
+            f"{place.address} repeatedly lost its executors ({(found[2] or 'no reason given').strip(' .')}): check its "
+            "workers, or give executors more memory with --spark-conf spark.executor.memory=4g"
         ),
     ),
     (
         r"JAVA_GATEWAY_EXITED",
-        lambda *_: "Spark did not start: Java has said why, and if it was an option, correct it (--spark-conf)",
+        lambda *_: "Spark did not start; see Java's message above. If it names an option, correct it (--spark-conf)",
     ),
     (
         r"UNAUTHENTICATED|[Ii]nvalid authentication token",
-        lambda _, place: f"{place.address} wants a token: write it into the address, as in {place.address}/;token=…",
+        lambda _, place: f"{place.address} requires a token: add it to the address, as in {place.address}/;token=…",
     ),
     (
         r"UNAVAILABLE|[Cc]onnection (?:refused|reset)|Broken pipe|Py4JNetworkError|SparkContext was shut",
         lambda _, place: (
-            f"Spark on {place.address} went away in the middle: run it again, and if it was killed for want of memory, "
-            "with more of it (--spark-conf spark.driver.memory=4g)"
+            f"lost the connection to Spark on {place.address}: run it again; if it ran out of memory, raise that "
+            "(--spark-conf spark.driver.memory=4g)"
         ),
     ),
 ]
@@ -147,13 +147,13 @@ _CAUSES: list[tuple[str, Callable[[re.Match[str], Place], str]]] = [
 def _text(error: Exception) -> str:
     try:
         said = str(error)
-    except Exception:  # an error that asks a JVM for its text, and the JVM is gone
+    except Exception:  # the error asks the JVM for its text, and the JVM is gone
         said = ""
     return f"{type(error).__name__}: {said}"
 
 
 def _first_line(text: str) -> str:
-    """The cause that Spark names, without what stands before and after it."""
+    """The cause that Spark names, without the text around it."""
     raised = re.findall(r"^([A-Za-z_][\w.]*(?:: [^\n]+)?)$", text.partition("Traceback (most recent")[2], re.MULTILINE)
     caused = (
         raised[:1] or re.findall(r"^(?:Caused by)?: (?:[\w.]+\.)?([^\n]+)", text, re.MULTILINE)[-1:] or text.split("\n")

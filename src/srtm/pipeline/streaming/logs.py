@@ -1,7 +1,7 @@
-"""The logs of a `disk` topic at its brokers, over HTTP: where they are, how far they reach, their rows.
+"""The logs of a `disk` topic at its brokers, over HTTP: where they are, their extents, their rows.
 
-In: a controller or the addresses of brokers. Out: positions by broker, and Arrow batches of a range; the same range
-gives the same rows, whoever asks and how often. Who does not answer is `Away`; `patiently` asks again.
+In: a controller or the addresses of brokers. Out: extents by broker, and the Arrow batches of an offset range; the same
+range always gives the same rows. A broker that does not respond raises `Away`; `patiently` tries again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ANSWER_S = 10.0
-_ROWS = 10_000  # that are asked for at once; a broker gives a megabyte at most
+_ROWS = 10_000  # per request; a broker sends at most a megabyte
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Away(Exception):
-    """Somebody does not answer, or cannot now."""
+    """A broker, controller or engine does not respond, or cannot serve the request now."""
 
 
 class Refused(Exception):
-    """An answer that is none: its status, and what it says."""
+    """A request was refused: the HTTP status and the text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -46,14 +46,14 @@ class Refused(Exception):
 
 
 class Contract(NamedTuple):
-    """A topic's bucket: tokens a second, and how many at once."""
+    """A topic's bucket: r tokens a second, b tokens at most."""
 
     r: float
     b: float
 
 
 def ask(url: str, method: str = "GET", **query: object) -> bytes:
-    """The body of an answer."""
+    """The body of an HTTP response."""
     request = urllib.request.Request(f"{url}?{urlencode(query)}" if query else url, method=method)
     try:
         with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
@@ -62,39 +62,39 @@ def ask(url: str, method: str = "GET", **query: object) -> bytes:
         with error:
             text = error.read().decode(errors="replace").strip()
         if error.code >= 500:
-            raise Away(f"{url} answers {error.code}: {text[:200]}") from None
+            raise Away(f"{url} replies {error.code}: {text[:200]}") from None
         raise Refused(error.code, text) from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise Away(f"{url} does not answer ({str(reason) or type(reason).__name__})") from None
+        raise Away(f"{url} does not respond ({str(reason) or type(reason).__name__})") from None
 
 
-def patiently(question: Callable[[], T], timeout_s: float) -> T:
-    """What a question gives, asked again while somebody is away, for so long."""
+def patiently(request: Callable[[], T], timeout_s: float) -> T:
+    """The result of a request, repeated with back-off for `timeout_s` while it raises `Away`."""
     backoff, until = Backoff(), time.monotonic() + timeout_s
     while True:
         try:
-            return question()
+            return request()
         except Away as problem:
             wait_s = backoff.next_s()
             if time.monotonic() + wait_s > until:
                 remedy = "start it, or wait longer with option timeout"
-                raise PipelineError(f"{problem} since {timeout_s:g} s: {remedy}") from None
+                raise PipelineError(f"{problem}, for {timeout_s:g} s: {remedy}") from None
             time.sleep(wait_s)
 
 
 class Logs:
-    """Where a topic's logs are. It remembers brokers that are not listed any more: they may come back."""
+    """Where a topic's logs are. It remembers brokers that are no longer listed, as they may return."""
 
-    noun = "broker"  # whose name stands in an offset
+    noun = "broker"  # whose name an offset has
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._urls: dict[str, str] = {}
-        self._names: dict[str, str] = {}  # of brokers that were given, by URL
+        self._names: dict[str, str] = {}  # of configured brokers, by URL
 
     def look(self, *, strict: bool = False) -> dict[str, str]:
-        """URLs of the brokers that there are now, by name; with `strict`, `Away` if one of those given is."""
+        """URLs of the current brokers, by name; with `strict`, raises `Away` if a configured one does not respond."""
         settings = self._settings
         if settings.brokers:
             found = [(name, url) for url in settings.brokers if (name := self._name(url, strict=strict))]
@@ -103,24 +103,24 @@ class Logs:
         names = [name for name, _ in found]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(f"two brokers are called {twice!r}: start each with a --name of its own")
+            raise InputError(f"two brokers are named {twice!r}: start each with its own --name")
         now = dict(found)
         self._urls |= now
         return now
 
     def url(self, broker: str, timeout_s: float) -> str:
-        """Where a broker is."""
+        """The URL of a broker."""
         if broker not in self._urls:
             patiently(lambda: self._find(broker), timeout_s)
         return self._urls[broker]
 
     def adopt(self, broker: str, url: str) -> None:
-        """Know a broker without having looked for it."""
+        """Add a broker without looking it up."""
         self._urls[broker] = url
 
     def _find(self, broker: str) -> None:
         if broker not in self.look():
-            raise Away(f"broker {broker!r}, which has a part of topic {self._settings.topic!r}, is not there")
+            raise Away(f"broker {broker!r}, which holds messages of topic {self._settings.topic!r}, is not listed")
 
     def _name(self, url: str, *, strict: bool) -> str | None:
         if url not in self._names:
@@ -130,7 +130,7 @@ class Logs:
                 if strict:
                     raise
             except (Refused, ValueError, KeyError, TypeError):
-                raise InputError(f"{url} is no broker: write the address of its HTTP, as in 127.0.0.1:4151") from None
+                raise InputError(f"{url} is not a broker: give its HTTP address, for example 127.0.0.1:4151") from None
         return self._names.get(url)
 
     def _listed(self, controller: str) -> list[tuple[str, str]]:
@@ -140,16 +140,16 @@ class Logs:
         except Refused as refused:
             if "TOPIC_NOT_FOUND" in str(refused):  # no broker has it yet
                 return []
-            raise InputError(f"{controller} is no controller: {_CONTROLLER}") from None
+            raise InputError(f"{controller} is not a controller: {_CONTROLLER}") from None
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"{controller} is no controller: {_CONTROLLER}") from None
+            raise InputError(f"{controller} is not a controller: {_CONTROLLER}") from None
 
     def known(self, brokers: dict[str, str]) -> bool:
-        """Whether a topic is there at all, at a broker or under contract."""
+        """Whether the topic exists, at a broker or under contract."""
         return bool(brokers) or self._document() is not None
 
     def contract(self, brokers: dict[str, str]) -> Contract | None:
-        """The topic's bucket as the controller has it, or the sum of its brokers' shares; None without one."""
+        """The topic's bucket, from the controller or as the sum of its brokers' shares; None if it has none."""
         if (document := self._document()) is not None:
             return Contract(document["r"], document["b"])
         topic, shares = self._settings.topic, []
@@ -159,7 +159,7 @@ class Logs:
         return Contract(sum(each["r"] for each in shares), sum(each["b"] for each in shares)) if shares else None
 
     def _document(self) -> Any:
-        """What the controller says of a topic under contract."""
+        """The controller's document of a topic under contract."""
         if self._settings.brokers or not self._settings.controller:
             return None
         try:
@@ -168,7 +168,7 @@ class Logs:
             return None  # not under contract, or a stock nsqlookupd
 
     def extent(self, broker: str) -> Extent | None:
-        """How far a broker's log reaches; None if it does not have the topic."""
+        """The extent of a broker's log; None if it does not have the topic."""
         topic = self._settings.topic
         try:
             document = json.loads(ask(f"{self._urls[broker]}/srtm/log", topic=topic))
@@ -179,7 +179,7 @@ class Logs:
             raise _explained(refused, topic, broker) from None
 
     def trim(self, broker: str, before: Position) -> None:
-        """Have a broker forget what is older, as far as its channels have finished it."""
+        """Delete older messages at a broker, as far as its channels have finished them."""
         topic, url = self._settings.topic, f"{self._urls[broker]}/srtm/log/trim"
         try:
             ask(url, "POST", topic=topic, before=before.offset, finished="true", **_named(before.log))
@@ -188,7 +188,7 @@ class Logs:
 
 
 class Spools(Logs):
-    """Logs of brokers before an nsqd, which itself keeps nothing that can be read again."""
+    """Logs of brokers in front of an nsqd, which itself keeps nothing to read again."""
 
     def __init__(self, settings: Settings, brokers: dict[str, str]) -> None:
         super().__init__(settings)
@@ -199,7 +199,7 @@ class Spools(Logs):
         return list(self._members.items())
 
     def extent(self, broker: str) -> Extent | None:
-        """How far a broker's log reaches; an error if it forgets what the engine has."""
+        """The extent of a broker's log; InputError if it deletes what nsqd has acknowledged."""
         topic, where = self._settings.topic, f"topic {self._settings.topic!r} at broker {broker!r}"
         try:
             document = json.loads(ask(f"{self._urls[broker]}/srtm/log", topic=topic))
@@ -208,18 +208,18 @@ class Spools(Logs):
                 return None
             if "NOT_ON_DISK" in str(refused):
                 raise InputError(
-                    f"{where} is in memory and then at nsqd, which cannot be read again: {_ON_DISK}"
+                    f"{where} is kept in memory until nsqd has it, and nsqd cannot be read again: {_ON_DISK}"
                 ) from None
             raise _explained(refused, topic, broker) from None
         if not document["retention"]["retain_acknowledged"]:
-            raise InputError(f"{where} forgets what its nsqd has: {_RETAIN}")
+            raise InputError(f"{where} deletes messages that its nsqd has: {_RETAIN}")
         return Extent(document["begin"], document["end"], document.get("log"))
 
 
 def read(
     url: str, broker: str, topic: str, begin: int, end: int, timeout_s: float, log: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range of a log as a broker gives them; some LogError if it does not have them all."""
+    """The rows of an offset range of a broker's log; a LogError if the broker does not have them all."""
     import pyarrow as pa
 
     at = begin
@@ -249,7 +249,7 @@ def _explained(refused: Refused, topic: str, broker: str) -> Exception:
     if refused.status == 410:
         return OffsetTrimmed(f"{where}: {_message(text)}")
     if "NOT_ON_DISK" in text:
-        remedy = "only a disk topic can be read by Spark, so create it with durability=disk"
+        remedy = "Spark can only read a disk topic; create it with durability=disk"
         return InputError(f"{where} is in memory: {remedy}")
     return LogError(f"{where}: {_message(text)}")
 
@@ -265,6 +265,6 @@ def _http(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-_CONTROLLER = "write the address of its HTTP, as in http://127.0.0.1:4161, or name brokers with option brokers"
-_RETAIN = "start its brokers with --retain-acknowledged, and a limit by size or age, so that Spark can read it"
+_CONTROLLER = "give its HTTP address, for example http://127.0.0.1:4161, or list brokers in option brokers"
+_RETAIN = "start its brokers with --retain-acknowledged and a limit by size or age, so that Spark can read them"
 _ON_DISK = f"create it with durability=disk, and {_RETAIN}"

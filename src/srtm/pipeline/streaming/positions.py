@@ -1,8 +1,8 @@
-"""Places in logs: the offset of the next message, and which log it is an offset of.
+"""Positions in logs: the offset of the next message, and the log it belongs to.
 
-In and out: JSON as Spark keeps it, `{"broker": {"offset": 50, "log": "5f0c…"}, …}`; where an engine has the messages, a
-stream of its stands for the broker. A plain number is an offset of whichever log there is: as users write it, and as
-checkpoints had it before logs had ids.
+In and out: JSON as Spark keeps it, `{"broker": {"offset": 50, "log": "5f0c…"}, …}`; if an engine has the messages, its
+stream takes the place of the broker. A plain number is an offset of the current log: users write it, and so did
+checkpoints before logs had ids.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Offsets = dict[str, Any]  # as JSON
 
 
 class Extent(NamedTuple):
-    """The oldest offset that a log holds, the next one, and which log it is; None if nobody says."""
+    """A log's oldest offset, its next one, and the id of the log (None if unknown)."""
 
     begin: int
     end: int
@@ -22,17 +22,17 @@ class Extent(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The offset of a log's next message, and which log it is; None if nobody said."""
+    """The offset of a log's next message, and the id of the log (None if unknown)."""
 
     offset: int
     log: str | None = None
 
     def may_be_of(self, log: str | None) -> bool:
-        """Whether it is a place in this log, as far as anybody can say."""
+        """Whether this may be a position in that log: no ids contradict it."""
         return self.log is None or log is None or self.log == log
 
     def rows_to(self, end: Position) -> int:
-        """How many messages lie between; none if the two are of different logs."""
+        """How many messages lie between; 0 if the two are of different logs."""
         return max(0, end.offset - self.offset) if self.may_be_of(end.log) else 0
 
 
@@ -40,12 +40,12 @@ Positions = dict[str, Position]
 
 
 def read(offsets: Mapping[str, Any]) -> Positions:
-    """Positions by broker; ValueError if these are none."""
+    """Positions by broker; ValueError if the JSON holds none."""
     return {str(name): _position(value) for name, value in offsets.items()}
 
 
 def write(positions: Positions) -> Offsets:
-    """The same as JSON."""
+    """Positions as JSON."""
     return {
         name: at.offset if at.log is None else {"offset": at.offset, "log": at.log} for name, at in positions.items()
     }

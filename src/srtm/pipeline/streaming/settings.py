@@ -1,6 +1,6 @@
-"""The options of the format `srtm`, read and judged in one place.
+"""The options of the format `srtm`, parsed and validated in one place.
 
-In: the strings that Spark collected, in any case. Out: `Settings`, or one InputError that names all that is wrong.
+In: the strings that Spark collected, in any case. Out: `Settings`, or one InputError that lists every problem.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from srtm.units import NS_PER_S, parse_duration_ns
 T = TypeVar("T")
 
 DEFAULT_CONTROLLER = "http://127.0.0.1:4161"
-ROWS_PER_PARTITION = 100_000  # a tenth of a second of reading: few enough to share out, many enough to be worth a task
+ROWS_PER_PARTITION = 100_000  # a tenth of a second of reading: small enough to share out, large enough for a task
 Keys = Literal["none", "field", "envelope"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What source and sink were told."""
+    """The settings of a source or sink."""
 
     topic: str
-    controller: str = DEFAULT_CONTROLLER  # empty where there is none
-    brokers: tuple[str, ...] = ()  # URLs of their HTTP; then there is no controller
-    engine: str | None = field(default=None, repr=False)  # servers of NATS, maybe with a login
+    controller: str = DEFAULT_CONTROLLER  # empty if there is none
+    brokers: tuple[str, ...] = ()  # their HTTP URLs; replaces the controller
+    engine: str | None = field(default=None, repr=False)  # NATS servers, possibly with credentials
     token: str | None = None
     timeout_s: float = 60.0
     starting: Literal["earliest", "latest"] | Offsets = "earliest"
@@ -47,7 +47,7 @@ class Settings:
 
 
 def read_settings(options: Mapping[str, str]) -> Settings:
-    """The settings that options amount to."""
+    """The settings that options describe."""
     given = {name.lower(): value for name, value in options.items()}
     found: dict[str, Any] = {}
     problems = []
@@ -58,16 +58,16 @@ def read_settings(options: Mapping[str, str]) -> Settings:
             except ValueError as problem:
                 problems.append(f"{name} = {hidden(text)!r}: {problem}")
     if "topic" not in found and not problems:
-        problems.append("topic is missing: say which one with option('topic', …)")
+        problems.append("topic is missing: set it with option('topic', …)")
     if "controller" in found and "brokers" in found:
-        problems.append("controller and brokers: give one of them")
+        problems.append("controller and brokers are both set: set only one")
     if "engine" in found and "brokers" in found:
-        problems.append("engine and brokers: give one of them")
+        problems.append("engine and brokers are both set: set only one")
     if "engine" in found:
         found.setdefault("controller", "")
     names = {name.lower(): name for name in _OPTIONS}
-    problems += [  # Spark has options of its own, so only what looks like one of ours is refused
-        f"there is no option {unknown}: {names[close[0]]} may be meant"
+    problems += [  # Spark has its own options, so only what resembles one of ours is refused
+        f"unknown option {unknown}; did you mean {names[close[0]]}?"
         for unknown in given
         if (close := difflib.get_close_matches(unknown, names, 1, 0.8))
     ]
@@ -78,7 +78,7 @@ def read_settings(options: Mapping[str, str]) -> Settings:
 
 def _topic(text: str) -> str:
     if not valid_name(text):
-        raise InputError("1 to 64 letters, digits and any of . _ - make the name of a topic")
+        raise InputError("a topic name is 1 to 64 letters, digits, or . _ -")
     return text
 
 
@@ -87,33 +87,33 @@ def _url(text: str) -> str:
     url = url if "://" in url else f"http://{url}"
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https") or not rest or "/" in rest:
-        raise InputError("write the address of its HTTP, as in http://127.0.0.1:4161")
+        raise InputError("give an HTTP address, for example http://127.0.0.1:4161")
     return url
 
 
 def _urls(text: str) -> tuple[str, ...]:
     found = tuple(_url(each) for each in text.split(",") if each.strip())
     if not found:
-        raise InputError("write addresses of brokers' HTTP, as in 127.0.0.1:4151,127.0.0.1:4153")
+        raise InputError("give the HTTP addresses of brokers, for example 127.0.0.1:4151,127.0.0.1:4153")
     return found
 
 
 def _engine(text: str) -> str:
     address = parse(text)
     if address is None or address.kind != "nats":
-        raise InputError("write servers of NATS, as in nats://host:4222,host:4222")
+        raise InputError("give NATS servers, for example nats://host:4222,host:4222")
     return text
 
 
 def _whole(text: str) -> int:
     if not text.strip().isdigit() or not int(text):
-        raise InputError("a whole number of at least 1 is needed")
+        raise InputError("must be a whole number of at least 1")
     return int(text)
 
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise InputError("it is true or false")
+        raise InputError("must be true or false")
     return text.lower() == "true"
 
 
@@ -124,14 +124,14 @@ def _seconds(text: str) -> float:
 def _rate(text: str) -> float:
     rate = float(text)
     if not 0 < rate < float("inf"):
-        raise InputError("messages a second are needed")
+        raise InputError("must be a positive number of messages a second")
     return rate
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.lower() not in names:
-            raise InputError(f"it is {', '.join(names[:-1])} or {names[-1]}")
+            raise InputError(f"must be {', '.join(names[:-1])} or {names[-1]}")
         return text.lower()
 
     return read
@@ -143,8 +143,10 @@ def _offsets(*names: str) -> Callable[[str], str | Offsets]:
             return text.lower()
         try:
             return positions.write(positions.read(json.loads(text)))
-        except (ValueError, AttributeError):  # which a list does not have
-            raise InputError(f'it is {" or ".join(names)}, or offsets by broker, as in {{"broker-1": 120}}') from None
+        except (ValueError, AttributeError):  # a list has no items()
+            raise InputError(
+                f'must be {" or ".join(names)}, or offsets by broker, for example {{"broker-1": 120}}'
+            ) from None
 
     return read
 

@@ -1,9 +1,8 @@
-"""Spark as a publisher: the column `body`, published with the client's placement and back-off.
+"""Spark as a publisher: publishes the column `body` with the client's placement and back-off.
 
-In: rows of a partition, and Spark's numbers of the query, the batch and the partition. Out: messages that were
-acknowledged. A task that is run again publishes its rows again, with the same keys (ADR 14). A partition is one
-publisher, whose id is the same in every batch, and the partitions of a query are one correlation group: they send
-together.
+In: the rows of a partition, and Spark's ids of the query, the batch and the partition. Out: acknowledged messages. A
+task that is run again publishes its rows again, with the same keys (ADR 14). A partition is one publisher, with the
+same id in every batch. The partitions of a query send together, so they form one correlation group.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ if TYPE_CHECKING:
 
     from srtm.pipeline.streaming.settings import Keys, Settings
 
-MOST_MESSAGES, MOST_BYTES = 1_000, 1 << 20  # of one MPUB
-MOST_WAITING = 8  # MPUBs of a task without an answer
-MOST_PUBLISHERS = 1_000  # connections of a task, where rows name their publishers
+MOST_MESSAGES, MOST_BYTES = 1_000, 1 << 20  # per MPUB
+MOST_WAITING = 8  # unanswered MPUBs per task
+MOST_PUBLISHERS = 1_000  # connections per task, if rows name their publishers
 _LOOK_S = 1.0
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # by which Spark tells its tasks
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # in which Spark tells its tasks
 
 
 @dataclass
 class Published(WriterCommitMessage):
-    """What one task published."""
+    """The number of messages one task published."""
 
     messages: int
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Publishes a DataFrame once; its key's query is this write, its batch is 0."""
+    """Publishes a DataFrame once; in its keys, the query is this write and the batch is 0."""
 
     def __init__(self, settings: Settings, schema: StructType) -> None:
         self._settings = settings
@@ -56,7 +55,7 @@ class BatchWriter(DataSourceArrowWriter):
         _check(schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish a partition; returns when all of it is acknowledged."""
+        """Publish a partition; returns when every message is acknowledged."""
         return _write(self._settings, self._query, 0, iterator, passing=True)
 
 
@@ -68,11 +67,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _check(schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish a partition; returns when all of it is acknowledged."""
+        """Publish a partition; returns when every message is acknowledged."""
         task = _task()
         query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
         if query is None or batch is None:
-            raise PipelineError(f"Spark does not say which batch this is ({_BATCH}): use Spark 4.2 or later")
+            raise PipelineError(f"Spark does not tell the batch id ({_BATCH}): use Spark 4.2 or later")
         return _write(self._settings, query, int(batch), iterator, passing=False)
 
 
@@ -92,9 +91,9 @@ def _write(
                 names = publishers.slice(begin, MOST_MESSAGES).to_pylist() if publishers else [None] * len(bodies)
                 for name, body in zip(names, bodies, strict=True):
                     if not body:
-                        what = "null" if body is None else "empty"
+                        what = "a null" if body is None else "an empty"
                         raise InputError(
-                            f"row {sequence} of partition {partition} has a body that is {what}: leave it out"
+                            f"row {sequence} of partition {partition} has {what} body: filter such rows out"
                         )
                     sender.add(name, wrap(body, sequence))
                     sequence += 1
@@ -104,7 +103,7 @@ def _write(
 
 
 class _Sender:
-    """The publishers of a task: its own, and those that its rows name."""
+    """The publishers of a task: its own, and those its rows name."""
 
     def __init__(self, settings: Settings, group: str, own: str | None, partition: int, stack: ExitStack) -> None:
         self._settings = settings
@@ -135,12 +134,12 @@ class _Sender:
         self._sizes[name] = size
 
     def flush(self) -> None:
-        """Publish all that was taken."""
+        """Publish all messages taken so far."""
         for name in list(self._bodies):
             self._publish(name)
 
     def wait(self, most: int) -> None:
-        """Until no more than so many have no answer."""
+        """Wait until at most so many MPUBs are unanswered."""
         while len(self._waiting) > most:
             publisher, answer = self._waiting.popleft()
             self._settle(publisher, answer)
@@ -155,14 +154,16 @@ class _Sender:
         found = self._publishers.get(name)
         if found is None:
             if len(self._publishers) == MOST_PUBLISHERS:
-                remedy = "repartition('publisher') spreads them over tasks, and without that column there is one a task"
+                remedy = (
+                    "repartition('publisher') spreads them over tasks; without that column each task is one publisher"
+                )
                 raise InputError(f"more than {MOST_PUBLISHERS} publishers in one partition: {remedy}")
             found = Publisher(self._settings.topic, id=name if name is not None else self._own, **self._options)
             self._publishers[name] = self._stack.enter_context(found)
         return found
 
     def _settle(self, publisher: Publisher, answer: Future[None]) -> None:
-        """Wait for an answer: while there is a broker for as long as it takes, without one for as long as was set."""
+        """Wait for an answer: as long as it takes while connected to a broker, otherwise up to the timeout."""
         until: float | None = None
         while True:
             try:
@@ -173,13 +174,13 @@ class _Sender:
                 until = None if publisher.address else until or now_s + self._settings.timeout_s
                 if until is not None and now_s >= until:
                     raise PipelineError(
-                        f"no broker takes messages of topic {self._settings.topic!r} since "
+                        f"no broker has accepted messages of topic {self._settings.topic!r} for "
                         f"{self._settings.timeout_s:g} s: start one, or wait longer with option timeout"
                     ) from None
 
 
 def wrapper(keys: Keys, query: str, batch: int, partition: int) -> Callable[[bytes, int], bytes]:
-    """How bodies carry their keys."""
+    """The function that adds keys to bodies."""
     begin = json.dumps({"query": query, "batch": batch, "partition": partition})[:-1].encode() + b', "sequence": '
 
     def field(body: bytes, sequence: int) -> bytes:
@@ -197,20 +198,20 @@ def wrapper(keys: Keys, query: str, batch: int, partition: int) -> Callable[[byt
 
 
 def _check(schema: StructType) -> None:
-    """Refuse columns that would not be published, and a body that is none."""
+    """Refuse columns that would not be published, and a missing or unsuitable body."""
     types = {each.name: each.dataType.simpleString() for each in schema}
-    problems = [f"there is no column {name!r} in a message" for name in types if name not in ("body", "publisher")]
+    problems = [f"a message has no column {name!r}" for name in types if name not in ("body", "publisher")]
     if types.get("body") not in ("binary", "string"):
-        problems.append(f"column 'body' has to be binary or string, and is {types.get('body', 'missing')}")
+        problems.append(f"column 'body' must be binary or string, but is {types.get('body', 'missing')}")
     if types.get("publisher", "string") != "string":
-        problems.append(f"column 'publisher' has to be string, and is {types['publisher']}")
+        problems.append(f"column 'publisher' must be string, but is {types['publisher']}")
     if problems:
-        raise InputError(f"format srtm: {'; '.join(problems)}: select(…) what is to be published as body")
+        raise InputError(f"format srtm: {'; '.join(problems)}: select(…) the column to publish as body")
 
 
 def _broker_of(urls: tuple[str, ...], partition: int) -> str:
-    """Where a partition publishes without a controller: at one broker after the other, past those that are away."""
-    problem: Exception = Away("no broker is there")
+    """Where a partition publishes without a controller: brokers in turn, skipping those that do not respond."""
+    problem: Exception = Away("no broker responds")
     for turn in range(len(urls)):
         url = urls[(partition + turn) % len(urls)]
         try:
@@ -219,7 +220,7 @@ def _broker_of(urls: tuple[str, ...], partition: int) -> str:
             problem = away
             continue
         except (Refused, ValueError, KeyError, TypeError):
-            raise InputError(f"{url} is no broker: write the address of its HTTP, as in 127.0.0.1:4151") from None
+            raise InputError(f"{url} is not a broker: give its HTTP address, for example 127.0.0.1:4151") from None
         host = urlsplit(url).hostname or ""
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     raise problem
@@ -227,5 +228,5 @@ def _broker_of(urls: tuple[str, ...], partition: int) -> str:
 
 def _task() -> TaskContext:
     task = TaskContext.get()
-    assert task is not None, "rows are written by tasks of Spark"
+    assert task is not None, "only Spark tasks write rows"
     return task

@@ -1,11 +1,12 @@
-"""Spark as a reader of a topic on disk or at JetStream: offsets, ranges of them as partitions, rows as Arrow batches.
+"""Spark as a reader of a topic on disk or in JetStream: offsets, offset ranges as partitions, rows as Arrow batches.
 
 In: the positions that Spark last committed, and how many rows it may have. Out: the next positions, and partitions that
-are a function of two positions alone, so that a batch that is run again reads the same rows in the same partitions.
-An offset says for each broker the offset of its next message, and of which log that is (`positions.py`): a topic that
-was deleted and created again has another log, whose offsets mean other messages. A broker that is new joins with its
-oldest offset, and its rows come with the next batch: so the range of every batch is in Spark's own log before it is
-read. Where an engine has the messages, a stream of its stands for the broker, and sequence numbers for offsets.
+depend on two positions alone, so that a batch that is run again reads the same rows in the same partitions.
+
+A position is, for each broker, the offset of its next message and the log it belongs to (`positions.py`): a topic that
+was deleted and created again has another log, whose offsets mean other messages. A new broker joins with its oldest
+offset, and its rows come with the next batch, so the offset ranges of every batch are in Spark's own log before they
+are read. If an engine has the messages, its stream takes the place of the broker, and sequence numbers that of offsets.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, Pipeli
 from srtm.model.apportion import apportion
 from srtm.net.backoff import Backoff
 from srtm.pipeline.streaming import jetstream, positions
+from srtm.pipeline.streaming.locating import located
 from srtm.pipeline.streaming.logs import Away, Contract, Logs, patiently, read
 from srtm.pipeline.streaming.positions import Extent, Position, Positions
 from srtm.units import NS_PER_US
@@ -38,15 +40,15 @@ logger = logging.getLogger(__name__)
 SCHEMA = (
     "topic string, publisher string, body binary, arrival timestamp, broker string, offset bigint, arrival_ns bigint"
 )
-CATCH_UP_S = 10.0  # of the contract's rate that a batch may hold, however soon it follows the last
-FREE_ROWS = 500_000  # that a batch may hold where there is no contract
-_REMEDY = "set option failOnDataLoss to false to go on with what is there"
+CATCH_UP_S = 10.0  # of messages at the contract's rate that a batch may hold, however soon it follows the last
+FREE_ROWS = 500_000  # that a batch may hold without a contract
+_REMEDY = "set option failOnDataLoss to false to continue with the messages that are left"
 _REPLACED = "was deleted and created again, or its broker started with an empty disk"
 
 
 @dataclass(repr=False)
-class Range(InputPartition):
-    """Offsets [begin, end) of the log of one broker, or of a stream; `url` says which."""
+class OffsetRange(InputPartition):
+    """Offsets [begin, end) of the log of one broker, or of a stream; `url` tells which."""
 
     broker: str
     url: str
@@ -56,7 +58,7 @@ class Range(InputPartition):
 
 
 class _Reading:
-    """What batch and stream have in common."""
+    """The common base of batch and stream readers."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -64,13 +66,13 @@ class _Reading:
 
     @property
     def _logs(self) -> Logs:
-        """Where the topic's messages are; asked again until somebody has it."""
+        """Where the topic's messages are; looked up until a broker has the topic."""
         if self._found is None:
-            self._found = patiently(lambda: jetstream.located(self._settings), self._settings.timeout_s)
+            self._found = patiently(lambda: located(self._settings), self._settings.timeout_s)
         return self._found or Logs(self._settings)
 
     def _extents(self) -> dict[str, Extent]:
-        """The logs of all brokers, each of which has to answer."""
+        """The extents of the logs of all brokers, each of which must respond."""
         settings = self._settings
 
         def look() -> dict[str, Extent]:
@@ -78,84 +80,88 @@ class _Reading:
             brokers = logs.look(strict=True)
             found = {broker: extent for broker in brokers if (extent := logs.extent(broker)) is not None}
             if not found and not logs.known({} if settings.brokers else brokers):
-                raise InputError(f"no {logs.noun} has topic {settings.topic!r}: check its name, or create it first")
+                raise InputError(
+                    f"no {logs.noun} has topic {settings.topic!r}: check the name, or create the topic first"
+                )
             return found
 
         return patiently(look, settings.timeout_s)
 
-    def _ranges(self, start: Positions, end: Positions) -> list[Range]:
-        """Partitions of what lies between two offsets, by these alone."""
+    def _ranges(self, start: Positions, end: Positions) -> list[OffsetRange]:
+        """Partitions of the rows between two positions, a function of these alone."""
         rows, timeout_s = self._settings.rows_per_partition, self._settings.timeout_s
-        found: list[Range] = []
+        found: list[OffsetRange] = []
         for broker, to in sorted(end.items()):
             at = start.get(broker, to)
             for begin in range(at.offset, at.offset + at.rows_to(to), rows):
                 url = self._logs.url(broker, timeout_s)
-                found.append(Range(broker, url, begin, min(begin + rows, to.offset), to.log or at.log))
+                found.append(OffsetRange(broker, url, begin, min(begin + rows, to.offset), to.log or at.log))
         return found
 
-    def _rows(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A partition's rows; runs on executors."""
+    def _rows(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition; runs on executors."""
         import pyarrow as pa
 
-        if not isinstance(part, Range):  # Spark's own, where there are none
+        if not isinstance(wanted, OffsetRange):  # Spark's own, if a batch has no partitions
             return
-        settings, at = self._settings, part.begin
-        if not part.url.startswith("http"):
-            yield from self._rows_of_stream(part)
+        settings, at = self._settings, wanted.begin
+        if not wanted.url.startswith("http"):
+            yield from self._rows_of_stream(wanted)
             return
         try:
-            for batch in read(part.url, part.broker, settings.topic, at, part.end, settings.timeout_s, part.log):
+            for batch in read(
+                wanted.url, wanted.broker, settings.topic, at, wanted.end, settings.timeout_s, wanted.log
+            ):
                 at += batch.num_rows
-                yield _shaped(batch, pa.repeat(pa.scalar(part.broker, pa.string()), batch.num_rows))
+                yield _shaped(batch, pa.repeat(pa.scalar(wanted.broker, pa.string()), batch.num_rows))
         except LogError as problem:
             if settings.fail_on_data_loss:
                 raise type(problem)(f"{problem}: {_REMEDY}") from None
-            kept = self._kept(part, at)
-            logger.warning("%s: going on with offset %d of %d", problem, kept, part.end)
-            if at < kept < part.end:
-                yield from self._rows(Range(part.broker, part.url, kept, part.end, part.log))
+            kept = self._kept(wanted, at)
+            logger.warning("%s; continuing at offset %d of %d", problem, kept, wanted.end)
+            if at < kept < wanted.end:
+                yield from self._rows(OffsetRange(wanted.broker, wanted.url, kept, wanted.end, wanted.log))
 
-    def _rows_of_stream(self, part: Range) -> Iterator[pa.RecordBatch]:
+    def _rows_of_stream(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         settings, strict = self._settings, self._settings.fail_on_data_loss
-        what = part.url, part.broker, settings.topic, part.begin, part.end, settings.timeout_s, part.log
+        what = wanted.url, wanted.broker, settings.topic, wanted.begin, wanted.end, settings.timeout_s, wanted.log
         try:
             for batch in jetstream.read(*what, strict=strict):
                 yield _shaped(batch, batch.column("broker"))
         except LogError as problem:
             if strict:
                 raise type(problem)(f"{problem}: {_REMEDY}") from None
-            logger.warning("%s: going on without it", problem)
+            logger.warning("%s; continuing without these messages", problem)
 
-    def _kept(self, part: Range, at: int) -> int:
-        """The first offset from `at` on that a broker still holds."""
+    def _kept(self, wanted: OffsetRange, at: int) -> int:
+        """The first offset, from `at` on, that a broker still holds."""
         logs = Logs(self._settings)
-        logs.adopt(part.broker, part.url)
-        extent = patiently(lambda: logs.extent(part.broker), self._settings.timeout_s)
-        there = extent and extent.end >= part.end and Position(at, part.log).may_be_of(extent.log)
-        return max(at, extent.begin) if extent and there else part.end
+        logs.adopt(wanted.broker, wanted.url)
+        extent = patiently(lambda: logs.extent(wanted.broker), self._settings.timeout_s)
+        there = extent and extent.end >= wanted.end and Position(at, wanted.log).may_be_of(extent.log)
+        return max(at, extent.begin) if extent and there else wanted.end
 
     def _check(self, broker: str, position: Position, extent: Extent | None) -> None:
-        """Refuse a position that the log does not have; unless what is lost is to be left out."""
+        """Refuse a position that the log does not have, unless failOnDataLoss is false."""
         if not self._settings.fail_on_data_loss:
             return
         where, at = f"topic {self._settings.topic!r} at {self._logs.noun} {broker!r}", position.offset
         if extent is None:
-            raise LogError(f"{where} is gone, and with it what was there after offset {at}: {_REMEDY}")
+            raise LogError(f"{where} no longer exists; messages after offset {at} are lost: {_REMEDY}")
         if not position.may_be_of(extent.log):
             why = "was deleted and created again" if self._logs.noun == "stream" else _REPLACED
-            raise LogReplaced(f"{where} {why}, and with it went what was there after offset {at}: {_REMEDY}")
+            raise LogReplaced(f"{where} {why}; messages after offset {at} are lost: {_REMEDY}")
         if at < extent.begin:
             raise OffsetTrimmed(f"{where} no longer holds offset {at}: it begins at {extent.begin}: {_REMEDY}")
         if at > extent.end:
-            raise LogError(f"{where} has no offset {at}: it ends at {extent.end}; was its log removed? {_REMEDY}")
+            raise LogError(f"{where} has no offset {at}: it ends at {extent.end}; was its log deleted? {_REMEDY}")
 
 
 class BatchReader(_Reading, DataSourceReader):
-    """Rows between `startingOffsets` and `endingOffsets`, as the logs are when the query is planned."""
+    """Reads the rows between `startingOffsets` and `endingOffsets`, as of the planning of the query."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each broker and range."""
+        """The offset ranges of each broker."""
         extents, settings = self._extents(), self._settings
         start = _first(extents, settings.starting)
         end = {broker: Position(extent.end, extent.log) for broker, extent in extents.items()}
@@ -176,7 +182,7 @@ class BatchReader(_Reading, DataSourceReader):
 
 
 class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A topic as a stream. One of these lives as long as a query, beside the driver."""
+    """Reads a topic as a stream. It lives as long as the query, in a process beside the driver."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -187,11 +193,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._newest: Positions = {}
 
     def initialOffset(self) -> Offsets:
-        """Where a query begins that has no checkpoint."""
+        """Where a query without a checkpoint begins."""
         return positions.write(_first(self._extents(), self._settings.starting))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxRowsPerTrigger`, or what the contract lets through in ten seconds."""
+        """`maxRowsPerTrigger`, or the rows that the contract lets through in ten seconds."""
         if self._settings.max_rows is not None:
             return ReadMaxRows(self._settings.max_rows)
         self._contract = patiently(lambda: self._logs.contract(self._logs.look()), self._settings.timeout_s)
@@ -200,9 +206,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadMaxRows(max(1, int(self._contract.b + CATCH_UP_S * self._contract.r)))
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """The end of the next batch: as much of what is there as the limit allows, from each broker in proportion.
+        """The end of the next batch: as many rows as the limit allows, taken from each broker in proportion.
 
-        In proportion, because brokers with more messages then do not fall behind the others in time.
+        In proportion, so that brokers with more messages do not fall behind the others in time.
         """
         begin = positions.read(start)
         extents = self._present(begin)
@@ -215,7 +221,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             extent = extents.get(broker)
             if extent is None:
                 ends[broker] = at
-            elif extent.end < at.offset or not at.may_be_of(extent.log):  # it joins with its new log
+            elif extent.end < at.offset or not at.may_be_of(extent.log):  # it joins again, with its new log
                 ends[broker] = Position(extent.begin, extent.log)
             else:
                 ends[broker] = Position(extent.end, extent.log)
@@ -225,7 +231,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return positions.write({**_limited(begin, ends, self._most_rows(limit)), **joining})
 
     def _no_further(self, broker: str, at: Position, end: Position) -> Position:
-        """An end that a query with trigger availableNow may reach."""
+        """The end, limited to the target of a query with trigger availableNow."""
         assert self._target is not None
         target = self._target.get(broker)
         if target is None or not target.may_be_of(end.log):
@@ -235,15 +241,15 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return Position(min(end.offset, max(at.offset, target.offset)), end.log)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read as far as the logs reach now, and no further."""
+        """Make the current ends of the logs the target of the query."""
         self._target = {broker: Position(extent.end, extent.log) for broker, extent in self._extents().items()}
 
     def reportLatestOffset(self) -> Offsets | None:
-        """How far the logs reach, for the query's progress."""
+        """The ends of the logs, for the query's progress."""
         return positions.write(self._newest) or None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """One for each broker and range."""
+        """The offset ranges of each broker."""
         return self._ranges(positions.read(start), positions.read(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -251,32 +257,32 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._rows(partition)
 
     def commit(self, end: Offsets) -> None:
-        """Spark is done with everything before; where that was chosen, so are brokers."""
+        """Spark has finished everything before `end`; with trimOnCommit, brokers delete it."""
         if not self._settings.trim_on_commit:
             return
         for broker, before in positions.read(end).items():
             try:
                 self._logs.url(broker, 0.0)
                 self._logs.trim(broker, before)
-            except (Away, SRTMError) as problem:  # the next commit trims this too
-                logger.warning("BROKER(%s): nothing trimmed: %s", broker, problem)
+            except (Away, SRTMError) as problem:  # the next commit trims these, too
+                logger.warning("BROKER(%s): cannot trim the log (%s); trying again at the next commit", broker, problem)
 
     def _most_rows(self, limit: ReadLimit) -> int | None:
-        """How many rows the next batch may have; a limit of our own grows with the time since the last batch.
+        """How many rows the next batch may have; the default limit grows with the time since the last batch.
 
-        The contract lets through b + r·Δt in Δt, so a query whose trigger is longer than ten seconds keeps up too.
+        The contract lets through b + r·Δt in Δt, so a query with a trigger of more than ten seconds keeps up, too.
         """
         now_s = time.monotonic()
         waited_s, self._asked_s = now_s - (self._asked_s or now_s), now_s
         if isinstance(limit, ReadAllAvailable):
             return None
         if not isinstance(limit, ReadMaxRows):
-            raise PipelineError(f"format srtm can limit batches by rows, not by {type(limit).__name__}")
+            raise PipelineError(f"format srtm limits batches by rows, not by {type(limit).__name__}")
         more_s = max(0.0, waited_s - CATCH_UP_S) if self._contract else 0.0
         return limit.max_rows + int(more_s * self._contract.r if self._contract else 0)
 
     def _present(self, start: Positions) -> dict[str, Extent]:
-        """The logs of brokers that answer now. Those that do not keep their place; for how long is bounded."""
+        """The extents of the brokers that respond now. The others keep their position, for a limited time."""
         found: dict[str, Extent] = {}
         try:
             brokers = set(self._logs.look()) | start.keys()
@@ -284,7 +290,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         except Away as problem:
             if not start:
                 self._missed("", problem)
-            logger.warning("%s: going on with the brokers that are known", problem)
+            logger.warning("%s; continuing with the known brokers", problem)
             brokers = set(start)
         for broker in sorted(brokers):
             absence = self._away.get(broker)
@@ -292,7 +298,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                 continue
             try:
                 extent = self._logs.extent(broker)
-            except (Away, KeyError) as problem:  # KeyError: it was not listed since the query started
+            except (Away, KeyError) as problem:  # KeyError: not listed since the query started
                 self._missed(broker, problem)
                 continue
             self._away.pop(broker, None)
@@ -302,21 +308,22 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                 found[broker] = extent
         return found
 
-    def _missed(self, who: str, problem: Exception) -> None:
-        """Nobody answered: ask again later, and give up after the time that was set."""
-        absence = self._away.setdefault(who, _Absence(time.monotonic(), Backoff()))
+    def _missed(self, broker: str, problem: Exception) -> None:
+        """A broker, or the controller (''), did not respond: try again later, and give up after the timeout."""
+        absence = self._away.setdefault(broker, _Absence(time.monotonic(), Backoff()))
         away_s, timeout_s = time.monotonic() - absence.since_s, self._settings.timeout_s
         absence.again_s = time.monotonic() + absence.backoff.next_s()
-        if away_s > timeout_s and (self._settings.fail_on_data_loss or not who):
-            whom = f"{self._logs.noun} {who!r} of topic {self._settings.topic!r}" if who else self._settings.controller
-            text = str(problem) if isinstance(problem, Away) else "nobody knows its address"
-            remedy = f"start it, wait longer with option timeout, or {_REMEDY}" if who else "start it"
-            raise PipelineError(f"{whom} is away since {away_s:.0f} s ({text}): {remedy}")
+        if away_s > timeout_s and (self._settings.fail_on_data_loss or not broker):
+            named = f"{self._logs.noun} {broker!r} of topic {self._settings.topic!r}"
+            name = named if broker else self._settings.controller
+            text = str(problem) if isinstance(problem, Away) else "its address is unknown"
+            remedy = f"start it, wait longer with option timeout, or {_REMEDY}" if broker else "start it"
+            raise PipelineError(f"no response from {name} for {away_s:.0f} s ({text}): {remedy}")
 
 
 @dataclass
 class _Absence:
-    """Since when somebody is away, and when to ask again."""
+    """Since when a broker has not responded, and when to try again."""
 
     since_s: float
     backoff: Backoff
@@ -331,13 +338,13 @@ def _first(extents: dict[str, Extent], starting: str | Offsets) -> Positions:
 
 
 def _of_logs(given: Positions, extents: dict[str, Extent]) -> Positions:
-    """Positions that a user wrote; a plain number is an offset of the log that there is now."""
+    """Positions that a user wrote; a plain number is an offset of the current log."""
     logs = {name: extent.log for name, extent in extents.items()}
     return {name: Position(at.offset, at.log or logs.get(name)) for name, at in given.items()}
 
 
 def _limited(start: Positions, ends: Positions, most: int | None) -> Positions:
-    """As far as `most` rows go, shared out in proportion to what is there."""
+    """The ends, limited to `most` rows, shared out in proportion to the rows available."""
     rows = {broker: start[broker].rows_to(end) for broker, end in ends.items()}
     if most is None or sum(rows.values()) <= most:
         return ends
@@ -349,7 +356,7 @@ def _limited(start: Positions, ends: Positions, most: int | None) -> Positions:
 
 
 def _shaped(batch: pa.RecordBatch, brokers: pa.Array) -> pa.RecordBatch:
-    """Rows of a log or stream as rows of Spark."""
+    """Rows of a log or stream in the schema of the format."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,9 +1,9 @@
-"""Exact quantiles of values that are spread over many tasks, without sorting or collecting them.
+"""Exact quantiles of values spread over many tasks, without sorting or collecting them all.
 
-Every task sums up its values by a few hundred of them, evenly spaced in order (`Samples`). From all summaries the
-driver knows for each quantile two values that it lies between, with less than one message in a hundred between them
-(`narrowed`). A second run collects just those, and `selected` takes the right one. Where summaries hold everything, or
-both bounds are neighbours, no second run is needed: so with the many equal zeros of messages that did not wait.
+Every task sums up its values by a few hundred of them, evenly spaced in order (`Samples`). From all samples the driver
+derives two values that a quantile lies between, with less than one value in a hundred between them (`narrowed`). A
+second run collects just those, and `selected` picks the right one. No second run is needed if the samples are complete
+or the two bounds are neighbours, as with the many equal zeros of messages that did not wait.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-SAMPLES = 256  # 4 KiB of every million values
+SAMPLES = 256  # per task and key: 4 KiB for every million values
 
 
 class Samples(NamedTuple):
-    """Some of a set of sorted values, and their places in the order; the first and the last are among them."""
+    """Some of a set of sorted values, always with the first and the last, and their places in the order."""
 
     values: Ints
     places: Ints
@@ -35,50 +35,50 @@ class Samples(NamedTuple):
 
     @classmethod
     def of(cls, values: Ints) -> Samples:
-        """The summary of these values, of which there is at least one."""
+        """Samples of these values; there must be at least one."""
         step = max(1, len(values) // SAMPLES)
         places = np.append(np.arange(0, len(values) - 1, step), len(values) - 1)
         kept = np.sort(values)[places]
-        # Of equal values the first and the last place say everything.
+        # Of equal values, the first and the last place tell everything.
         edge = np.ones(len(kept), np.bool_)
         edge[1:-1] = (kept[1:-1] != kept[:-2]) | (kept[1:-1] != kept[2:])
         return cls(kept[edge], places[edge], len(values), step == 1)
 
     def at_least(self, value: int) -> int:
-        """A number of values that certainly do not exceed this one."""
+        """A lower bound of how many values do not exceed this one."""
         found = int(np.searchsorted(self.values, value, side="right"))
         return int(self.places[found - 1]) + 1 if found else 0
 
     def at_most(self, value: int) -> int:
-        """A number that the values which do not exceed this one certainly do not exceed."""
+        """An upper bound of how many values do not exceed this one."""
         found = int(np.searchsorted(self.values, value, side="right"))
         return int(self.places[found]) if found < len(self.places) else self.total
 
 
 class Bounds(NamedTuple):
-    """A quantile lies above `above` and does not exceed `upto`."""
+    """The bounds of a quantile: above < quantile ≤ upto."""
 
     above: int
     upto: int
 
     @property
     def settled(self) -> bool:
-        """There is nothing between."""
+        """Whether only one value is possible."""
         return self.upto == self.above + 1
 
 
-def narrowed(summaries: Sequence[Samples], quantile: Number) -> Bounds:
-    """What the summaries of all parts say about a quantile of the whole."""
-    wanted = rank(sum(part.total for part in summaries), quantile)
-    values = np.unique(np.concatenate([part.values for part in summaries])).tolist()
-    upto = bisect_left(values, True, key=lambda value: sum(part.at_least(value) for part in summaries) >= wanted)
-    first = bisect_left(values, True, key=lambda value: sum(part.at_most(value) for part in summaries) >= wanted)
-    if all(part.complete for part in summaries) or first == 0 == upto:
+def narrowed(samples: Sequence[Samples], quantile: Number) -> Bounds:
+    """The bounds of a quantile of all values, from the samples of every task."""
+    wanted = rank(sum(each.total for each in samples), quantile)
+    values = np.unique(np.concatenate([each.values for each in samples])).tolist()
+    upto = bisect_left(values, True, key=lambda value: sum(each.at_least(value) for each in samples) >= wanted)
+    first = bisect_left(values, True, key=lambda value: sum(each.at_most(value) for each in samples) >= wanted)
+    if all(each.complete for each in samples) or first == 0 == upto:
         return Bounds(values[upto] - 1, values[upto])
     return Bounds(values[first - 1] if first else values[0] - 1, values[upto])
 
 
 def selected(between: Sequence[Ints], below: int, total: int, quantile: Number) -> int:
-    """The quantile: `between` holds all values within its bounds, `below` is how many lie under them."""
+    """The quantile: `between` has all values within its bounds, `below` is how many lie below them."""
     values = np.sort(np.concatenate(between))
     return int(values[rank(total, quantile) - 1 - below])

@@ -1,9 +1,10 @@
-"""A topic's stretch of time as a task sees it, and how the driver joins stretches. No Spark in here.
+"""One topic in one stretch, as a task scans it, and how the driver joins stretches. No Spark in here.
 
-A task scans a stretch as if nothing came before it and sums it up in a `Part`. The driver joins the parts of a topic in
-order of time, which gives the state that each of them really starts from. Where that is not empty, it changes the
-histogram, but only until the queue has been empty once both with it and without it. Parts bring their first arrivals
-along, so that the driver can mostly correct them itself (`corrected`); otherwise tasks read again (`correcting`).
+A task scans a stretch as if nothing came before it and sums it up in a `TopicStretch` for each topic. The driver joins
+those of a topic in order of time, which gives the state that each of them really starts from. A state that is not
+empty changes the histogram, but only until the queue has been empty once both with it and without it. Stretches bring
+their first arrivals along, so the driver can mostly correct them itself (`corrected`); otherwise tasks read again
+(`correcting`).
 """
 
 from __future__ import annotations
@@ -17,29 +18,28 @@ import pyarrow as pa
 from srtm.errors import SRTMError
 from srtm.model import burst, scan
 from srtm.model.bucket import TokenBucket
-from srtm.pipeline.traces.reading import batch_of, by_topic
+from srtm.pipeline.traces.batches import batch_of, by_topic
 from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
-    Batches = Iterator[pa.RecordBatch]
-    Work = Callable[[int, Batches], Batches]
-    Both = tuple[scan.State, scan.State]  # behind a piece: after what came before it, and alone
+    from srtm.pipeline.traces.batches import Batches, Ints, Work
 
-PART_FIELDS = (
+    Both = tuple[scan.State, scan.State]  # behind a stretch: after what came before it, and alone
+
+STRETCH_FIELDS = (
     "topic string, messages long, first_ns long, last_ns long, backlog long,"
     " counts binary, envelope binary, batches binary, beginning binary, error string"
 )
-SCAN_FIELDS = f"{PART_FIELDS}, publishers binary, names array<string>"
+SCAN_FIELDS = f"{STRETCH_FIELDS}, publishers binary, names array<string>"
 _NOTHING = np.zeros(1, np.int64)
 
 
-class Part(NamedTuple):
-    """A stretch of a topic: the summary that joins with its neighbours', and its own numbers as bytes of int64."""
+class TopicStretch(NamedTuple):
+    """One topic in one stretch: its summary, and its numbers as bytes of int64."""
 
     topic: str
     messages: int = 0
@@ -53,27 +53,27 @@ class Part(NamedTuple):
     error: str | None = None
 
     @property
-    def chunk(self) -> scan.Chunk:
+    def summary(self) -> scan.Summary:
         """The summary that joins with its neighbours'."""
-        return scan.Chunk(self.messages, self.first_ns, self.last_ns, self.backlog)
+        return scan.Summary(self.messages, self.first_ns, self.last_ns, self.backlog)
 
 
-def as_batch(parts: Iterable[Part]) -> pa.RecordBatch:
-    """Parts on their way from a task to the driver."""
-    return batch_of(PART_FIELDS, list(parts))
+def as_batch(stretches: Iterable[TopicStretch]) -> pa.RecordBatch:
+    """Stretches as a task sends them to the driver."""
+    return batch_of(STRETCH_FIELDS, list(stretches))
 
 
-def as_parts(table: pa.Table) -> list[Part]:
-    """Parts as the driver gets them."""
-    columns = [table[name].to_pylist() for name in Part._fields] if table.num_rows else []
-    return [Part(*row) for row in zip(*columns, strict=True)]
+def as_stretches(table: pa.Table) -> list[TopicStretch]:
+    """Stretches as the driver receives them."""
+    columns = [table[name].to_pylist() for name in TopicStretch._fields] if table.num_rows else []
+    return [TopicStretch(*row) for row in zip(*columns, strict=True)]
 
 
 def publishers_by_topic(table: pa.Table) -> dict[str, int]:
-    """How many publishers the parts of each topic have together.
+    """How many publishers each topic has over all its stretches.
 
-    Parts name them by number. The first row of every task brings the names that its numbers stand for: there may be
-    millions of pairs of topic and publisher, and but a few thousand names.
+    Stretches refer to publishers by number. The first row of every task brings the names of its numbers: there may be
+    millions of pairs of topic and publisher, but only a few thousand names.
     """
     known: dict[str, int] = {}
     found: dict[str, Ints] = {}
@@ -87,29 +87,29 @@ def publishers_by_topic(table: pa.Table) -> dict[str, int]:
     return {topic: len(numbers) for topic, numbers in found.items()}
 
 
-def parts_by_topic(parts: Iterable[Part]) -> dict[str, list[Part]]:
-    """The parts of each topic in order of time."""
-    ordered = sorted(parts, key=lambda part: (part.topic, part.first_ns, part.last_ns))
-    return {topic: list(its_parts) for topic, its_parts in groupby(ordered, key=lambda part: part.topic)}
+def stretches_by_topic(stretches: Iterable[TopicStretch]) -> dict[str, list[TopicStretch]]:
+    """The stretches of each topic in order of time."""
+    ordered = sorted(stretches, key=lambda each: (each.topic, each.first_ns, each.last_ns))
+    return {topic: list(its_own) for topic, its_own in groupby(ordered, key=lambda each: each.topic)}
 
 
-def entering_states(parts: Iterable[Part], rates: Mapping[str, int]) -> dict[tuple[str, int], scan.State]:
-    """The state that a part starts from, by its topic and first time, where work is left over from before it."""
+def entering_states(stretches: Iterable[TopicStretch], rates: Mapping[str, int]) -> dict[tuple[str, int], scan.State]:
+    """The state that a stretch starts from, by topic and first time, if it has a backlog then."""
     states = {}
-    for topic, its_parts in parts_by_topic(parts).items():
-        if any(part.error for part in its_parts):
+    for topic, its_own in stretches_by_topic(stretches).items():
+        if any(stretch.error for stretch in its_own):
             continue
         law = scanned_at(rates[topic]).law
         state: scan.State | None = None
-        for part in its_parts:
-            if state and state.backlog > law.rate * (part.first_ns - state.last_ns):
-                states[topic, part.first_ns] = state
-            state = part.chunk.leave(state, law)
+        for stretch in its_own:
+            if state and state.backlog > law.rate * (stretch.first_ns - state.last_ns):
+                states[topic, stretch.first_ns] = state
+            state = stretch.summary.leave(state, law)
     return states
 
 
 def scanned_at(r_mtps: int) -> TokenBucket:
-    """The bucket that a topic is scanned with: only its rate matters, for U does not depend on b."""
+    """The bucket that a topic is scanned with; only its rate matters, as U does not depend on b."""
     return TokenBucket(r_mtps, NANO_PER_TOKEN)
 
 
@@ -122,9 +122,9 @@ def add_counts(one: Ints, other: Ints) -> Ints:
 
 
 def scanning(rates: Mapping[str, int], kept: int) -> Work:
-    """Work over batches of (topic, publisher, arrival_ns): one part a topic, as if nothing came before it.
+    """Work over batches of (topic, publisher, arrival_ns): a TopicStretch per topic, as if nothing came before it.
 
-    The first `kept` messages of the stretch travel along.
+    The first `kept` messages of the stretch go to the driver too.
     """
 
     def work(begin_ns: int, batches: Batches) -> Batches:
@@ -142,17 +142,17 @@ def scanning(rates: Mapping[str, int], kept: int) -> Work:
                 begin, end = np.searchsorted(times, [max(begin_ns, -(2**63)), until_ns]).tolist()
                 topics[topic].add(times, senders, numbers, begin, end)
         found = {topic: scan for topic, scan in topics.items() if scan.messages or scan.error}
-        parts = as_batch(scan.part(topic) for topic, scan in found.items())
+        sent = as_batch(scan.summed_up(topic) for topic, scan in found.items())
         publishers = pa.array([scan.publishers.astype(np.int32).tobytes() for scan in found.values()], pa.binary())
         listed = pa.array([names.all, *[None] * (len(found) - 1)][: len(found)], pa.list_(pa.string()))
-        columns = [*parts.columns, publishers, listed]
-        yield pa.RecordBatch.from_arrays(columns, [*parts.schema.names, "publishers", "names"])
+        columns = [*sent.columns, publishers, listed]
+        yield pa.RecordBatch.from_arrays(columns, [*sent.schema.names, "publishers", "names"])
 
     return work
 
 
 class _Names:
-    """Numbers for names, the same for all batches of a task."""
+    """Numbers for names, consistent over all batches of a task."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
@@ -169,7 +169,7 @@ class _Names:
 
 
 class _Scan:
-    """One topic as far as a task has read it."""
+    """One topic, as far as a task has read it."""
 
     def __init__(self, bucket: TokenBucket) -> None:
         self._bucket = bucket
@@ -185,7 +185,7 @@ class _Scan:
     def add(self, times: Ints, senders: NDArray[np.int32], numbers: Ints, begin: int, kept: int) -> None:
         """Take arrivals in order; those before `begin` belong to the stretch before and only fill its last windows.
 
-        Those from there up to `kept` are the beginning that travels along.
+        Arrivals from there up to `kept` are the beginning that goes to the driver.
         """
         if self.error:
             return
@@ -211,11 +211,11 @@ class _Scan:
         used = numbers[present]
         self.publishers = np.union1d(self.publishers, used) if len(self.publishers) else used
 
-    def part(self, topic: str) -> Part:
-        """What the driver is told."""
+    def summed_up(self, topic: str) -> TopicStretch:
+        """What goes to the driver."""
         if self.error or self._state is None:
-            return Part(topic, error=self.error)
-        return Part(
+            return TopicStretch(topic, error=self.error)
+        return TopicStretch(
             topic,
             self.messages,
             self._first_ns,
@@ -229,35 +229,35 @@ class _Scan:
 
 
 def _nth(batch: pa.RecordBatch, number: int) -> int:
-    """The time of the message after so many, which a beginning ends before; never, where there are fewer."""
+    """The time of message `number`, at which a beginning ends; the end of time if there are fewer."""
     if number >= batch.num_rows:
         return 2**63 - 1
     return int(np.partition(batch.column("arrival_ns").to_numpy(), number)[number]) if number else -(2**63)
 
 
-def corrected(part: Part, bucket: TokenBucket, entering: scan.State) -> Part | None:
-    """What the state before a part changes in its histogram; None if its beginning is too short to tell."""
-    times = np.frombuffer(part.beginning, np.int64)
+def corrected(stretch: TopicStretch, bucket: TokenBucket, entering: scan.State) -> TopicStretch | None:
+    """What the state before a stretch changes in its histogram; None if its beginning is too short to tell."""
+    times = np.frombuffer(stretch.beginning, np.int64)
     if not len(times):
         return None
     try:
         more, filled = scan.backlog_histogram(times, bucket, entering)
     except SRTMError as error:
-        return Part(part.topic, error=str(error))
+        return TopicStretch(stretch.topic, error=str(error))
     less, empty = scan.backlog_histogram(times, bucket)
-    if filled != empty and len(times) < part.messages:
+    if filled != empty and len(times) < stretch.messages:
         return None
-    return Part(part.topic, counts=add_counts(more, -less).tobytes())
+    return TopicStretch(stretch.topic, counts=add_counts(more, -less).tobytes())
 
 
 def correcting(rates: Mapping[str, int], entering: Mapping[tuple[str, int], scan.State]) -> Work:
-    """Work over batches of (topic, arrival_ns): what the state before a part changes in its histogram."""
+    """Work over batches of (topic, arrival_ns): what the state before a stretch changes in its histogram."""
 
     def work(_: int, batches: Batches) -> Batches:
         changed: dict[str, Ints] = {}
         errors: dict[str, str] = {}
 
-        def go_on(topic: str, times: Ints, after: scan.State, alone: scan.State | None) -> Both | None:
+        def proceed(topic: str, times: Ints, after: scan.State, alone: scan.State | None) -> Both | None:
             bucket = scanned_at(rates[topic])
             try:
                 more, filled = scan.backlog_histogram(times, bucket, after)
@@ -268,10 +268,10 @@ def correcting(rates: Mapping[str, int], entering: Mapping[tuple[str, int], scan
             changed[topic] = add_counts(changed.get(topic, _NOTHING), add_counts(more, -less))
             return filled, empty
 
-        until_rejoined(batches, "arrival_ns", entering, go_on)
+        until_rejoined(batches, "arrival_ns", entering, proceed)
         yield as_batch(
-            [Part(topic, counts=counts.tobytes()) for topic, counts in changed.items()]
-            + [Part(topic, error=error) for topic, error in errors.items()]
+            [TopicStretch(topic, counts=counts.tobytes()) for topic, counts in changed.items()]
+            + [TopicStretch(topic, error=error) for topic, error in errors.items()]
         )
 
     return work
@@ -281,11 +281,11 @@ def until_rejoined(
     batches: Batches,
     key: str,
     entering: Mapping[tuple[str, int], scan.State],
-    go_on: Callable[[str, Ints, scan.State, scan.State | None], Both | None],
+    proceed: Callable[[str, Ints, scan.State, scan.State | None], Both | None],
 ) -> None:
-    """Follow parts from the state before them and from none at once, as long as that makes a difference.
+    """Follow stretches both from the state before them and from none, as long as that makes a difference.
 
-    `go_on` takes a topic's next times and both states, and gives the states behind them, or None to give up.
+    `proceed` takes a topic's next times and both states, and returns the states behind them, or None to give up.
     """
     awaited = {topic for topic, _ in entering}
     states: dict[str, tuple[scan.State, scan.State | None] | None] = {}
@@ -297,17 +297,17 @@ def until_rejoined(
                 states[topic] = (start, None) if start else None
             before = states[topic]
             if before is not None:
-                both = go_on(topic, times, *before)
+                both = proceed(topic, times, *before)
                 states[topic] = None if both is None or both[0] == both[1] else both
         if awaited <= states.keys() and not any(states.values()):
-            break  # nothing that follows can differ
+            break  # nothing after this can differ
 
 
 def widening(begin_ns: int, batches: Batches) -> Batches:
-    """Work over batches of (topic, arrival_ns): the envelope alone."""
+    """Work over batches of (topic, arrival_ns): only the envelope."""
     del begin_ns
     envelopes: dict[str, burst.Envelope] = {}
     for batch in batches:
         for topic, rows in by_topic(batch):
             envelopes.setdefault(topic, burst.Envelope()).add(rows.column("arrival_ns").to_numpy())
-    yield as_batch(Part(topic, envelope=found.most.tobytes()) for topic, found in envelopes.items())
+    yield as_batch(TopicStretch(topic, envelope=found.most.tobytes()) for topic, found in envelopes.items())

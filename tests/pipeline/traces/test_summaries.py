@@ -1,4 +1,4 @@
-"""Tasks and driver without Spark: any cut of any topics into files and stretches gives what the model gives."""
+"""Tasks and driver without Spark: any cut of any topics into files and stretches gives the numbers of the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from srtm.model import burst
 from srtm.model import profile as model
+from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.pipeline import profile as job
 from srtm.pipeline.profile import TopicProfile, profile, profile_source
-from srtm.pipeline.traces import reading
-from srtm.pipeline.traces.reading import Frame, Span
+from srtm.pipeline.traces import files as reading_files
+from srtm.pipeline.traces import frames, stretches
+from srtm.pipeline.traces.frames import Frame
+from srtm.pipeline.traces.stretches import Span
 from tests.pipeline.local import LocalSpark, Rows
 
 if TYPE_CHECKING:
@@ -98,7 +101,8 @@ def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.D
             pq.write_table(table, Path(folder, f"{number}.parquet"), row_group_size=size)
         spark = cast("SparkSession", LocalSpark(data.draw(st.integers(1, 5))))
         with (
-            patch.multiple(reading, _SMALL=0, _BATCH=data.draw(st.integers(1, 50)), _REREAD=1000),
+            patch.multiple(stretches, _SMALL=0, _REREAD=1000),
+            patch.object(reading_files, "_BATCH", data.draw(st.integers(1, 50))),
             patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
         ):
             assert profile(folder, spark) == expected(rows)
@@ -106,11 +110,11 @@ def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.D
 
 @settings(max_examples=100)
 @given(messages(), st.data())
-def test_any_ranges_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
+def test_any_sorted_stretches_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
     """Rows sorted by topic and time, as Spark sorts them, cut into partitions and batches anywhere."""
     rows = sorted(rows, key=lambda row: (row[0], row[2]))
     keys = [(topic, at) for topic, _, at in rows]
-    # A range partitioner never parts equal rows.
+    # Spark never separates equal rows.
     places = [i for i in range(1, len(rows)) if keys[i] != keys[i - 1]]
     cuts = sorted(data.draw(st.sets(st.sampled_from(places), max_size=5))) if places else []
     partitions = []
@@ -121,8 +125,8 @@ def test_any_ranges_give_the_profile_of_the_whole(rows: list[Message], data: st.
     for topic, _, at in rows:
         spans[topic] = spans[topic].joined(Span(1, at, at)) if topic in spans else Span(1, at, at)
     with (
-        patch.multiple(reading, _BATCH=data.draw(st.integers(1, 50))),
+        patch.object(frames, "_BATCH", data.draw(st.integers(1, 50))),
         patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
     ):
         source = Frame("arrival_ns", 1, cast("Any", Rows(partitions)), len(partitions), {}, spans)
-        assert profile_source(source, model.HEADROOM, model.QUANTILE) == expected(rows)
+        assert profile_source(source, HEADROOM, QUANTILE) == expected(rows)

@@ -1,0 +1,188 @@
+"""A trace that tasks read themselves: Parquet files whose row groups have statistics.
+
+Each task reads the row groups that overlap its stretch with pyarrow, and merges those of several writers that overlap
+each other. No shuffle, and no JVM on the data's way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srtm.errors import TraceError
+from srtm.model.scan import is_sorted
+from srtm.pipeline.traces.batches import batch_of
+from srtm.pipeline.traces.stretches import RowGroup, Span, Stretch, floor, in_order
+from srtm.workload.trace import RECORDED_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from srtm.pipeline.traces.batches import Batches, Work
+
+_BATCH = 1_000_000  # messages per batch, about a row group
+_MIXED = 16  # times as many if row groups hold several topics: fewer batches of each
+_NAMES = pa.dictionary(pa.int32(), pa.string())
+_SPAN_FIELDS = "topic string, messages long, first_ns long, last_ns long"
+
+
+@dataclass(frozen=True)
+class Files:
+    """A trace that tasks read themselves."""
+
+    spark: SparkSession
+    key: str
+    grain_ns: int
+    stretches: tuple[Stretch, ...]
+    faults: dict[str, str]  # topics with incomplete rows; empty here, as the footers promise complete ones
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks a run has."""
+        return len(self.stretches)
+
+    def spans(self) -> dict[str, Span]:
+        """The span of every topic; from the footers if these tell topics apart."""
+        row_groups = {row_group for stretch in self.stretches for row_group in stretch.row_groups}
+        if any(row_group.topic is None for row_group in row_groups):
+            found = self.run(_counting(self.key), _SPAN_FIELDS, ("topic",)).to_pylist()
+            return _total((row["topic"], Span(row["messages"], row["first_ns"], row["last_ns"])) for row in found)
+        return _total((str(row_group.topic), row_group.span) for row_group in row_groups)
+
+    def run(
+        self, work: Work, fields: str, columns: Sequence[str], *, before_ns: int = 0, at: Iterable[int] | None = None
+    ) -> pa.Table:
+        """What the work yields over each stretch, brought to the driver."""
+        return self.map(work, fields, columns, before_ns=before_ns, at=at).toArrow()
+
+    def map(
+        self, work: Work, fields: str, columns: Sequence[str], *, before_ns: int = 0, at: Iterable[int] | None = None
+    ) -> DataFrame:
+        """What the work yields over each stretch, left in the cluster.
+
+        Batches hold the columns and the key. They start `before_ns` ahead of the stretch, for work that looks back;
+        `at` restricts the run to the stretches that hold these times.
+        """
+        key, grain_ns, wanted = self.key, self.grain_ns, [*{*columns, self.key}]
+        stretches = list(self.stretches)
+        if at is not None:
+            stretches = [stretches[number] for number in sorted({self._number(time_ns) for time_ns in at})]
+        if before_ns:
+            stretches = [self._reaching_back(stretch, before_ns) for stretch in stretches]
+
+        def task(batches: Batches) -> Batches:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    stretch = stretches[number]
+                    yield from work(stretch.begin_ns, _merged(stretch, key, wanted, before_ns, grain_ns))
+
+        return self.spark.range(0, len(stretches), 1, len(stretches)).mapInArrow(task, fields)
+
+    def _number(self, time_ns: int) -> int:
+        return bisect_right(self.stretches, time_ns, key=lambda stretch: stretch.begin_ns) - 1
+
+    def _reaching_back(self, stretch: Stretch, before_ns: int) -> Stretch:
+        begin = stretch.begin_ns - before_ns
+        near = self.stretches[max(0, self._number(begin)) : self._number(stretch.begin_ns) + 1]
+        reached = {group for earlier in near for group in earlier.row_groups if group.span.last_ns >= begin}
+        return stretch._replace(row_groups=in_order(reached))
+
+
+def _merged(stretch: Stretch, key: str, columns: list[str], before_ns: int, grain_ns: int) -> Batches:
+    """The rows of a stretch in order of the key, from row groups that may overlap."""
+    begin, end = stretch.begin_ns - before_ns, stretch.end_ns
+    held: list[pa.Table] = []
+    kept = fresh = 0
+    with ExitStack() as files:
+        opened_files: dict[str, Any] = {}
+        for row_group in stretch.row_groups:
+            enough = _BATCH if row_group.topic is not None else _MIXED * _BATCH
+            if fresh >= max(enough, kept):  # rows held back are sorted again only when they have doubled
+                ready, rest = _parted(_sorted(held, key), key, floor(row_group.span.first_ns, grain_ns))
+                if ready.num_rows:
+                    yield ready.combine_chunks().to_batches()[0]
+                held, kept, fresh = [rest] if rest.num_rows else [], rest.num_rows, 0
+            rows = _read(row_group, columns, files, opened_files)
+            if row_group.span.first_ns < begin or row_group.span.last_ns >= end:
+                rows = _parted(_parted(_sorted([rows], key), key, begin)[1], key, end)[0]
+            held.append(rows)
+            fresh += rows.num_rows
+    rows = _sorted(held, key) if held else None
+    if rows is not None and rows.num_rows:
+        yield rows.combine_chunks().to_batches()[0]
+
+
+def _read(row_group: RowGroup, columns: list[str], files: ExitStack, opened_files: dict[str, Any]) -> pa.Table:
+    strings = [name for name in columns if RECORDED_SCHEMA.field(name).type == pa.string()]
+    try:
+        if row_group.path not in opened_files:
+            file = pq.ParquetFile(row_group.path, read_dictionary=strings, pre_buffer=False)
+            opened_files[row_group.path] = files.enter_context(file)
+        # A topic that the footer names need not be read.
+        wanted = columns if row_group.topic is None else [name for name in columns if name != "topic"]
+        rows = opened_files[row_group.path].read_row_group(row_group.number, columns=wanted, use_threads=False)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise TraceError(f"{row_group.path}, row group {row_group.number}: {error}", path=row_group.path) from None
+    if row_group.topic is not None:
+        everywhere = np.zeros(rows.num_rows, np.int32)
+        rows = rows.append_column("topic", pa.DictionaryArray.from_arrays(everywhere, pa.array([row_group.topic])))
+    # Writers differ in which columns they call nullable or large; tables must agree to be joined.
+    kinds = [_NAMES if name in strings else pa.int64() for name in columns]
+    return pa.Table.from_arrays(
+        [
+            rows[name] if rows[name].type == kind else rows[name].cast(kind)
+            for name, kind in zip(columns, kinds, strict=True)
+        ],
+        names=columns,
+    )
+
+
+def _sorted(tables: list[pa.Table], key: str) -> pa.Table:
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
+    table = table.combine_chunks()
+    times = table[key].to_numpy()
+    if is_sorted(times):
+        return table
+    return table.take(pa.array(np.argsort(times, kind="stable")))
+
+
+def _parted(table: pa.Table, key: str, at_ns: int) -> tuple[pa.Table, pa.Table]:
+    """The rows of a sorted table before an instant, and the others."""
+    limits = np.iinfo(np.int64)
+    cut = int(np.searchsorted(table[key].to_numpy(), min(max(at_ns, limits.min), limits.max)))
+    return table.slice(0, cut), table.slice(cut)
+
+
+def _counting(key: str) -> Work:
+    def work(_: int, batches: Batches) -> Batches:
+        spans = _total(span for batch in batches for span in _spans_of(batch, key))
+        yield batch_of(_SPAN_FIELDS, [(topic, *span) for topic, span in spans.items()])
+
+    return work
+
+
+def _spans_of(batch: pa.RecordBatch, key: str) -> Iterator[tuple[str, Span]]:
+    """The spans of the topics of a batch in which each topic's rows are in order."""
+    topics, times = batch.column("topic"), batch.column(key).to_numpy()
+    codes = topics.indices.to_numpy()
+    counts = np.bincount(codes, minlength=len(topics.dictionary))
+    first, last = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64)
+    first[codes[::-1]] = times[::-1]  # numpy keeps the last of several values written to one place
+    last[codes] = times
+    for code in np.flatnonzero(counts).tolist():
+        yield topics.dictionary[code].as_py(), Span(int(counts[code]), int(first[code]), int(last[code]))
+
+
+def _total(spans: Iterable[tuple[str, Span]]) -> dict[str, Span]:
+    total: dict[str, Span] = {}
+    for topic, span in spans:
+        total[topic] = total[topic].joined(span) if topic in total else span
+    return total

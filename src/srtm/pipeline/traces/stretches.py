@@ -1,0 +1,141 @@
+"""Stretches: intervals of a trace's time, each of which one task scans; cut from the footers of its files.
+
+In: Parquet files and the column that orders them. Out: row groups in order of time, and stretches that share them out,
+or None if the footers say too little or too much would be read twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srtm.errors import TraceError
+from srtm.workload.trace import RECORDED_SCHEMA, check_schema, files_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+BEGINNING, END = -(2**63), 2**63  # around every time that a file can hold, sensible or not
+_LONGEST = 64_000_000  # messages in a stretch: what a lost executor loses
+_SMALL = 2_000_000  # messages that one task scans before a second one has started
+_HELD = 32_000_000  # messages of overlapping row groups that a task may hold, at 12 to 30 bytes each
+_REREAD = 8  # how often a message may be read on average: still cheaper than a shuffle
+
+
+class Span(NamedTuple):
+    """The number of messages, and their first and last time."""
+
+    messages: int
+    first_ns: int
+    last_ns: int
+
+    def joined(self, other: Span) -> Span:
+        """The span of both together."""
+        return Span(
+            self.messages + other.messages, min(self.first_ns, other.first_ns), max(self.last_ns, other.last_ns)
+        )
+
+
+class RowGroup(NamedTuple):
+    """A row group of a trace file, as the footer describes it; `topic` is None if it has several."""
+
+    path: str
+    number: int
+    topic: str | None
+    span: Span
+
+
+class Stretch(NamedTuple):
+    """begin ≤ key < end, and the row groups with messages in it, in order of their first."""
+
+    begin_ns: int
+    end_ns: int
+    row_groups: tuple[RowGroup, ...]
+
+
+def row_groups_of(path: Path, columns: Sequence[str], key: str) -> list[RowGroup] | None:
+    """The row groups of a trace in order of their first time; None if a footer lacks the statistics."""
+    found = []
+    for file in files_of(path):
+        try:
+            footer = pq.read_metadata(file)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise TraceError(f"{file} is not a readable Parquet file: {error}", path=str(file)) from None
+        check_schema(file, footer.schema.to_arrow_schema(), columns)
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            if not group.num_rows:
+                continue
+            described = _described(str(file), number, group, columns, key)
+            if described is None:
+                return None
+            found.append(described)
+    if not found:
+        raise TraceError(f"{path} holds no messages", path=str(path))
+    return list(in_order(found))
+
+
+def _described(path: str, number: int, group: Any, columns: Sequence[str], key: str) -> RowGroup | None:
+    described = [group.column(column) for column in range(group.num_columns)]
+    statistics = {column.path_in_schema: column.statistics for column in described}
+    times, topics = statistics[key], statistics["topic"]
+    if times is None or not times.has_min_max:
+        return None
+    required = [statistics[name] for name in columns if not RECORDED_SCHEMA.field(name).nullable]
+    if any(known is None or not known.has_null_count or known.null_count for known in required):
+        return None
+    topic = topics.min if topics.has_min_max and topics.min == topics.max else None
+    return RowGroup(path, number, topic, Span(group.num_rows, times.min, times.max))
+
+
+def in_order(row_groups: Iterable[RowGroup]) -> tuple[RowGroup, ...]:
+    """Row groups by time, then by place."""
+    return tuple(
+        sorted(row_groups, key=lambda group: (group.span.first_ns, group.span.last_ns, group.path, group.number))
+    )
+
+
+def cut(row_groups: list[RowGroup], at_once: int, grain_ns: int) -> tuple[Stretch, ...] | None:
+    """Stretches of about equally many messages, cut where row groups begin; None if too much would be read twice."""
+    total = sum(row_group.span.messages for row_group in row_groups)
+    if _overlap(row_groups) > _HELD:
+        return None
+    wanted = at_once * -(-total // (at_once * _LONGEST)) if total > _SMALL else 1
+    before, cuts = 0, [BEGINNING]
+    for row_group in row_groups:
+        at_ns = floor(row_group.span.first_ns, grain_ns)
+        if before * wanted >= len(cuts) * total and at_ns > cuts[-1]:
+            cuts.append(at_ns)
+        before += row_group.span.messages
+    inside: list[list[RowGroup]] = [[] for _ in cuts]
+    for row_group in row_groups:
+        first = bisect_right(cuts, row_group.span.first_ns) - 1
+        for number in range(first, bisect_right(cuts, row_group.span.last_ns)):
+            inside[number].append(row_group)
+    stretches = [
+        Stretch(begin, end, tuple(its_own))
+        for (begin, end), its_own in zip(pairwise([*cuts, END]), inside, strict=True)
+        if its_own
+    ]
+    read = sum(group.span.messages for stretch in stretches for group in stretch.row_groups)
+    return tuple(stretches) if read <= _REREAD * total else None
+
+
+def _overlap(row_groups: list[RowGroup]) -> int:
+    """The largest number of messages in row groups that share an instant."""
+    events = sorted(
+        event
+        for group in row_groups
+        for event in ((group.span.first_ns, 0, group.span.messages), (group.span.last_ns, 1, -group.span.messages))
+    )
+    return max(accumulate(change for _, _, change in events))
+
+
+def floor(time_ns: int, grain_ns: int) -> int:
+    """The beginning of the grain that holds a time."""
+    return time_ns - time_ns % grain_ns
