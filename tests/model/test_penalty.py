@@ -102,7 +102,7 @@ def test_sums_stay_exact_on_times_of_this_century() -> None:
     starts = np.arange(start, start + 10_000)
     delays = np.full(10_000, 10**14)
     assert penalty.accrued(starts, delays, [start + 10**16]).tolist() == [10**18]
-    with pytest.raises(BacklogOverflow, match="shorter stretches"):
+    with pytest.raises(BacklogOverflow, match="shorter windows"):
         penalty.accrued(starts, delays * 10**4, [start])
 
 
