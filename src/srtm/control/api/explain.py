@@ -9,8 +9,7 @@ from srtm.control.placing.fitted import described
 from srtm.errors import SRTMError
 from srtm.model.latency import SLO, Distribution
 from srtm.model.scan import access_delays
-from srtm.sim.simulate import SimulatedBroker, assess
-from srtm.sim.simulate import Topic as SimulatedTopic
+from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:

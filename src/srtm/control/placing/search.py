@@ -16,8 +16,7 @@ from srtm.model.fitting import Fitting, Measure, NoCapacity, Placed
 from srtm.model.latency import SLO
 from srtm.model.placement import Roster, rcap
 from srtm.model.service import Background
-from srtm.sim.simulate import SimulatedBroker, SimulatedCluster
-from srtm.sim.simulate import Topic as SimulatedTopic
+from srtm.sim.simulate import SimulatedBroker, SimulatedCluster, SimulatedTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
