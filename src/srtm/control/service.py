@@ -65,7 +65,7 @@ class Service:
         self._spawn(self.feed.predict())
 
     async def stop(self) -> None:
-        """Stop; brokers go on with what they have."""
+        """Stop; brokers continue with the shares they hold."""
         self.feed.close()
         tasks = list(self._tasks)
         for task in tasks:

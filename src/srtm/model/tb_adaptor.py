@@ -5,7 +5,7 @@ one broker would stay for good, while other brokers have tokens to spare.
 
 In: the whole bucket, the present shares, and a history of each broker. Out: the new shares, which add up to no more
 than the whole. A broker is silent if its history is out of date, or if it has a share and its history is too short. A
-silent broker keeps its share and stops nobody.
+silent broker keeps its share and does not hold up the others.
 
 Hysteresis applies to taking. What no broker holds is given out at once. If b has fewer tokens than there are brokers
 with traffic, the brokers take turns.

@@ -273,7 +273,7 @@ class Transfer:
             books.pop(broker, None)
         self._unheard.discard(broker)
         self.changes += 1
-        self._wanted.pop(broker, None)  # else it would be granted its share again, and nobody would acknowledge that
+        self._wanted.pop(broker, None)  # else it would be granted its share again, and never acknowledge that
         self._firm.discard(broker)
 
     def found(self, broker: str, share: TokenBucket | None, *, safe: bool, answered: int | None = None) -> None:

@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The broker reads again: go on."""
+        """The broker reads again: resume reading its commands."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
 

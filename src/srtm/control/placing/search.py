@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """The search for a place for publishers of one topic."""
+    """The search for places of one topic's publishers."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Search:
             self.problem = str(problem)
 
     def tell(self, latency_ns: Mapping[str, int], seconds: float) -> None:
-        """Go on from the latencies that a round measured, by broker."""
+        """Continue with the latencies that a round measured, by broker."""
         assert self._fitting is not None
         numbers = {number: latency_ns[each.name] for number, each in enumerate(self.brokers) if each.name in latency_ns}
         self._fitting.tell(numbers, seconds)
