@@ -58,9 +58,10 @@ class Membership:
         self._state.due.add(name)
 
     def died(self, name: str, now_ns: int, reason: str) -> bool:
-        """A broker is dead for certain: its shares are free, and its publishers go elsewhere. False if it was dead already.
+        """A broker is dead for certain: its shares are free, and its publishers go elsewhere.
 
         This survives a restart of the controller, and ends with a sign of life: the broker registers or answers.
+        Returns False if the broker was dead already.
         """
         member = self._state.members.get(name)
         if member is None or member.status == "dead":
