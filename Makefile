@@ -6,12 +6,13 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help demo setup check test bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-page bench-demo lab docs clean
+.PHONY: help demo setup check test test-fast bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-page bench-demo lab docs constraints clean
 help:
 	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (about 90 seconds)"
 	@echo "make setup   make .venv with pinned versions (done by the others as needed; tests and docs add theirs)"
 	@echo "make check   ruff and mypy"
 	@echo "make test    check, then all tests (PYTEST='-k bucket' for some)"
+	@echo "make test-fast   the tests without Spark, browser and other programs"
 	@echo "make bench   measure; prints tables"
 	@echo "make bench-pipeline   measure the Spark jobs against polars, duckdb, numpy and numba"
 	@echo "make bench-streaming   measure Spark's source and sink"
@@ -22,6 +23,7 @@ help:
 	@echo "make bench-demo   run the demo ten times (RUNS=5 BUSY=1 for five, beside a program that keeps a core busy)"
 	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
 	@echo "make docs   the documentation as a site, in site/"
+	@echo "make constraints   write constraints.txt from pyproject.toml (UPGRADE=1 takes the newest versions)"
 	@echo "make clean   remove .venv and caches"
 
 setup: $(READY)
@@ -46,8 +48,14 @@ check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# A worker for each core, up to four: each may start a Spark. Files stay together, the longest come first.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+
 test: check
-	$(BIN)/pytest $(PYTEST)
+	$(BIN)/pytest $(PARALLEL) $(PYTEST)
+
+test-fast: $(DEV_READY)
+	$(BIN)/pytest $(PARALLEL) -m 'not spark and not browser and not processes' $(PYTEST)
 
 bench: $(DEV_READY)
 	$(BIN)/python -m bench
@@ -84,6 +92,10 @@ docs: $(DEV_READY)
 	$(BIN)/python -m tools.penalty_figure
 	$(BIN)/zensical build --strict --clean
 	@echo "read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000, then http://127.0.0.1:8000"
+
+constraints:
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m tools.constraints $(if $(UPGRADE),--upgrade)
 
 clean:
 	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .parts

@@ -17,7 +17,7 @@ PAPER_ROUNDS = {5: "1", 10: "2 1", 15: "5 3 1", 20: "5 4 2 1", 25: "3 4 4 2 1", 
 
 def table_1(seed: int) -> None:
     """1,000 Poisson publishers in batches of 10; the model predicts from traffic of another seed."""
-    six = [SimulatedBroker(f"b{i}") for i in range(6)]
+    six = [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(6)]
     for quantile in ("0.99", "0.995", "0.999"):
         rows = []
         for group_size, paper in PAPER_ROUNDS.items():
@@ -42,9 +42,12 @@ def whole_tokens(seed: int) -> None:
     """1,000 Poisson publishers spread over k brokers, b split into fractions of tokens and into whole ones."""
     rows = []
     for number in range(seed, seed + 3):
-        topic = Topic.of(Workload((Population(1_000),), 60 * NS_PER_S, number))
+        workload = Workload((Population(1_000),), 60 * NS_PER_S, number)
+        topic = Topic.of(workload, profile(workload.arrivals().times_ns, quantile="0.99").bucket)
         for k in (3, 4, 6):
-            run = simulate(topic, [SimulatedBroker(f"b{i}") for i in range(k)], "lb", SLO(NS_PER_S))
+            run = simulate(
+                topic, [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(k)], "lb", SLO(NS_PER_S)
+            )
             lane_of = run.broker_of[topic.arrivals.publisher_of]
             whole = apportion(topic.bucket.b_ntok // NANO_PER_TOKEN, [1] * k)
             buckets = [

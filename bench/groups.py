@@ -23,6 +23,7 @@ import numpy as np
 from bench import host
 from bench.measure import show
 from srtm.model import correlation
+from srtm.model.broker_models import broker_model
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
 from srtm.sim import SimulatedBroker, Topic, simulate
@@ -140,7 +141,10 @@ def placement(seed: int) -> None:
                 topic = Topic.of(workload)
                 groups, _ = found_in(workload)
                 group_of = {name: group.name for group in groups for name in group.publishers}
-                brokers = [SimulatedBroker(f"b{n}", workload.total_mps / k * 1.02) for n in range(k)]
+                brokers = [
+                    SimulatedBroker(f"b{n}", workload.total_mps / k * 1.02, broker_model("paper-testbed").service)
+                    for n in range(k)
+                ]
                 for name, publishers in (
                     ("declared", list(topic.publishers)),
                     ("found", with_groups(topic.publishers, group_of)),

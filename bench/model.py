@@ -114,7 +114,7 @@ def placement(seed: int) -> None:
 
 def simulator(seed: int) -> None:
     """1,000 publishers of 10 msg/s for 60 s on 6 brokers of the paper."""
-    six = [SimulatedBroker(f"b{i}") for i in range(6)]
+    six = [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(6)]
     cases = {
         "single messages": Topic.of(Workload((Population(1_000),), 60 * NS_PER_S, seed)),
         "batches of 10, groups of 15": Topic.of(

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 from playwright.async_api import async_playwright
 
-from srtm import program
 from srtm.control.api.feed import Feed
 from srtm.control.api.schema import members_out, topic_out
 from srtm.control.clock import now_ns
 from srtm.control.controller import Controller
 from srtm.control.discovery.registry import Registry
-from srtm.control.members import Declared
+from srtm.control.members import Condition, DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.run import app
 from srtm.control.service import Service
@@ -32,6 +31,7 @@ from srtm.control.store import Store
 from srtm.model.latency import Sketch
 from srtm.model.split import split
 from srtm.model.transfer import Transfer
+from srtm.net.site import Site
 from srtm.protocol.exchange import Contract, Second
 from srtm.units import NS_PER_MS
 from srtm.web import page
@@ -54,8 +54,9 @@ def crowded(topics: int, brokers: int) -> Controller:
         shares = dict(zip(names, split(topic.contract.bucket, [str(1 + rng.random()) for _ in names]), strict=True))
         topic.transfer = Transfer(topic.contract.bucket, shares, shares)
         for publisher in range(_PUBLISHERS):
-            topic.publishers[f"p{publisher}"] = Declared(f"p{publisher}", 10.0)
-            topic.place[f"p{publisher}"] = names[publisher % brokers]
+            topic.layout.publishers[f"p{publisher}"] = DeclaredPublisher(f"p{publisher}", 10.0)
+        places = {f"p{publisher}": names[publisher % brokers] for publisher in range(_PUBLISHERS)}
+        topic.layout.place.assign(places, "registered")
     return controller
 
 
@@ -63,14 +64,14 @@ def report(controller: Controller, number: int, seed: int = 1) -> None:
     """A second of every topic at every broker, as their answers would bring it."""
     rng = np.random.default_rng((seed, number))
     for member in controller.members.values():
-        member.rate_mps, member.lag_ns = int(rng.integers(4_000, 6_000)), int(rng.integers(10**5, 10**6))
-        member.status, member.stamp_heard_ns = "alive", now_ns()
+        member.condition = Condition(int(rng.integers(4_000, 6_000)), lag_ns=int(rng.integers(10**5, 10**6)))
+        member.status, member.link.stamp_heard_ns = "alive", now_ns()
     for topic in controller.topics.values():
         for name in controller.members:
             access = (rng.exponential(0.05, 60) * (rng.random(60) < 0.1) * NS_PER_MS).astype(np.int64)
             processing = (rng.gamma(4, 0.08, 60) * NS_PER_MS).astype(np.int64)
             parts = [Sketch.of(values).flat for values in (access, access + processing, processing)]
-            seen = topic.seen[name]
+            seen = topic.layout.seen[name]
             seen.waiting, seen.publishers = int(rng.integers(0, 3)), _PUBLISHERS // len(controller.members)
             seen.hear(Second(number, int(rng.integers(40, 60)), _TOKEN, 1, 60, 0, *parts), now_ns())
 
@@ -79,7 +80,7 @@ def report(controller: Controller, number: int, seed: int = 1) -> None:
 async def served(controller: Controller, sizes: list[int]) -> AsyncIterator[str]:
     """The page of a controller that hears of a new second every second; notes how large the events of its feed are."""
     service = Service(controller, Registry(300, 45))
-    site = program.Site(page(app(service)), "127.0.0.1", 0)
+    site = Site(page(app(service)), "127.0.0.1", 0)
     site.start()
     tasks = [
         asyncio.create_task(work) for work in (service.feed.run(), _report(controller), _count(service.feed, sizes))

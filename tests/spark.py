@@ -1,7 +1,7 @@
 """One Spark session, one Connect server and one standalone cluster for all tests; each starts when first needed.
 
-A plugin of tests/conftest.py. Under pytest-xdist, tests that use one of them run in one worker, so that each of them
-starts once. Tests that start a Spark of their own run anywhere.
+A plugin of tests/conftest.py, which keeps the tests that use them in one worker, so that each of them starts once.
+Tests that start a Spark of their own run anywhere.
 """
 
 from __future__ import annotations
@@ -17,15 +17,6 @@ if TYPE_CHECKING:
 
     from srtm.pipeline.runtime.server import Server
     from tests.pipeline.runtime.standalone import Cluster
-
-SHARED = {"spark", "connect_server", "spark_cluster"}
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if SHARED & set(getattr(item, "fixturenames", ())):
-                item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
-"""Every shell command of the documentation is run here, or says directly before its block why it is not.
+"""Run every shell command of the documentation, unless a mark directly before its block says why not.
 
-A block of `sh` or `console` is run in the order of its page, in an empty folder, by a shell that finds `srtm` and
-`.venv/bin/srtm`. Servers are started on free ports, and the well-known ones in what follows replaced by them. Commands
-of README.md and docs/pipeline.md are run by tests/test_readme.py.
+A shell that finds `srtm`, `.venv/bin/srtm` and `python` runs the `sh` and `console` blocks of a page in order, in a
+folder that holds nothing but `examples`. Servers get free ports, which replace the well-known ones in the commands that
+follow. tests/test_readme.py runs the commands of README.md and docs/pipeline.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from srtm.pipeline.runtime.server import Server
-from tests.conftest import ROOT
+from tests.conftest import ROOT, require
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
@@ -33,7 +33,16 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 ELSEWHERE = {"README.md", "pipeline.md"}  # tests/test_readme.py
-HERE = {"control.md", "deployment.md", "discovery.md", "engines.md", "import.md", "operations.md", "quickstart.md"}
+HERE = {
+    "concepts.md",
+    "control.md",
+    "discovery.md",
+    "engines.md",
+    "import.md",
+    "operations.md",
+    "quickstart.md",
+}
+NEED_CURL = {"control.md"}  # it shows the API
 SETUP = "make setup"  # it has run, or this test would not
 FREE = {
     "up": "--free-ports",
@@ -44,7 +53,7 @@ PATIENCE_S = 120
 
 
 class Block(NamedTuple):
-    """Commands that stand together, each with what the page says that it prints; and why they are not run, if so."""
+    """Commands of one block, each with the output that the page shows, and why the test does not run them, if so."""
 
     page: str
     commands: list[tuple[str, list[str]]]
@@ -67,32 +76,34 @@ def blocks() -> list[Block]:
 
 
 def commands(page: str) -> list[tuple[str, list[str]]]:
-    """What is to be run of a page."""
+    """The commands of a page that the test runs."""
     found = [command for block in blocks() if block.page == page and not block.reason for command in block.commands]
     return [(command, output) for command, output in found if command != SETUP]
 
 
 class Shell:
-    """A reader at a terminal, who opens another one for each server."""
+    """A reader at a terminal, who opens another terminal for each server."""
 
     def __init__(self, folder: Path, ends: ExitStack) -> None:
         self.folder = folder
         self._ends = ends
         self._addresses: dict[str, str] = {}  # as they are written: as they are
         self._before = ["shopt -s expand_aliases"]  # what later commands build on
+        (folder / "examples").symlink_to(ROOT / "examples")
         programs = folder / ".venv" / "bin"
         programs.mkdir(parents=True)
-        (programs / "srtm").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m srtm "$@"\n')
-        (programs / "srtm").chmod(0o755)
+        for name, arguments in (("srtm", "-m srtm "), ("python", "")):
+            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+            (programs / name).chmod(0o755)
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         self._environment = {**os.environ, "NO_PROXY": "*", "COLUMNS": "200", "PATH": path}
 
     def real(self, text: str) -> str:
-        """A text with the ports that servers really have."""
+        """A text with the servers' real ports."""
         return re.sub(r"(?:localhost|127\.0\.0\.1):4\d\d\d\b", lambda found: self._addresses[_plain(found[0])], text)
 
     def run(self, command: str) -> str:
-        """Run a command, and return what it printed; a server goes on until the end."""
+        """Run a command and return what it printed; a server runs until the end of the test."""
         if re.match(r"(alias|export) ", command):
             self._before.append(command)
             return ""
@@ -117,7 +128,9 @@ class Shell:
         return done.stdout
 
     def follow(self, page: str) -> None:
-        """Do what a page says; each command prints the first line that the page shows of it."""
+        """Run a page's commands; each prints the first line of output that the page shows."""
+        if any("curl" in command for command, _ in commands(page)):
+            require("curl")
         for command, output in commands(page):
             shown = self.run(command)
             if output and "explain" not in command:  # where a topic is best depends on how busy this host is
@@ -142,6 +155,8 @@ class Shell:
         found = dict(re.findall(r"(TCP|HTTP|controller:|page:) (?: *http://)?([\d.]+:\d+)", shown))
         if kind == "controller":
             self._addresses |= {"127.0.0.1:4160": found["TCP"], "127.0.0.1:4161": found["HTTP"]}
+        elif kind == "broker":
+            self._addresses |= {"127.0.0.1:4150": found["TCP"], "127.0.0.1:4151": found["HTTP"]}
         elif kind == "up":
             self._addresses |= {"127.0.0.1:4161": found["controller:"], "127.0.0.1:4171": found["page:"]}
             self._environment["SRTM_CONTROLLER"] = f"http://{found['controller:']}"
@@ -168,6 +183,11 @@ def shell(folder: Path) -> Iterator[Shell]:
         yield Shell(folder, ends)
 
 
+def test_only_the_page_on_the_api_needs_curl() -> None:
+    """A fresh machine has no curl."""
+    assert {page for page in HERE if any("curl" in command for command, _ in commands(page))} <= NEED_CURL
+
+
 def test_every_block_is_run_or_says_why_not() -> None:
     assert {block.page for block in blocks() if not block.reason} == ELSEWHERE | HERE
     marks = sum(page.read_text().count("\n<!-- not run: ") for page in PAGES)
@@ -176,7 +196,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A reader who has followed the quickstart; the pages on operations and upgrades go on from there."""
+    """A reader who has followed the quickstart; the page on operations continues from there."""
     with shell(tmp_path_factory.mktemp("cluster")) as here:
         here.follow("quickstart.md")
         yield here
@@ -192,17 +212,19 @@ def test_the_page_on_operations_works(cluster: Shell) -> None:
         assert (cluster.folder / name).exists()
 
 
-def test_the_page_on_deployment_works(cluster: Shell) -> None:
-    cluster.follow("deployment.md")
-
-
 @pytest.mark.needs("nats-server")
 def test_the_page_on_engines_works(tmp_path: Path) -> None:
     with shell(tmp_path) as here:
         here.follow("engines.md")
-        (found,) = json.loads(here.run("curl -s 'localhost:4151/stats?format=json&topic=orders.new'"))["topics"]
+        url = here.real("http://localhost:4151/stats?format=json&topic=orders.new")
+        (found,) = httpx.get(url, trust_env=False).json()["topics"]
     assert (found["srtm"]["engine"]["kind"], found["srtm"]["engine"]["state"]) == ("nats", "open")
     assert found["srtm"]["engine"]["probe"]["messages"] > 0
+
+
+def test_the_page_on_concepts_works(tmp_path: Path) -> None:
+    with shell(tmp_path) as here:
+        here.follow("concepts.md")
 
 
 @pytest.mark.parametrize("page", ["control.md", "discovery.md"])

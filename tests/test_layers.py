@@ -18,6 +18,7 @@ LIBRARY = [
     "units",
     "locks",
     "files",
+    "options",
     "model",
     "protocol",
     "net",

@@ -1,4 +1,4 @@
-"""The commands and the code of the README and of the docs work, in the order in which they stand there."""
+"""The commands and the code of README.md and of docs/pipeline.md work, in the order of the page."""
 
 from __future__ import annotations
 
@@ -8,82 +8,80 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from srtm.pipeline.runtime.server import Server
 from tests.conftest import ROOT
 
-NOT_RUN = {"make setup"}  # it has run, or this test would not
+README = (ROOT / "README.md").read_text()
+CONTROLLER = "http://127.0.0.1:4161"
 
 
-def run(language: str, code: str, folder: Path) -> str:
-    """Run a block and return what its last command printed."""
-    commands = [[sys.executable, "-c", code]] if language == "python" else []
-    if language == "sh":
-        for line in code.strip().splitlines():
-            if line not in NOT_RUN:
-                program, *arguments = shlex.split(line)
-                tool = Path(program).name
-                commands.append([sys.executable, *(["-m", "srtm"] if tool == "srtm" else []), *arguments])
-    shown = ""
-    for command in commands:
-        *command, target = command if command[-2:-1] == [">"] else [*command, ""]
-        command = [word for word in command if word != ">"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr}"
-        shown = done.stdout
-        if target:
-            (folder / target).write_text(shown)
-    return shown
+def srtm(words: list[str], folder: Path, **environment: str) -> str:
+    """Run a command to its end and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "srtm", *words],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"srtm {shlex.join(words)}: {done.stderr}"
+    return done.stdout
 
 
-def test_the_readme_works(tmp_path: Path, connect_server: Server) -> None:
-    assert connect_server.url
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert [language for language, _ in blocks] == ["sh", "sh", "sh", "python"]
-    *_, shown = [run(language, code, tmp_path) for language, code in blocks]
-    plans = [line.split() for line in shown.splitlines()]
-    assert [plan[0] for plan in plans] == ["lb", "conc", "max_min", "srtm"]
-    assert plans[-1][2] == "True"
-    assert (tmp_path / "report.html").exists()
-
-
-def test_the_readmes_cluster_works(tmp_path: Path) -> None:
-    """Its commands one after the other, on free ports; what is published is there when it is read."""
-    commands = re.findall(r"^\$ \.venv/bin/(srtm .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    up, *others = [shlex.split(command)[1:] for command in commands]
-    with subprocess.Popen(
-        [sys.executable, "-m", "srtm", *up, "--free-ports"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as process:
+@contextmanager
+def cluster(up: list[str], folder: Path) -> Iterator[str]:
+    """The cluster that `srtm up` starts, on free ports; gives its controller's URL."""
+    command = [sys.executable, "-m", "srtm", *up, "--free-ports"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         try:
             assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
             url = re.search(r"http://\S+", next(lines))
             assert url
             assert any(line.startswith("ready") for line in lines)
-            shown = {
-                words[0] + words[1] * (words[0] == "topic"): subprocess.run(
-                    [sys.executable, "-m", "srtm", *words],
-                    env={**os.environ, "SRTM_CONTROLLER": url[0]},
-                    cwd=tmp_path,
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                ).stdout
-                for words in others
-            }
+            yield url[0]
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
-    assert "traffic: k = 1 by srtm" in shown["topicexplain"]
-    assert ", 0 lost, 0 doubled" in shown["load"]
-    assert shown["sub"].strip() == "hello"
-    assert "broker-3" in shown["top"]
+
+
+def test_the_readme_works(tmp_path: Path) -> None:
+    up, *others = [shlex.split(command) for command in re.findall(r"^\$ srtm (.*)$", README, re.MULTILINE)]
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert CONTROLLER in code
+    with cluster(up, tmp_path) as url:
+        shown = [srtm(words, tmp_path, SRTM_CONTROLLER=url) for words in others]
+        command = [sys.executable, "-c", code.replace(CONTROLLER, url)]
+        program = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    of = {" ".join(words[: 1 + (words[0] == "topic")]): text for words, text in zip(others, shown, strict=True)}
+    assert of["sub"].strip() == "hello"
+    assert ", 0 lost, 0 doubled" in of["load"]
+    assert "traffic: k = 1 by srtm" in of["topic explain"]
+    assert program.stdout.strip() == "b'hello'"
+
+
+def test_every_number_of_the_readmes_table_was_measured() -> None:
+    """The cells that say what we measured stand in the pages that say how."""
+    documented = "".join((ROOT / "docs" / page).read_text() for page in ("evaluation.md", "measurements.md"))
+    table = README.partition("## The paper says, we measured")[2].partition("##")[0]
+    cells = [row.split("|")[3] for row in table.splitlines() if row.startswith("| ") and "the paper" not in row]
+    numbers = {number for cell in cells for number in re.findall(r"\d+\.\d+", cell)}
+    assert len(numbers) > 10
+    assert {number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", documented)} == set()
 
 
 def test_the_pipeline_page_works(tmp_path: Path, connect_server: Server) -> None:
     assert connect_server.url
     (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "pipeline.md").read_text(), re.DOTALL)
     assert block.count("\n") == 8
-    assert "report.html: 1 topics" in run("sh", block, tmp_path)
+    for line in block.splitlines():
+        command, _, target = line.partition(" > ")
+        shown = srtm(shlex.split(command.removeprefix("srtm ")), tmp_path)
+        if target:
+            (tmp_path / target).write_text(shown)
+    assert "report.html: 1 topics" in shown

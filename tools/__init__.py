@@ -1,1 +1,1 @@
-"""What writes parts of the documentation from the code."""
+"""Programs that write files of this repository: parts of the documentation, and constraints.txt."""

@@ -1,4 +1,4 @@
-"""The controller's OpenAPI document → docs/http-api.md. `make docs` writes it; a test holds it against the code."""
+"""The controller's OpenAPI document → docs/http-api.md. `make docs` writes it; a test compares it with the code."""
 
 from __future__ import annotations
 

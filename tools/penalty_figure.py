@@ -1,6 +1,6 @@
 """The DRL penalty in one picture → docs/figures/penalty.svg: drawn from the simulation of examples/drl_penalty.py.
 
-Left, an instant of it: what one bucket holds, and what six hold. Right, what that makes of the tail.
+Left: what one bucket and what six buckets hold at one instant. Right: the tail latency that follows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from srtm.workload.publishers import Population, Workload
 
 FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "penalty.svg"
 BROKERS = 6
-# One file for light pages and for dark ones: a picture asks the reader's system.
+# One file serves light and dark pages: the picture follows the reader's system.
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #222 }
   .small { font-size: 12px; fill: #555 }
@@ -34,7 +34,7 @@ TOKEN = 9.0  # width of a token
 
 @dataclass(frozen=True)
 class Instant:
-    """Tokens in one bucket, and in each of several, when a message came that had to wait as long as the p99."""
+    """Tokens in one bucket and in each of several, when a message arrives whose access delay is the p99."""
 
     time_s: float
     bucket: float
@@ -65,7 +65,7 @@ def measured() -> tuple[Instant, list[float]]:
 def drawn(instant: Instant, p99_ms: list[float]) -> str:
     """The picture as SVG."""
     parts = [*_instant(instant), *_tails(p99_ms)]
-    label = f"Of {BROKERS} small buckets one is empty while others are full; p99 access delay grows with their number"
+    label = f"One of {BROKERS} small buckets is empty while others are full; p99 access delay grows with their number"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 300" width="780" height="300" role="img"'
         f' aria-label="{label}">\n<style>{STYLE}</style>\n' + "\n".join(parts) + "\n</svg>\n"
@@ -77,7 +77,7 @@ def _instant(instant: Instant) -> list[str]:
         _text(10, 22, f"{instant.time_s:.2f} s after the start, 1,000 publishers"),
         _text(10, 52, "one bucket", "small"),
         *_gauge(90, 40, instant.bucket, instant.tokens),
-        _text(90, 76, f"{instant.tokens:.0f} of {instant.bucket:.0f} tokens are there: nobody waits", "small"),
+        _text(90, 76, f"{instant.tokens:.0f} of {instant.bucket:.0f} tokens available: no message waits", "small"),
     ]
     for number, tokens in enumerate(instant.tokens_of):
         y = 96 + 27 * number
@@ -86,7 +86,7 @@ def _instant(instant: Instant) -> list[str]:
         parts += [_rect("waits", 98 + (instant.share + each) * TOKEN, y + 4, TOKEN - 2, 8) for each in range(waiting)]
     idle = sum(max(0.0, tokens) for tokens in instant.tokens_of)
     waiting = sum(round(max(0.0, -tokens)) for tokens in instant.tokens_of)
-    return [*parts, _text(90, 276, f"{waiting} messages wait, {idle:.0f} tokens lie idle elsewhere", "small")]
+    return [*parts, _text(90, 276, f"{waiting} messages wait while {idle:.0f} tokens lie idle elsewhere", "small")]
 
 
 def _tails(p99_ms: list[float]) -> list[str]:

@@ -15,7 +15,8 @@ SRTMError
 │   └── LogReplaced       the topic has another log than the one that an offset was of
 ├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
 ├── BrokerError           a broker cannot start or go on
-│   └── OldEpoch          a controller that another one has replaced gives orders
+│   ├── PublishRefused    a broker does not take messages: its topic is full, or their engine never takes such
+│   └── ExchangeRefused   a broker refuses an exchange with a controller; carries a code
 ├── ControlError          a controller cannot start or go on
 │   └── RegistryFull      no room for more names and registrations
 ├── ClientError           a publisher or subscriber cannot reach its broker or controller, or may not
@@ -96,8 +97,16 @@ class BrokerError(SRTMError):
     """A broker cannot start or go on."""
 
 
-class OldEpoch(BrokerError):
-    """A controller that another one has replaced gives orders."""
+class PublishRefused(BrokerError):
+    """A broker does not take messages; `facts["reason"]` is full, defer or size."""
+
+
+class ExchangeRefused(BrokerError):
+    """A broker refuses an exchange with a controller; `code` (`protocol.exchange.RefusalCode`) says why."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message, code=code)
+        self.code = code
 
 
 class ControlError(SRTMError):

@@ -1,4 +1,4 @@
-"""What a program asks of files and folders before it begins."""
+"""Checks of files and folders that a program makes before it starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def not_readable(path: str) -> str | None:
-    """Why a file cannot be read; None if it can."""
+    """Say why a file cannot be read; None if it can."""
     try:
         with Path(path).open("rb"):
             return None
@@ -16,7 +16,7 @@ def not_readable(path: str) -> str | None:
 
 
 def not_writable(folder: str) -> str | None:
-    """Why no file can be made in a folder; None if one can."""
+    """Say why no file can be created in a folder; None if one can."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return None

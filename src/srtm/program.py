@@ -1,34 +1,27 @@
-"""What programs that serve have in common: a loop, a listening socket, HTTP, an orderly stop."""
+"""What programs have in common: an event loop, logs on stderr, a stop signal."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
 import signal
-import socket
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import uvicorn
-
 from srtm.errors import InputError
+from srtm.options import LOG_FORMATS, LOG_LEVELS
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Coroutine
 
 T = TypeVar("T")
-LOG_FORMATS = ("text", "json")
-LOG_LEVELS = ("debug", "info", "warning", "error")
 _NOUN = re.compile(r"([A-Z]+)(?:\((.*?)\))?: ", re.DOTALL)
-_LAST_WORDS_S = 1  # for answers that are being sent when it is told to stop; streams never end by themselves
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a program's main coroutine: on uvloop, or slower where it is not installed."""
+    """Run a coroutine on uvloop, or on asyncio's slower loop if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -37,7 +30,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class _Json(logging.Formatter):
-    """A line of JSON for each record; the noun that a message begins with, as in `BROKER(one): …`, stands by itself."""
+    """One line of JSON per record; the noun that starts a message, as in `BROKER(one): …`, becomes a field."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
@@ -53,7 +46,7 @@ class _Json(logging.Formatter):
 
 
 class _Text(logging.Formatter):
-    """A line for people; what a peer named itself cannot begin another one."""
+    """One line of text per record; control characters are escaped, so a peer's name cannot start a new line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         record.message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in record.message)
@@ -61,78 +54,20 @@ class _Text(logging.Formatter):
 
 
 def log_to_stderr(form: str, level: str) -> None:
-    """Write what the program has to say to stderr, as text or as JSON, from this level on."""
-    if form not in LOG_FORMATS or level not in LOG_LEVELS:
-        raise InputError(
-            f"logs are {' or '.join(LOG_FORMATS)}, not {form!r}, and begin at {' or '.join(LOG_LEVELS)}, not {level!r}"
-        )
+    """Log to stderr as text or JSON, from this level upwards."""
+    if form not in LOG_FORMATS:
+        raise InputError(f"unknown log format {form!r}; use {' or '.join(LOG_FORMATS)}")
+    if level not in LOG_LEVELS:
+        raise InputError(f"unknown log level {level!r}; use {', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}")
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # which would write a line for every exchange
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every exchange
 
 
 def stop_signal() -> asyncio.Event:
-    """An event that Ctrl-C and SIGTERM set from now on."""
+    """Return an event that Ctrl-C and SIGTERM set."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     return stopped
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, reuse_port=False)
-
-
-class Site:
-    """HTTP of an ASGI application on one port, with TLS or without."""
-
-    def __init__(self, app: Callable[..., Any], host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._listener = bound(host, port)
-        self.port = int(self._listener.getsockname()[1])
-        config = uvicorn.Config(
-            app,
-            log_config=None,  # its words go where ours go
-            log_level="warning",
-            lifespan="off",
-            access_log=False,
-            timeout_graceful_shutdown=_LAST_WORDS_S,
-        )
-        config.load()
-        config.ssl = tls
-        self._server = _Server(config)
-
-    def start(self) -> None:
-        """Serve; there must be a loop."""
-        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._listener]))
-
-    async def stop(self) -> None:
-        """Answer what was asked, and serve no more."""
-        self._server.should_exit = True
-        with _quiet(logging.getLogger("uvicorn.error")):  # that streams are cut off is no error
-            await self._task
-        self.close()
-
-    def close(self) -> None:
-        """Give up the port."""
-        self._listener.close()
-
-
-@contextlib.contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without hands on the signals, which are the program's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from srtm.broker.ioloop import Broker
+from srtm.broker.broker import Broker
 from srtm.broker.options import BrokerOptions
 from srtm.broker.run import serving
+from srtm.broker.turn import Clock
 from srtm.net.compression import Snappy
 from srtm.protocol import client as say
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
@@ -65,11 +66,11 @@ class Running:
         """Until the kernel stamps: it begins a moment after the first socket of the host has asked for it."""
         with Client(self.address) as client:
             before = -1
-            while before != (now := self.do(lambda: self.broker.unstamped)):
+            while before != (now := self.do(lambda: self.broker.clients.buffers.unstamped)):
                 before = now
                 client.send(say.identify({}))
                 assert client.response() == b"OK"
-        self.broker.unstamped = 0
+        self.broker.clients.buffers.unstamped = 0
 
     def post(self, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """The answer to a POST."""
@@ -142,10 +143,10 @@ def in_thread(serving: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator
 
 
 @contextmanager
-def running(**options: Any) -> Iterator[Running]:
+def running(clock: Clock = time, **options: Any) -> Iterator[Running]:
     """A broker with these options, on ports of its own choice."""
     chosen = BrokerOptions(**{"tcp_port": 0, "http_port": 0, "name": "broker", **options})
-    with in_thread(lambda: serving(chosen)) as (broker, loop):
+    with in_thread(lambda: serving(chosen, clock)) as (broker, loop):
         yield Running(broker, loop)
 
 

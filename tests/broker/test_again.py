@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from srtm.broker.disk.log import Log
-from srtm.broker.engines.lane import Receipt, Tracked
-from srtm.broker.http.api import _Answer
+from srtm.broker.http.api import HttpSender
 from srtm.broker.topic import Topic
 from srtm.protocol import client as say
 from srtm.protocol.orders import Migrate, Throttle
@@ -203,7 +202,7 @@ def test_a_message_on_its_way_to_the_log_goes_with_its_topic(broker: Running, *,
     with Client(broker.address) as publisher, Client(broker.address) as consumer:
         with busy_disk(broker):
             publisher.send(say.pub("t", b"old"))
-            broker.wait_until(lambda b: any(each.holds for each in b.connections.values()))
+            broker.wait_until(lambda b: any(each.holds for each in b.clients.connections))
             deleting = threading.Thread(target=broker.post, args=("/topic/delete?topic=t",))
             deleting.start()
             broker.wait_until(lambda b: "t" not in b.topics)
@@ -320,18 +319,18 @@ def test_a_topic_that_is_created_again_has_nothing_of_the_old_one(broker: Runnin
 
 def test_nobody_reads_on_for_a_topic_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its channel has more to read from the log than it may hold; deleted, it is not waited for, for ever."""
-    monkeypatch.setattr("srtm.broker.disk.durable._BATCH", 20)
+    monkeypatch.setattr("srtm.broker.disk.readers._BATCH", 20)
     with running(data_path=str(tmp_path), max_held_messages=100) as broker:
         disk_topic(broker)
         publish(broker, *(b"%d" % number for number in range(300)))
         durable = broker.broker.durable
         assert durable is not None
-        before = broker.do(lambda: len(durable._tasks))
+        before = broker.do(lambda: len(durable._readers._tasks))
         broker.post("/channel/create?topic=t&channel=c")
         broker.wait_until(lambda b: b.topics["t"].channels["c"].held >= 50)
-        assert broker.do(lambda: len(durable._tasks)) == before + 1
+        assert broker.do(lambda: len(durable._readers._tasks)) == before + 1
         again(broker)
-        broker.wait_until(lambda _: len(durable._tasks) == before)
+        broker.wait_until(lambda _: len(durable._readers._tasks) == before)
 
 
 def test_whoever_waits_for_an_engine_is_answered_when_the_topic_is_deleted() -> None:
@@ -344,10 +343,10 @@ def test_whoever_waits_for_an_engine_is_answered_when_the_topic_is_deleted() -> 
 
         def both() -> asyncio.Future[str | None]:
             topic: Topic = broker.broker.topics["t"]
-            answer = _Answer(broker.loop.create_future())
-            topic.arrived.append(Tracked(broker.broker.next_id(), time.time_ns(), b"y", "p", 0, Receipt(answer, 1)))
-            broker.broker.delete_topic(topic)
-            return answer.future
+            sender = HttpSender("p", broker.loop.create_future())
+            assert broker.broker.intake.publish(sender, "t", [b"y"], time.time_ns()) is not None
+            broker.broker.topics.delete(topic)
+            return sender.answer
 
         assert broker.do(both).done()
         waiting.join(10)
@@ -372,7 +371,7 @@ def leaving(broker: Running, *bodies: bytes) -> Client:
     client = Client(broker.address, srtm={"publisher": "p", "group": None, "topic": "t"})
     client.publish("t", *bodies)
     client.sock.shutdown(socket.SHUT_WR)
-    broker.wait_until(lambda b: len(b.topics["t"].farewells) == 1)
+    broker.wait_until(lambda b: len(b.turn.farewells.waiting[b.topics["t"]]) == 1)
     return client
 
 
@@ -387,7 +386,7 @@ def test_who_leaves_does_not_wait_for_messages_that_are_gone(broker: Running, pa
 
 def test_who_leaves_a_topic_without_a_share_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody may be there any more who could give it one."""
-    monkeypatch.setattr("srtm.broker.ioloop.PARTING_S", 0.5)
+    monkeypatch.setattr("srtm.broker.backpressure.PARTING_S", 0.5)
     with running(controller="127.0.0.1:1") as broker, leaving(broker, b"1") as client:
         assert broker.do(lambda: broker.broker.topics["t"].closed)
         assert client.silent(0.2)

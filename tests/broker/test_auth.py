@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from srtm.broker import auth
+from srtm.broker.clients import auth
 from srtm.protocol import client as say
 from tests.broker.authority import ALL, Authority, answer
 from tests.broker.conftest import Start
@@ -96,7 +96,7 @@ def test_a_client_that_leaves_before_the_answer_is_forgotten(start: Start, autho
     with Client(broker.address) as other:
         other.send(say.auth(b"y"))
         other.response()
-    broker.wait_until(lambda b: not b.connections)
+    broker.wait_until(lambda b: not b.clients.connections)
 
 
 @pytest.mark.parametrize(("authorization", "command", "error"), PERMISSIONS)

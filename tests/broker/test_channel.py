@@ -237,7 +237,7 @@ def test_ephemeral_things_go_with_their_last_consumer(broker: Running) -> None:
         two.subscribe("short#ephemeral", "c")
         two.publish("short#ephemeral", b"x")
         assert broker.do(lambda: set(broker.broker.topics)) == {"lasting", "short#ephemeral"}
-    broker.wait_until(lambda b: not b.connections)
+    broker.wait_until(lambda b: not b.clients.connections)
     assert broker.do(lambda: {name: set(topic.channels) for name, topic in broker.broker.topics.items()}) == {
         "lasting": set(),
         "short#ephemeral": {"c"},  # a channel that lasts keeps its topic, as in nsqd

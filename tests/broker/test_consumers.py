@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from srtm.broker.ioloop import Broker
+from srtm.broker.broker import Broker
 from srtm.broker.options import BrokerOptions
 from srtm.broker.run import serving
 from srtm.protocol.frames import MAX_ATTEMPTS

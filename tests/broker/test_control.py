@@ -13,7 +13,20 @@ from msgspec import structs
 
 from srtm.protocol import client as say
 from srtm.protocol.client import Response
-from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, Move, Second, Share, read, write
+from srtm.protocol.exchange import (
+    Answer,
+    Contract,
+    Exchange,
+    Grant,
+    Listed,
+    Move,
+    RefusalCode,
+    Second,
+    Share,
+    read,
+    refusal_code,
+    write,
+)
 from srtm.protocol.orders import Migrate, Throttle
 from tests.broker.running import Client, Running, running
 from tests.programs import wait_for
@@ -161,13 +174,15 @@ def test_a_grant_for_the_broker_that_was_here_before_is_void() -> None:
 
 def test_who_may_speak() -> None:
     with running() as free:
-        assert free.post("/srtm/exchange", write(said()))[0] == 409
+        status, body = free.post("/srtm/exchange", write(said()))
+        assert (status, refusal_code(body)) == (409, RefusalCode.NOT_MANAGED)
     with running(controller=NOBODY, control_token="secret") as guarded:
-        assert guarded.post("/srtm/exchange", write(said()))[0] == 401
+        status, body = guarded.post("/srtm/exchange", write(said()))
+        assert (status, refusal_code(body)) == (401, RefusalCode.UNAUTHORIZED)
     with running(controller=NOBODY) as broker:
         exchange(broker, said(epoch=2))
         status, body = broker.post("/srtm/exchange", write(said(epoch=1)))
-        assert (status, b"epoch 2 has taken over" in body) == (409, True)
+        assert (status, refusal_code(body)) == (409, RefusalCode.OLD_EPOCH)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +240,7 @@ def test_a_publisher_that_leaves_is_let_go_when_its_last_message_has_its_token()
 @pytest.mark.parametrize("durability", ["disk", "memory"])
 def test_what_waited_for_tokens_when_a_broker_ended_waits_for_new_ones(tmp_path: Path, durability: str) -> None:
     contract = Contract(5_000, 3 * TOKEN, durability=durability)
-    options = {"controller": NOBODY, "data_path": str(tmp_path)}
+    options: dict[str, Any] = {"controller": NOBODY, "data_path": str(tmp_path)}
     with running(**options) as broker, Client(broker.address) as publisher:
         exchange(broker, said(contracts={"t": Listed(BIRTH, contract)}))
         Client(broker.address).subscribe("t", "c", 0).sock.close()

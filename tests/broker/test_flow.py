@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from srtm.broker import connection
+from srtm.broker.clients import connection
 from srtm.broker.poller import AT_ONCE
 from srtm.protocol import client as say
 from tests.broker.conftest import Start
@@ -61,7 +61,7 @@ def burst_twice_into_a_stall(broker: Running) -> None:
 def test_a_conformant_burst_that_is_read_late_is_not_delayed(broker: Running) -> None:
     broker.wait_for_stamps()
     burst_twice_into_a_stall(broker)
-    assert broker.do(lambda: broker.broker.unstamped) == 0
+    assert broker.do(lambda: broker.broker.clients.buffers.unstamped) == 0
     waited = access_ns(broker, "t")
     assert sum(1 for each in waited if each) == 0, "both bursts had their tokens when they came"
 
@@ -132,7 +132,7 @@ def test_with_times_of_reading_it_would_have_been(start: Start) -> None:
     """The same bursts with user-space stamps: the second one seems to come with the first, and waits 100 ms."""
     broker = start(kernel_time=False)
     burst_twice_into_a_stall(broker)
-    assert broker.do(lambda: broker.broker.unstamped) > 0
+    assert broker.do(lambda: broker.broker.clients.buffers.unstamped) > 0
     assert max(access_ns(broker, "t"), default=0) > 50_000_000
 
 
@@ -289,7 +289,7 @@ def test_who_does_not_read_its_answers_is_not_read_either(subscribed: bool, star
             command = say.fin(b"0123456789abcdef")
         sent = sent_until_stopped(mute, command * 1000, 3000)
         assert sent < 100_000_000
-        (held,) = broker.do(lambda: list(broker.broker.connections.values()))
+        (held,) = broker.do(lambda: list(broker.broker.clients.connections))
         assert len(held.out) < 10_000_000
         for _ in range(sent // len(command)):  # and is answered when it reads
             assert mute.next()
@@ -308,16 +308,16 @@ def test_who_does_not_read_that_it_failed_is_closed_and_others_get_what_it_had(
         monkeypatch.setattr(connection, "LAST_WORDS_S", 1.0)
         mute.send(b"BOGUS\n")
         broker.wait_until(lambda b: b.topics["t"].channels["c"].depth == 30)
-        assert len(broker.broker.connections) == 2, "it may read its error yet"
+        assert len(broker.broker.clients.connections) == 2, "it may read its error yet"
         assert sent_until_stopped(mute, b"NOP\n" * 10_000, 1000) < 40_000_000
-        broker.wait_until(lambda b: len(b.connections) == 1)
+        broker.wait_until(lambda b: len(b.clients.connections) == 1)
 
 
 def test_who_reads_nothing_for_long_is_let_go(start: Start) -> None:
     broker = start(max_unsent_bytes=100_000)
     with Client(broker.address, heartbeat_interval=1000) as mute:
         sent_until_stopped(mute, say.identify({"heartbeat_interval": 1000, "feature_negotiation": True}) * 1000, 3000)
-        broker.wait_until(lambda b: not b.connections)
+        broker.wait_until(lambda b: not b.clients.connections)
 
 
 def test_running_out_of_descriptors_is_in_the_log(broker: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -75,7 +75,7 @@ def test_a_run_conforms_and_its_delays_are_the_models(start: Start, tmp_path: Pa
 def test_delays_are_the_models_while_r_and_b_change(start: Start, tmp_path: Path) -> None:
     """(r, b) changes three times while messages wait; each is released when the law says, not when it was noticed."""
     broker = start(trace_folder=str(tmp_path))
-    topic = broker.do(lambda: broker.broker.touch("t"))
+    topic = broker.do(lambda: broker.broker.topics.touch("t"))
     shares = [TokenBucket.of(r, b) for r, b in ((500, 10), (2_000, 5), (300.5, 40), (5_000, 2))]
     broker.do(lambda: topic.limit(shares[0], time.time_ns()))
     record(broker)
@@ -90,7 +90,7 @@ def test_delays_are_the_models_while_r_and_b_change(start: Start, tmp_path: Path
             def change(share: TokenBucket = share) -> int:
                 now_ns = time.time_ns()
                 topic.limit(share, now_ns)
-                broker.broker.wake()
+                broker.broker.turn.wake()
                 return now_ns
 
             changes.append((broker.do(change), share))

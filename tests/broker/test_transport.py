@@ -88,7 +88,9 @@ def test_messages_go_both_ways(layers: str, start: Start, certificates: Certific
             assert message.body == body
             subscriber.send(say.fin(message.id))
     broker.wait_until(lambda b: b.topics["t"].channels["c"].finished == len(bodies))
-    assert broker.do(lambda: broker.broker.unstamped) == 0, "arrival times are the kernel's under TLS, too"
+    assert broker.do(lambda: broker.broker.clients.buffers.unstamped) == 0, (
+        "arrival times are the kernel's under TLS, too"
+    )
 
 
 @pytest.mark.parametrize("layers", ["tls", "deflate", "tls deflate"])
@@ -135,9 +137,10 @@ def test_a_subscriber_under_tls_that_does_not_read_is_sent_no_more(start: Start,
         bodies = [b"%04d" % i + b"x" * 10_000 for i in range(1500)]
         publisher.publish("t", *bodies)
         broker.wait_until(lambda b: b.topics["t"].messages == len(bodies))
-        connection = broker.do(lambda: next(c for c in broker.broker.connections.values() if c.channel))
-        assert connection.in_flight < len(bodies)
-        assert len(connection.out) < 200_000
+        client = broker.do(lambda: next(c for c in broker.broker.clients.connections.values() if c.subscription))
+        assert client.subscription is not None
+        assert len(client.subscription.flights) < len(bodies)
+        assert len(client.connection.out) < 200_000
         for body in bodies:  # and gets all when it reads
             message = subscriber.message()
             assert message.body == body
@@ -169,14 +172,14 @@ def test_nonsense_ends_one_connection_alone(layers: str, start: Start, certifica
         Client(broker.address, **{f"{layers}_v1" if layers == "tls" else layers: True}) as client,
     ):
         client.sock.sendall(b"\xff" * 200)
-        broker.wait_until(lambda b: len(b.connections) == 1)
+        broker.wait_until(lambda b: len(b.clients.connections) == 1)
         other.publish("t", b"x")
 
 
 def test_a_handshake_that_does_not_come_ends_its_connection(
     start: Start, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("srtm.broker.transport.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("srtm.broker.clients.connection.HANDSHAKE_S", 0.2)
     broker = start(**certificates.options)
     with Client(broker.address) as other, Client(broker.address, tls_v1=True) as client:
         assert client.ended()
@@ -210,13 +213,13 @@ def test_client_certificates(
             assert broker.do(
                 lambda: [
                     c.transport and c.transport.tls and c.transport.tls.common_name
-                    for c in broker.broker.connections.values()
+                    for c in broker.broker.clients.connections
                 ]
             ) == ["sensor-1"]
         else:
             with pytest.raises((ssl.SSLError, ConnectionResetError, AssertionError)):
                 client.begin_tls(context)
-            broker.wait_until(lambda b: not b.connections)
+            broker.wait_until(lambda b: not b.clients.connections)
 
 
 def test_old_versions_are_refused(start: Start, certificates: Certificates) -> None:

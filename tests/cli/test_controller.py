@@ -13,10 +13,10 @@ from dataclasses import fields
 import httpx
 import pytest
 
-from srtm import program
 from srtm.cli.app import run
 from srtm.control.options import ControllerOptions
 from srtm.errors import InputError
+from srtm.net.sockets import listen
 from tests.broker.running import PATIENCE_S
 from tests.programs import ask, post
 
@@ -48,7 +48,7 @@ def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
         assert process.communicate(timeout=PATIENCE_S) == ("", "")
         assert process.returncode == 0
         for port in (tcp, http, int(found[3])):
-            program.bound("127.0.0.1", port).close()
+            listen("127.0.0.1", port).close()
 
 
 def test_who_is_watching_does_not_hold_it_up_and_is_no_error() -> None:
@@ -65,7 +65,7 @@ def test_who_is_watching_does_not_hold_it_up_and_is_no_error() -> None:
 
 
 def test_a_port_that_is_taken(capfd: pytest.CaptureFixture[str]) -> None:
-    with program.bound("127.0.0.1", 0) as taken:
+    with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         assert run(["controller", "--tcp-port", "0", "--http-port", str(port)]) == 1
     assert f"srtm: cannot listen on 127.0.0.1:0, :{port} and :4171: Address already in use" in capfd.readouterr().err

@@ -22,6 +22,7 @@ from srtm import program
 from srtm.cli.app import run
 from srtm.cli.cluster.check import Verdict, judged
 from srtm.cli.cluster.generate import dashboard
+from srtm.net.sockets import listen
 from tests.broker.running import Client, Running, fetch, running
 from tests.conftest import PARTS, ROOT
 from tests.control.running import controller
@@ -76,7 +77,7 @@ def test_one_line_and_a_code(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_controller_is_critical_and_nonsense_unknown(capfd: pytest.CaptureFixture[str]) -> None:
-    with program.bound("127.0.0.1", 0) as taken:
+    with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
     assert run(["check", "--controller", f"127.0.0.1:{port}"]) == 2
     assert "SRTM CRITICAL: no controller answers" in capfd.readouterr().out

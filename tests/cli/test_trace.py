@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import srtm
 from srtm.cli.app import run
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import load
@@ -104,6 +105,6 @@ def test_devices_are_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == "0.1.0"
+    assert capsys.readouterr().out.strip() == srtm.__version__
     assert run(["trace", "synth", "--help"]) == 0
     assert "srtm trace synth --publishers 1000" in capsys.readouterr().out

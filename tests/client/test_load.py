@@ -56,7 +56,7 @@ def test_everything_is_sent_received_and_measured_from_its_schedule(batch: int, 
     assert [second.second for second in shown] == list(range(1, len(shown) + 1))
     assert len(shown) >= 1
     broker.wait_until(lambda b: not b.topics["t"].channels)  # the ephemeral one went with the load
-    assert broker.do(lambda: dict(broker.broker.groups))["p00"] == "p-g0"
+    assert broker.do(lambda: dict(broker.broker.control.groups))["p00"] == "p-g0"
 
 
 def test_latency_counts_the_time_that_messages_wait_for_tokens(broker: Running) -> None:

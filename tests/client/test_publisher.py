@@ -62,7 +62,7 @@ def test_publishes_in_every_way(broker: Running) -> None:
             assert publisher.in_flight == 5
             await asyncio.gather(*later)
             await publisher.publish(b"deferred", delay_ms=100)
-            assert broker.do(lambda: dict(broker.broker.groups)) == {"p": "g"}
+            assert broker.do(lambda: dict(broker.broker.control.groups)) == {"p": "g"}
 
     asyncio.run(story())
     assert bodies_of(broker, 9) == [b"one", b"two", b"three", b"4", b"5", b"6", b"7", b"8", b"deferred"]
@@ -144,7 +144,7 @@ def test_bad_input_is_named() -> None:
             ({"broker": "nowhere"}, "write host:port"),
             ({"broker": "h:1", "controller": "http://h"}, "not both"),
             ({"window": 0}, "window = 0"),
-            ({"deflate": True, "snappy": True}, "not for both"),
+            ({"deflate": True, "snappy": True}, "choose one"),
         ):
             with pytest.raises(InputError, match=words):
                 Publisher("t", **wrong)

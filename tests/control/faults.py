@@ -16,7 +16,7 @@ from msgspec import structs
 
 from srtm.broker.message import Message
 from srtm.control.controller import Controller
-from srtm.control.members import Declared
+from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.model.bucket import Limiter, TokenBucket
@@ -109,7 +109,7 @@ class Run:
         self.world = kind(seed, options(self.rng), Store(), brokers=self.rng.choice([2, 3, 4]))
         self.lives: dict[int, Life] = {}  # by birth
         self.current: dict[str, int] = {}  # the birth of each topic that is under contract
-        self.publishers: dict[str, list[Declared]] = {}
+        self.publishers: dict[str, list[DeclaredPublisher]] = {}
         self.faults: list[str] = []
         self.overdrawn: list[str] = []
         self.starved: list[str] = []
@@ -142,14 +142,18 @@ class Run:
             self.starved,
             max(self._excess(birth) for birth in self.lives),
             served,
-            sum(topic.fitted is not None for topic in world.controller.topics.values()) if world.controller else 0,
+            sum(topic.fitting.last is not None for topic in world.controller.topics.values())
+            if world.controller
+            else 0,
         )
 
     def _begin(self, name: str) -> None:
         rng, world = self.rng, self.world
         count, rate = rng.randrange(4, 24), rng.choice([2.0, 5.0, 10.0])
         batch = rng.choice([1, 3])
-        self.publishers[name] = [Declared(f"{name}-{i}", rate, f"g{i // 4}", batch=batch) for i in range(count)]
+        self.publishers[name] = [
+            DeclaredPublisher(f"{name}-{i}", rate, f"g{i // 4}", batch=batch) for i in range(count)
+        ]
         self._create(name, rng.choice([8, 20, 60]))
         self._pass(rng.choice([0.0, 1.0]))  # before it begins, messages pass freely
         world.publish(name, self.publishers[name])
@@ -224,10 +228,12 @@ class Run:
         elif topic is None:
             return
         elif kind == "move" and broker in controller.members and controller.members[broker].usable:
-            known = sorted(controller.topics[topic].publishers)
+            known = sorted(controller.topics[topic].layout.publishers)
             controller.move(topic, rng.sample(known, min(2, len(known))), broker, world.now_ns)
         elif (
-            kind == "fit" and controller.topics[topic].publishers and any(m.usable for m in controller.members.values())
+            kind == "fit"
+            and controller.topics[topic].layout.publishers
+            and any(m.usable for m in controller.members.values())
         ):
             controller.fit(topic, world.now_ns)
         elif kind == "hold":

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
-from srtm import program
 from srtm.client import Cluster, Publisher
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline, largest_excess
+from srtm.net.sockets import listen
 from srtm.protocol import exchange, lookup
 from srtm.protocol.names import MAGIC_V1
 from tests.control.processes import (
@@ -436,7 +436,7 @@ def gone(pid: int) -> bool:
 def free(ports: list[int]) -> bool:
     try:
         for port in ports:
-            program.bound("127.0.0.1", port).close()
+            listen("127.0.0.1", port).close()
     except OSError:
         return False
     return True
@@ -489,7 +489,7 @@ def test_up_starts_a_controller_again_that_asks_brokers_what_it_knew() -> None:
 
 
 def test_up_finds_a_port_taken() -> None:
-    with program.bound("127.0.0.1", 4161):
+    with listen("127.0.0.1", 4161):
         command = [sys.executable, "-m", "srtm", "up", "--brokers", "1"]
         failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert failed.returncode == 1

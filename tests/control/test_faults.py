@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from srtm.control.controller import Controller
-from srtm.control.members import Declared
+from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.model.bucket import TokenBucket
@@ -50,7 +50,7 @@ class World:
         self.run(1)
 
     def publish(self, topic: str, count: int, rate: float, prefix: str = "p") -> None:
-        self.cluster.publish(topic, [Declared(f"{topic}-{prefix}{number}", rate) for number in range(count)])
+        self.cluster.publish(topic, [DeclaredPublisher(f"{topic}-{prefix}{number}", rate) for number in range(count)])
 
     def run(self, seconds: float) -> None:
         """Let time pass, and look at what is in force all the while."""
@@ -78,7 +78,7 @@ class World:
         """Some publishers send at another rate than they declared."""
         for name in names:
             publisher = self.cluster.publishers[name]
-            publisher.declared = Declared(name, rate)
+            publisher.declared = DeclaredPublisher(name, rate)
 
     def conforms(self, topic: str) -> bool:
         times = np.sort(np.array([time for time, _, _ in self.cluster.releases[topic]], np.int64))
@@ -141,7 +141,7 @@ def test_a_lost_store_is_rebuilt_from_brokers() -> None:
     world.create("t", r=100, b=40)
     world.publish("t", 20, rate=4)
     world.run(5)
-    before, places = world.in_force("t"), dict(world.controller.topics["t"].place)
+    before, places = world.in_force("t"), dict(world.controller.topics["t"].layout.place)
     world.cluster.kill_controller()
     world.cluster.store = Store()
     world.run(1)
@@ -150,7 +150,7 @@ def test_a_lost_store_is_rebuilt_from_brokers() -> None:
     world.run(5)
     assert world.in_force("t") == before
     assert world.controller.topics["t"].contract == world.contracts["t"]
-    assert world.controller.topics["t"].place == places
+    assert world.controller.topics["t"].layout.place == places
     world.run(10)
     assert world.controller.topics["t"].opened
     assert sum(world.r("t", broker) for broker in world.cluster.brokers) == pytest.approx(100)
@@ -163,15 +163,15 @@ def test_growth_beyond_the_fit_fits_only_the_difference() -> None:
     world.publish("t", 20, rate=5)
     world.run(60)
     topic = world.controller.topics["t"]
-    assert topic.fitted is not None
-    before = dict(topic.place)
+    assert topic.fitting.last is not None
+    before = dict(topic.layout.place)
     world.publish("t", 10, rate=5, prefix="late")
-    assert topic.fit is not None
-    assert topic.fit.size == 10
+    assert topic.fitting.running is not None
+    assert topic.fitting.running.size == 10
     world.run(60)
-    assert world.controller.topics["t"].fit is None
-    assert {name: topic.place[name] for name in before} == before
-    assert len(topic.place) == 30
+    assert world.controller.topics["t"].fitting.running is None
+    assert {name: topic.layout.place[name] for name in before} == before
+    assert len(topic.layout.place) == 30
 
 
 def test_topics_that_oscillate_move_nobody_back_and_forth() -> None:
@@ -181,7 +181,7 @@ def test_topics_that_oscillate_move_nobody_back_and_forth() -> None:
         world.create(name, r=1000, b=400, policy="srtm")
         world.publish(name, 10, rate=5)
     world.run(3)
-    moves = {name: [dict(world.controller.topics[name].place)] for name in ("a", "b")}
+    moves = {name: [dict(world.controller.topics[name].layout.place)] for name in ("a", "b")}
     for turn in range(60):
         for broker in world.cluster.brokers.values():
             for name, topic in broker.topics.items():
@@ -190,10 +190,10 @@ def test_topics_that_oscillate_move_nobody_back_and_forth() -> None:
                 topic.slo_ns = -1 if late else 10**12
         world.run(1)
         for name, places in moves.items():
-            now = dict(world.controller.topics[name].place)
+            now = dict(world.controller.topics[name].layout.place)
             if now != places[-1]:
                 places.append(now)
-    sheds = [event for name in moves for event in world.controller.topics[name].events if event.kind == "shed"]
+    sheds = [event for name in moves for event in world.controller.topics[name].journal.events if event.kind == "shed"]
     assert 1 <= len(sheds) <= 4  # of ten turns
     for places in moves.values():
         for publisher in places[0]:

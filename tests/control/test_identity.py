@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from srtm.control import liveness
 from srtm.control.controller import Controller
-from srtm.control.members import Declared
+from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.model.bucket import TokenBucket
@@ -22,7 +23,7 @@ LEASE_S = 3.0
 LARGE = Contract(1_300_000, 460 * NANO_PER_TOKEN, policy="lb", fit="none")
 SMALL = Contract(130_000, 46 * NANO_PER_TOKEN, policy="lb", fit="none")
 CONCENTRATED = structs.replace(LARGE, policy="srtm")
-CITY = [Declared(f"sensor-{number}", 6.0, f"junction-{number // 10}") for number in range(200)]
+CITY = [DeclaredPublisher(f"sensor-{number}", 6.0, f"junction-{number // 10}") for number in range(200)]
 
 
 class City:
@@ -64,7 +65,7 @@ class City:
     def at_home(self) -> float:
         """The part of the contract that is in force where publishers are placed."""
         topic = self.controller.topics["t"]
-        homes = set(topic.place.values())
+        homes = set(topic.layout.place.values())
         shares = {
             name: share
             for name, share in self.in_force.items()
@@ -102,7 +103,7 @@ def test_a_contract_made_at_once_has_its_shares_where_publishers_go() -> None:
         city.world.run(2)
         assert city.at_home() >= 0.99
     assert {each.broker.name for each in city.world.publishers.values() if each.broker} == set(
-        city.controller.topics["t"].place.values()
+        city.controller.topics["t"].layout.place.values()
     )
 
 
@@ -111,7 +112,7 @@ def test_publishers_that_are_not_declared_again_are_known_by_what_they_declared_
     city.remove()
     city.create(LARGE, declared=False)
     city.world.run(2)
-    assert city.controller.topics["t"].publishers == {each.id: each for each in CITY}
+    assert city.controller.topics["t"].layout.publishers == {each.id: each for each in CITY}
     assert city.at_home() >= 0.99
 
 
@@ -121,7 +122,7 @@ def test_statistics_of_one_contract_do_not_steer_the_next() -> None:
     city.remove()
     city.create(LARGE)
     city.world.run(0.5)
-    histories = [len(seen.history) for seen in city.controller.topics["t"].seen.values()]
+    histories = [len(seen.history) for seen in city.controller.topics["t"].layout.seen.values()]
     assert histories
     assert max(histories) <= 1
 
@@ -133,7 +134,7 @@ def test_all_of_a_topic_that_nobody_uses_yet_is_at_one_broker() -> None:
     topic = world.controller.create("t", SMALL, world.now_ns)
     world.run(0.5)
     assert topic.transfer.held == {"broker-1": SMALL.bucket}
-    world.publish("t", [Declared("p", 5.0)])
+    world.publish("t", [DeclaredPublisher("p", 5.0)])
     world.run(1)
     assert in_force_ratio(SMALL.bucket, topic.transfer.held) == 1
 
@@ -159,7 +160,7 @@ def test_brokers_take_turns_if_there_are_fewer_tokens_than_brokers() -> None:
     assert world.controller
     world.controller.create("t", Contract(100_000, 2 * NANO_PER_TOKEN, fit="none"), world.now_ns)
     world.run(1)
-    world.publish("other", [Declared(f"p{number}", 5.0) for number in range(4)])
+    world.publish("other", [DeclaredPublisher(f"p{number}", 5.0) for number in range(4)])
     for number, publisher in enumerate(world.publishers.values()):
         publisher.topic = "t"  # they said that they would publish something else
         world._connect(publisher, f"broker-{number + 1}")
@@ -175,9 +176,9 @@ def test_placing_uses_no_more_brokers_than_there_are_tokens() -> None:
     world.run(1)
     assert world.controller
     topic = world.controller.create("t", structs.replace(SMALL, b_ntok=2 * NANO_PER_TOKEN), world.now_ns)
-    world.publish("t", [Declared(f"p{number}", 5.0) for number in range(8)])
+    world.publish("t", [DeclaredPublisher(f"p{number}", 5.0) for number in range(8)])
     world.run(1)
-    assert len(set(topic.place.values())) == 2
+    assert len(set(topic.layout.place.values())) == 2
 
 
 def test_death_outlives_the_controller_and_holds_up_no_contract() -> None:
@@ -225,10 +226,12 @@ def test_a_broker_that_never_answers_holds_up_a_contract_for_a_lease_and_is_name
     city.seconds_until_home(1.0)  # others do not wait for it
     topic = city.controller.topics["t"]
     opened = [topic.opened]
-    assert city.controller.waited_for(topic) == ["mute"]
+    assert liveness.waited_for(city.controller.state, topic) == ["mute"]
     city.world.run(LEASE_S + 1)
     assert [*opened, topic.opened] == [False, True]
-    assert [event.text for event in topic.events if event.kind == "opened"] == ["known to 4 brokers, without mute"]
+    assert [event.text for event in topic.journal.events if event.kind == "opened"] == [
+        "known to 4 brokers, but not to mute"
+    ]
 
 
 def test_a_grant_that_is_left_unanswered_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +251,7 @@ def test_a_grant_that_is_left_unanswered_is_made_again(monkeypatch: pytest.Monke
     city.create(LARGE)
     city.seconds_until_home(1.0)
     assert dropped
-    assert any("left a grant unanswered" in event.text for event in city.controller.topics["t"].events)
+    assert any("broker-2 ignored a grant" in event.text for event in city.controller.topics["t"].journal.events)
 
 
 def test_a_share_that_is_refused_goes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +263,7 @@ def test_a_share_that_is_refused_goes_elsewhere(monkeypatch: pytest.MonkeyPatch)
     topic = city.controller.topics["t"]
     assert "broker-2" not in topic.transfer.wanted
     assert in_force_ratio(LARGE.bucket, topic.transfer.held) >= 0.99
-    assert [event.text for event in topic.events if event.kind == "shares"] == [
+    assert [event.text for event in topic.journal.events if event.kind == "shares"] == [
         "broker-2 refuses its share: it has no disk"
     ]
 
@@ -273,10 +276,12 @@ def test_the_system_says_itself_that_it_is_short() -> None:
     city.create(LARGE)
     city.world.run(patience_s(LEASE_S, 1.0) - 1)
     topic = city.controller.topics["t"]
-    told_after = topic.told_short
+    told_after = topic.sharing.told_short
     city.world.run(3)
-    assert (told_after, topic.told_short) == (False, True)
-    assert any(event.text.startswith("only 0 % of (r, b) is in force, for more than 5 s") for event in topic.events)
+    assert (told_after, topic.sharing.told_short) == (False, True)
+    assert any(
+        event.text.startswith("only 0 % of (r, b) is in force, for more than 5 s") for event in topic.journal.events
+    )
 
 
 # What each of these found, before there was a remedy for it.
@@ -306,7 +311,7 @@ def test_without_births_a_seed_exceeds_its_contract() -> None:
 
 def test_a_broker_that_falls_silent_around_a_new_contract_keeps_no_more_than_its_safe_share() -> None:
     city = City(CONCENTRATED)
-    (home,) = set(city.controller.topics["t"].place.values())
+    (home,) = set(city.controller.topics["t"].layout.place.values())
     city.world.pause_broker(home, 40 * 10**9)
     city.world.run(0.2)
     city.remove()
@@ -318,7 +323,7 @@ def test_a_broker_that_falls_silent_around_a_new_contract_keeps_no_more_than_its
     )
     assert in_force_ratio(CONCENTRATED.bucket, others) >= 0.5
     assert safe + in_force_ratio(CONCENTRATED.bucket, others) >= 0.99
-    assert city.controller.waited_for(city.controller.topics["t"]) == [home]
+    assert liveness.waited_for(city.controller.state, city.controller.topics["t"]) == [home]
 
 
 @pytest.mark.parametrize("policy", ["conc", "srtm"])
@@ -327,7 +332,7 @@ def test_publishers_of_a_contract_made_again_are_placed_by_its_own_policy(policy
     city.remove()
     city.create(structs.replace(LARGE, policy=policy), declared=False)
     city.seconds_until_home(1.0)
-    assert len(set(city.controller.topics["t"].place.values())) == 1
+    assert len(set(city.controller.topics["t"].layout.place.values())) == 1
     assert {each.broker.name for each in city.world.publishers.values() if each.broker} == set(
-        city.controller.topics["t"].place.values()
+        city.controller.topics["t"].layout.place.values()
     )

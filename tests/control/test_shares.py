@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srtm.control.members import Declared
+from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.model.bucket import TokenBucket
@@ -20,7 +20,7 @@ def shares_over_time(*, adapt: bool) -> list[dict[str, TokenBucket]]:
     contract = Contract(200_000, 60 * NANO_PER_TOKEN, policy="lb", fit="none", adapt=adapt)
     topic = world.controller.create("t", contract, world.now_ns)
     world.run(1)
-    world.publish("t", [Declared("calm", 50.0), Declared("bursts", 50.0, batch=20)])
+    world.publish("t", [DeclaredPublisher("calm", 50.0), DeclaredPublisher("bursts", 50.0, batch=20)])
     found = []
     for _ in range(20):
         world.run(1)
@@ -55,12 +55,12 @@ def test_publishers_that_were_there_and_do_not_come_back_are_forgotten() -> None
     assert world.controller
     topic = world.controller.create("t", Contract(200_000, 60 * NANO_PER_TOKEN, fit="none"), world.now_ns)
     world.run(1)
-    world.controller.register("t", [Declared("expected", 5.0)], world.now_ns)
-    world.publish("t", [Declared("stays", 5.0), Declared("goes", 5.0)])
+    world.controller.register("t", [DeclaredPublisher("expected", 5.0)], world.now_ns)
+    world.publish("t", [DeclaredPublisher("stays", 5.0), DeclaredPublisher("goes", 5.0)])
     world.run(10)
     world.leave("goes")
     world.run(250)
-    assert topic.publishers.keys() == {"expected", "stays", "goes"}
+    assert topic.layout.publishers.keys() == {"expected", "stays", "goes"}
     world.run(100)
-    assert topic.publishers.keys() == {"expected", "stays"}
-    assert topic.events[-1].text == "1 publishers that were away for 300 s"
+    assert topic.layout.publishers.keys() == {"expected", "stays"}
+    assert topic.journal.events[-1].text == "1 publishers, away for 300 s"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from srtm.control.controller import Controller
-from srtm.control.members import Declared
+from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.errors import ControlError, InputError
@@ -32,17 +32,17 @@ def test_everything_is_there_again(tmp_path: Path) -> None:
     world.run(1)
     world.controller.create("t", CONTRACT, world.now_ns)
     world.run(1)
-    publishers = [Declared(f"p/{n} ä", 2.5, f"g{n}", "periodic", 3, 1_000) for n in range(6)]
+    publishers = [DeclaredPublisher(f"p/{n} ä", 2.5, f"g{n}", "periodic", 3, 1_000) for n in range(6)]
     world.publish("t", publishers)
     world.run(5)
     before = world.controller
     world.store.close()
     after = Controller(ControllerOptions(lease_s=3.0), Store(tmp_path), world.now_ns)
-    assert after.epoch > before.epoch
+    assert after.state.epoch > before.state.epoch
     topic, kept = before.topics["t"], after.topics["t"]
     assert kept.contract == CONTRACT
-    assert kept.publishers == {each.id: each for each in publishers}
-    assert (kept.place, kept.opened) == (topic.place, True)
+    assert kept.layout.publishers == {each.id: each for each in publishers}
+    assert (kept.layout.place, kept.opened) == (topic.layout.place, True)
     assert kept.birth == topic.birth
     assert {name: member.incarnation for name, member in after.members.items()} == {
         name: member.incarnation for name, member in before.members.items()
@@ -55,7 +55,7 @@ def test_what_was_granted_is_in_the_books_before_it_is_sent(tmp_path: Path) -> N
     assert world.controller
     world.run(1)
     world.controller.create("t", CONTRACT, world.now_ns)
-    world.publish("t", [Declared(f"p{n}", 5.0) for n in range(10)])
+    world.publish("t", [DeclaredPublisher(f"p{n}", 5.0) for n in range(10)])
     sent: dict[str, Exchange] = {}
     for number in range(40):
         world.run(0.05)
@@ -83,7 +83,7 @@ def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> 
     controller.members["one"].status = "alive"
     for name in ("a", "b"):
         controller.create(name, CONTRACT, 1)
-        controller.register(name, [Declared("p"), Declared("q")], 1)
+        controller.register(name, [DeclaredPublisher("p"), DeclaredPublisher("q")], 1)
     controller.remove("a", 0)
     controller.unregister("b", "p")
     controller.forget("one", 1)
@@ -91,7 +91,7 @@ def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> 
     store = Store(tmp_path)
     (kept,) = store.topics()
     assert kept.name == "b"
-    assert list(kept.publishers) == ["q"]
+    assert list(kept.layout.publishers) == ["q"]
     assert store.members(1.0) == []
     controller = Controller(ControllerOptions(), store, 1)
     with pytest.raises(InputError, match="no publisher 'p'"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from srtm.errors import ArrivalsError, InputError
 from srtm.model import coincidence, correlation
+from srtm.model.broker_models import broker_model
 from srtm.model.correlation import Onsets, Options, Scanner, StretchOnsets, find_groups, join, onsets_of
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
@@ -124,7 +125,10 @@ def test_where_phases_collide_found_groups_place_as_well_as_declared_ones() -> N
     load = Workload((Population(2_000, 10.0, 10, "periodic", 10, 16 * NS_PER_MS),), 30 * NS_PER_S, seed=1)
     topic = Topic.of(load)
     group_of = {name: group.name for group in find_groups(onsets_in(load)) for name in group.publishers}
-    brokers = [SimulatedBroker(f"b{number}", load.total_mps / 2 * 1.02) for number in range(2)]
+    brokers = [
+        SimulatedBroker(f"b{number}", load.total_mps / 2 * 1.02, broker_model("paper-testbed").service)
+        for number in range(2)
+    ]
 
     def p99_ns(publishers: list[Publisher]) -> float:
         runs = [

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import ArrivalsError, InputError
-from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel, processing_latencies
+from srtm.model.broker_models import BROKER_MODELS, ServiceModel
+from srtm.model.service import Background, processing_latencies
 from srtm.units import NS_PER_MS, NS_PER_S, percentile
 
-TESTBED = PRESETS["paper-testbed"]
+PAPERS = BROKER_MODELS["paper-testbed"]
+TESTBED = PAPERS.service
 
 
 @given(
@@ -62,7 +64,7 @@ def test_capacity_under_an_slo_is_where_the_simulated_tail_meets_it() -> None:
     for batch in (1, 10):
         mcap = TESTBED.mcap_mps(NS_PER_MS, batch=batch)
         assert p99_ms(round(mcap * 0.9), batch) < 1 < p99_ms(round(mcap * 1.1), batch)
-    assert TESTBED.mcap_mps(NS_PER_MS, batch=1) < TESTBED.mcap_mps(NS_PER_MS, batch=10) < PAPER_MCAP_MPS
+    assert TESTBED.mcap_mps(NS_PER_MS, batch=1) < TESTBED.mcap_mps(NS_PER_MS, batch=10) < PAPERS.mcap_mps
     assert TESTBED.mcap_mps(100_000) == 0  # less than an idle broker takes
 
 

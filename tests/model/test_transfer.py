@@ -13,7 +13,7 @@ from srtm.errors import InputError
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.split import split, within
 from srtm.model.timeline import Timeline, largest_excess
-from srtm.model.transfer import Grant, Transfer
+from srtm.model.transfer import PendingGrant, Transfer
 
 TOKEN = 10**9
 
@@ -38,7 +38,7 @@ def test_never_more_is_out_than_there_is_in_any_order_of_acknowledgements(
     whole, held, ways = move
     transfer = Transfer(whole, held, ways[0])
     in_force = dict(held)
-    flying: list[Grant] = []
+    flying: list[PendingGrant] = []
     for turn in range(80):
         if turn == 3:
             transfer.retarget(ways[-1])  # the wish changes while grants are on their way
@@ -80,7 +80,7 @@ def test_the_whole_topic_conforms_while_shares_move(
                 out.extend([at] * due)
                 waiting[name] -= due
 
-    def put_in_force(grant: Grant) -> int:
+    def put_in_force(grant: PendingGrant) -> int:
         """What a broker does with a grant; without a share it sends nothing any more and gives its tokens back."""
         limiter = limiters.get(grant.broker)
         if grant.share is None:
@@ -124,12 +124,12 @@ def test_tokens_travel_with_the_share() -> None:
         whole, {"a": a.bucket, "b": b.bucket}, {"a": TokenBucket.of(500, 4), "b": TokenBucket.of(500, 16)}
     )
     (cut,) = transfer.orders()
-    assert cut == Grant("a", TokenBucket.of(500, 4), sequence=1)
+    assert cut == PendingGrant("a", TokenBucket.of(500, 4), sequence=1)
     assert not transfer.orders()
     assert cut.share
     transfer.acknowledged(cut, a.reconfigure(0, cut.share))
     (give,) = transfer.orders()
-    assert give == Grant("b", TokenBucket.of(500, 16), sequence=2, gift_ntok=6 * TOKEN)
+    assert give == PendingGrant("b", TokenBucket.of(500, 16), sequence=2, gift_ntok=6 * TOKEN)
     assert give.share
     b.reconfigure(0, give.share, give.gift_ntok)
     assert b.tokens(0) == 16
@@ -158,10 +158,10 @@ def test_a_topic_moves_to_a_broker_that_had_no_share() -> None:
         old.admit(0)
     transfer = Transfer(whole, {"old": whole}, {"new": whole})
     (cut,) = transfer.orders()
-    assert cut == Grant("old", None, sequence=1)
+    assert cut == PendingGrant("old", None, sequence=1)
     transfer.acknowledged(cut, old.surrender(0))
     (give,) = transfer.orders()
-    assert give == Grant("new", whole, sequence=2, gift_ntok=5 * TOKEN)
+    assert give == PendingGrant("new", whole, sequence=2, gift_ntok=5 * TOKEN)
     assert Limiter(whole, 0, give.gift_ntok).tokens(0) == 5
     transfer.acknowledged(give)
     assert transfer.done

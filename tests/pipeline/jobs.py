@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CONTRACT = Timeline(TokenBucket.of(2_000, 100))
-BROKERS = [SimulatedBroker("one"), SimulatedBroker("two")]
+BROKERS = [SimulatedBroker.like("paper-testbed", name) for name in ("one", "two")]
 OF_PATHS: dict[str, Callable[[Path, SparkSession], object]] = {
     "profile of files": profile,
     "groups of files": groups,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WORKLOAD = Workload((Population(200, 20.0, 10, "poisson", 20),), 10 * NS_PER_S, seed=3)
-BROKERS = [SimulatedBroker(f"b{number}") for number in range(3)]
+BROKERS = [SimulatedBroker.like("paper-testbed", f"b{number}") for number in range(3)]
 SLO_5MS = SLO(5 * NS_PER_MS)
 
 
@@ -104,14 +104,14 @@ def test_a_recorded_plan_keeps_its_contract(spark: SparkSession, trace: Path, tm
 
 
 def test_what_cannot_be_placed_says_so_in_its_cell(spark: SparkSession) -> None:
-    small = [SimulatedBroker(f"b{number}", mcap_mps=3_000) for number in range(2)]
+    small = [SimulatedBroker(f"b{number}", 3_000, BROKERS[0].model) for number in range(2)]
     plans = plan(WORKLOAD, spark, small, policies=["srtm"], fit=False)
     assert [each.error is None for each in plans.plans] == [False, True]
     assert "more than the 3000 msg/s" in str(plans.plans[0].error)
 
 
 def test_bad_input_is_named(spark: SparkSession, trace: Path) -> None:
-    with pytest.raises(PlacementError, match="there is no policy 'best'"):
+    with pytest.raises(PlacementError, match="unknown policy 'best'"):
         plan(trace, spark, BROKERS, policies=["best"])
     with pytest.raises(PlacementError, match=r"k = \[4\]: choose from 1 to 3"):
         plan(trace, spark, BROKERS, ks=[1, 4])

@@ -5,15 +5,16 @@ import pytest
 
 from srtm.errors import InputError, PlacementError
 from srtm.model import scan
+from srtm.model.broker_models import ServiceModel
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO, Distribution
-from srtm.model.service import Background, ServiceModel, processing_latencies
+from srtm.model.service import Background, processing_latencies
 from srtm.model.split import split
 from srtm.sim import SimulatedBroker, Topic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 
-SIX = [SimulatedBroker(f"b{i}") for i in range(1, 7)]
+SIX = [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(1, 7)]
 
 
 def topic(publishers: int = 200, seconds: int = 10, seed: int = 1, **kind: object) -> Topic:
@@ -22,7 +23,7 @@ def topic(publishers: int = 200, seconds: int = 10, seed: int = 1, **kind: objec
 
 def test_it_is_the_model_and_nothing_else() -> None:
     """Every number again from the law and the service model, for a topic that needs several brokers."""
-    busy = [SimulatedBroker(f"b{i}", background=Background(5_000.0 * i, 10)) for i in range(4)]
+    busy = [SimulatedBroker.like("paper-testbed", f"b{i}", Background(5_000.0 * i, 10)) for i in range(4)]
     case = topic(batch=10, group_size=20)
     result = simulate(case, busy, "lb", SLO(NS_PER_S))
     assert result.meets_slo
@@ -58,7 +59,7 @@ def test_a_seed_says_it_all() -> None:
 def test_background_load_slows_a_broker_down() -> None:
     case = topic()
     idle = simulate(case, SIX[:1], "srtm").latency.processing.p99
-    loaded = SimulatedBroker("b", background=Background(80_000, 10))
+    loaded = SimulatedBroker.like("paper-testbed", "b", Background(80_000, 10))
     assert simulate(case, [loaded], "srtm", SLO(NS_PER_S)).latency.processing.p99 > 2 * idle
 
 
@@ -79,7 +80,7 @@ def test_the_model_confirms_in_fewer_rounds_what_measuring_finds() -> None:
     kind = {"batch": 10, "group_size": 10}
     case = topic(1_000, 20, seed=1, **kind)
     earlier = Topic.of(Workload((Population(1_000, **kind),), 20 * NS_PER_S, 2), case.bucket)  # type: ignore[arg-type]
-    slow = [SimulatedBroker(b.name, model=ServiceModel(30_000, 9_000)) for b in SIX]
+    slow = [SimulatedBroker(b.name, b.mcap_mps, ServiceModel(30_000, 9_000)) for b in SIX]
     slo = SLO(2 * NS_PER_MS)
     measured = simulate(case, slow, "srtm", slo)
     modelled = simulate(case, slow, "srtm", slo, fit="model", history=earlier)
@@ -101,7 +102,7 @@ def test_bad_input_is_named() -> None:
         simulate(case, SIX, "srtm", fit="guess")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="give both or neither"):
         simulate(case, SIX, "srtm", fit="model")
-    with pytest.raises(PlacementError, match="no policy 'best'"):
+    with pytest.raises(PlacementError, match="unknown policy 'best'"):
         simulate(case, SIX, "best")
     with pytest.raises(PlacementError, match="no broker"):
         simulate(case, [], "srtm")

@@ -52,6 +52,9 @@ class Consumer(Protocol):
     def fail(self, problem: ProtocolError) -> None:
         """Tell it what is wrong, and close it."""
 
+    def close(self) -> None:
+        """Disconnect it."""
+
 
 class Channel:
     """One channel of a topic."""

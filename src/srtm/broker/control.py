@@ -15,28 +15,34 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from srtm.errors import BrokerError, OldEpoch
+from srtm.errors import ExchangeRefused
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.transfer import safe_share
 from srtm.protocol.engine import refusal
-from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, Second, Share, TopicReport
-from srtm.protocol.orders import Migrate, Throttle, encode
+from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, RefusalCode, Second, Share, TopicReport
+from srtm.protocol.orders import Migrate, encode
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from srtm.broker import statistics
-    from srtm.broker.connection import Connection
-    from srtm.broker.ioloop import Broker
+    from srtm.broker.options import BrokerOptions
     from srtm.broker.topic import Topic
+    from srtm.broker.topics import Topics
+    from srtm.broker.turn import Turn
+    from srtm.protocol.identify import Declared
 
 log = logging.getLogger(__name__)
 
-_LONGEST_MS = 10_000  # that a publisher is told to wait before it may try again
-_UNKNOWN_MS = 100  # where nobody can say when a topic will have room
+
+class Ordered(Protocol):
+    """A connection that can be given orders."""
+
+    def send(self, data: bytes, /) -> None:
+        """Write bytes at the end of this turn."""
 
 
 @dataclass(slots=True)
@@ -55,16 +61,21 @@ class _Holding:
 class Control:
     """What the controller has said to this broker, as far as it holds."""
 
-    def __init__(self, broker: Broker, *, managed: bool) -> None:
-        self._broker = broker
-        self._managed = managed
+    def __init__(
+        self, options: BrokerOptions, topics: Topics, turn: Turn, groups: dict[str, str | None], started_ns: int
+    ) -> None:
+        self.groups = groups  # correlation groups of publishers
+        self._name, self._managed = options.name, options.controller is not None
+        self._topics = topics
+        self._turn = turn
+        self._started_ns = started_ns
         self._epoch = self._version = 0
         self._number = 0  # of the newest exchange of this epoch
         self._holdings: dict[str, _Holding] = {}
         self._informed = False  # of the topics that are under contract
         self._lease_ends: int | None = None
         self._safe_percent = 50
-        self._publishers: defaultdict[str, dict[str, list[Connection]]] = defaultdict(dict)
+        self._publishers: defaultdict[str, dict[str, list[Ordered]]] = defaultdict(dict)
 
     def closes(self, topic: str) -> bool:
         """Whether a topic that comes up here has to wait for a share."""
@@ -90,7 +101,7 @@ class Control:
     def refusal(self, topic: str) -> str | None:
         """Why a topic that comes up here cannot be kept as it was promised; None where it can."""
         holding = self._holdings.get(topic)
-        if holding is None or holding.contract.durability != "disk" or self._broker.durable is not None:
+        if holding is None or holding.contract.durability != "disk" or self._topics.disk is not None:
             return None
         return (
             f"topic {topic!r} is to be on disk, and this broker has no --data-path: give it one, or publish elsewhere"
@@ -99,12 +110,17 @@ class Control:
     def exchange(self, said: Exchange, now_ns: int, mono_ns: int) -> Answer:
         """Do as the controller says, and tell it how things are."""
         if not self._managed:
-            raise BrokerError("this broker has no controller: start it with --controller to put it under one")
+            raise ExchangeRefused(
+                RefusalCode.NOT_MANAGED, "this broker has no controller; start it with --controller to give it one"
+            )
         if said.epoch < self._epoch:
-            raise OldEpoch(f"a controller of epoch {self._epoch} has taken over from epoch {said.epoch}")
+            raise ExchangeRefused(
+                RefusalCode.OLD_EPOCH,
+                f"the controller of epoch {self._epoch} has taken over; this exchange is of epoch {said.epoch}",
+            )
         if said.epoch > self._epoch:
             self._epoch, self._version, self._number = said.epoch, 0, 0
-        mine = said.incarnation == self._broker.started_ns
+        mine = said.incarnation == self._started_ns
         if mine and said.echo is not None:
             self._safe_percent = said.safe_percent
             ends = said.echo + said.lease_ns
@@ -124,7 +140,7 @@ class Control:
                 if holding is not None and holding.birth == move.birth:
                     self.migrate(move.topic, move.publishers, move.to)
         self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
-        self._broker.wake()
+        self._turn.wake()
         return self._answer(said, refused, mono_ns)
 
     def check_lease(self, now_ns: int, mono_ns: int) -> None:
@@ -135,11 +151,11 @@ class Control:
         for name, holding in self._holdings.items():
             if not holding.safe:
                 holding.safe = True
-                topic = self._broker.topics.get(name)
+                topic = self._topics.get(name)
                 if topic is not None and topic.limiter is not None:
-                    self._broker.touch(name)
+                    self._topics.touch(name)
                     self._put_in_force(topic, safe_share(topic.limiter.bucket, self._safe_percent), ended_ns)
-                    self._broker.wake()
+                    self._turn.wake()
 
     def migrate(self, topic: str, publishers: Iterable[str], to: tuple[str, ...]) -> list[str]:
         """Tell publishers of a topic to go on elsewhere; those who are not here are returned."""
@@ -150,19 +166,18 @@ class Control:
                 connection.send(order)
             if publisher not in here:
                 missing.append(publisher)
-        self._broker.wake()
+        self._turn.wake()
         return missing
 
-    def came(self, connection: Connection) -> None:
+    def came(self, declared: Declared, connection: Ordered) -> None:
         """A publisher has declared itself."""
-        declared = connection.protocol.identity.srtm
-        if declared and declared.topic:
+        self.groups[declared.publisher] = declared.group
+        if declared.topic:
             self._publishers[declared.topic].setdefault(declared.publisher, []).append(connection)
 
-    def went(self, connection: Connection) -> None:
-        """It is gone."""
-        declared = connection.protocol.identity.srtm
-        if declared and declared.topic:
+    def went(self, declared: Declared, connection: Ordered) -> None:
+        """A publisher's connection is closed."""
+        if declared.topic:
             here = self._publishers[declared.topic]
             left = [other for other in here.get(declared.publisher, ()) if other is not connection]
             if left:
@@ -180,30 +195,30 @@ class Control:
             contract, known = each.contract, self._holdings.get(name)
             if known and known.birth == each.birth:
                 known.contract = contract
-                if name in self._broker.topics:
-                    self._broker.topics[name].slo_ns = contract.slo_ns
+                if name in self._topics:
+                    self._topics[name].slo_ns = contract.slo_ns
             else:
                 paused = known is not None and known.paused  # by the controller, which says again whether it is
                 self._holdings[name] = _Holding(contract, each.birth, now_ns, paused=paused)
-                if name in self._broker.topics:
-                    topic = self._broker.touch(name)
+                if name in self._topics:
+                    topic = self._topics.touch(name)
                     self._holdings[name].since_ns += NS_PER_S if topic.recent.messages else 0
                     self._put_in_force(topic, None, now_ns)
             if problem := self.refusal(name):
                 log.warning("TOPIC(%s): %s", name, problem)
             elif contract.durability == "disk":
-                self._make_durable(self._broker.touch(name))
+                self._make_durable(self._topics.touch(name))
         self._informed = True
-        for topic in list(self._broker.topics.values()):
+        for topic in list(self._topics.values()):
             if topic.name in ended or (topic.name not in contracts and topic.closed):
                 topic.limit(None, now_ns)
                 topic.closed = False
             if topic.name in ended or topic.waiting:
-                self._broker.touch(topic.name)
+                self._topics.touch(topic.name)
 
     def _possible(self, name: str) -> bool:
         """Whether such a topic can be had here; a controller that knows our engine would not have made it otherwise."""
-        engine = self._broker.engine
+        engine = self._topics.engine
         problem = refusal(engine.kind, name) if engine else None
         if problem:
             log.warning("TOPIC(%s): %s", name, problem)
@@ -211,8 +226,8 @@ class Control:
 
     def _make_durable(self, topic: Topic) -> None:
         """What is in memory already would be lost between the two: such a topic has to be emptied first."""
-        if topic.durable is None and self._broker.durable and not topic.messages:
-            self._broker.durable.adopt(topic)
+        if topic.durable is None and self._topics.disk is not None and not topic.messages:
+            self._topics.disk.adopt(topic)
 
     def _grant(self, name: str, epoch: int, grant: Grant, now_ns: int) -> str | None:
         """Put a grant in force; returns why not, if it cannot be."""
@@ -224,15 +239,15 @@ class Control:
         if stamp > holding.stamp:
             holding.stamp, holding.safe = stamp, False
             bucket = grant.share.bucket if grant.share else None
-            holding.surrendered_ntok = self._put_in_force(self._broker.touch(name), bucket, now_ns, grant.gift_ntok)
+            holding.surrendered_ntok = self._put_in_force(self._topics.touch(name), bucket, now_ns, grant.gift_ntok)
         return None
 
     def _pause(self, wanted: set[str], now_ns: int) -> None:
         """Stop topics that the controller has paused, and let go on those that it has paused before."""
         for name, holding in self._holdings.items():
-            if name in self._broker.topics and holding.paused != (name in wanted):
+            if name in self._topics and holding.paused != (name in wanted):
                 holding.paused = name in wanted
-                self._broker.touch(name).pause(now_ns, on=holding.paused)
+                self._topics.touch(name).pause(now_ns, on=holding.paused)
 
     def _put_in_force(self, topic: Topic, share: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Give a topic its share, or close it; returns the nano-tokens that were given up."""
@@ -245,31 +260,31 @@ class Control:
         return topic.limit(share, now_ns, gift_ntok)
 
     def _answer(self, said: Exchange, refused: dict[str, str], mono_ns: int) -> Answer:
-        broker = self._broker
-        rates = {topic.name: topic.recent.last_messages for topic in broker.topics.values()}
+        topics, engine = self._topics, self._topics.engine
+        rates = {topic.name: topic.recent.last_messages for topic in topics.values()}
         return Answer(
-            broker.options.name,
-            broker.started_ns,
+            self._name,
+            self._started_ns,
             said.number,
             self._number,
             mono_ns,
             self._version,
             {
-                name: self._report(broker.topics[name], holding, said)
+                name: self._report(topics[name], holding, said)
                 for name, holding in self._holdings.items()
-                if name in broker.topics
+                if name in topics
             },
             rate_mps=sum(rates.values()),
-            lag_ns=broker.lag_ns,
+            lag_ns=self._turn.lag_ns,
             free_mps=sum(rate for name, rate in rates.items() if name not in self._holdings),
             contracts={name: Listed(each.birth, each.contract) for name, each in self._holdings.items()}
             if said.recall
             else None,
             refused=refused,
-            engine=broker.engine.kind if broker.engine else "local",
-            engine_problem=broker.engine.trouble if broker.engine else None,
-            engine_address=broker.engine.delivery if broker.engine else None,
-            stores=broker.durable is not None,
+            engine=engine.kind if engine else "local",
+            engine_problem=engine.trouble if engine else None,
+            engine_address=engine.delivery if engine else None,
+            stores=topics.disk is not None,
         )
 
     def _report(self, topic: Topic, holding: _Holding, said: Exchange) -> TopicReport:
@@ -291,7 +306,7 @@ class Control:
                 for each in topic.recent.history
                 if each.number > said.heard and each.at_ns >= holding.since_ns
             ],
-            [(name, self._broker.groups.get(name)) for name in here] if listed else None,
+            [(name, self.groups.get(name)) for name in here] if listed else None,
         )
 
 
@@ -309,19 +324,3 @@ def _second(second: statistics.Second) -> Second:
         latencies.flat,
         second.processing_sketch.flat,
     )
-
-
-def throttled(connection: Connection, topic: Topic) -> None:
-    """Tell a client of SRTM's why its topic is not read any more, and for about how long."""
-    if connection.protocol.identity.srtm is None:
-        return
-    limiter = topic.limiter
-    half = len(topic.waiting) // 2
-    wait_ms = round(half * 1_000_000 / limiter.bucket.r_mtps) if limiter and half else _UNKNOWN_MS
-    connection.send(encode(Throttle(topic.name, max(1, min(wait_ms, _LONGEST_MS)))))
-
-
-def resumed(connection: Connection, topic: Topic) -> None:
-    """Tell a client of SRTM's that its topic is read again: tokens may have come sooner than was thought."""
-    if connection.protocol.identity.srtm is not None:
-        connection.send(encode(Throttle(topic.name, 0)))

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING
 import httpx
 
 from srtm.errors import BrokerError, ProtocolError
+from srtm.net.backoff import Backoff
+from srtm.net.explain import explained
+from srtm.net.sockets import open_streams
 from srtm.protocol import lookup
 from srtm.protocol.names import MAGIC_V1, ephemeral, valid_name
 
 if TYPE_CHECKING:
-    from srtm.broker.ioloop import Broker
+    from srtm.broker.broker import Broker
     from srtm.broker.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -30,7 +33,7 @@ PING_S = 15.0
 LOOK_S = 0.5  # until it is noticed that a service has gone, which may be back by then and know nothing
 CONNECT_S = 1.0
 ANSWER_S = 5.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 4.0  # a controller that recovers waits for longer than that
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 4.0  # a controller that recovers waits for longer than that
 _PATIENT_S = 1.0  # pauses that are longer than that are worth a line in the log
 _BATCH = 500  # commands that are sent before their answers are read
 
@@ -57,30 +60,29 @@ class Peer:
 
     async def keep(self) -> None:
         """Connect, tell everything, and tell changes; again and again, with pauses that grow."""
-        wait_s, told = FIRST_WAIT_S, False
+        backoff, told = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S), False
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    reader, writer = await asyncio.open_connection(self._host, self._port)
+                    reader, writer = await open_streams(self._host, self._port)
             except OSError as error:
-                if wait_s > _PATIENT_S and not told:  # both may just have been started
-                    log.warning("LOOKUPD(%s): cannot connect: %s", self.address, str(error) or type(error).__name__)
+                if backoff.limit_s > _PATIENT_S and not told:  # both may just have been started
+                    log.warning("LOOKUPD(%s): cannot connect: %s", self.address, explained(error))
                     told = True
             else:
                 told = False
                 try:
                     await self._speak(reader, writer)
                 except (OSError, EOFError, ProtocolError) as error:
-                    log.warning("LOOKUPD(%s): %s", self.address, str(error) or type(error).__name__)
+                    log.warning("LOOKUPD(%s): %s", self.address, explained(error))
                 finally:
                     if self.http is not None:
-                        wait_s = FIRST_WAIT_S
+                        backoff.reset()
                     self.http = None
                     writer.close()
                     with suppress(OSError):
                         await writer.wait_closed()
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         broker = self._broker
@@ -107,8 +109,8 @@ class Peer:
 
     async def _change(self, reader: asyncio.StreamReader) -> bool:
         """Whether something changed before it is time for a PING; EOFError once the service has gone."""
-        until = self._broker.loop.time() + PING_S
-        while (left_s := until - self._broker.loop.time()) > 0:
+        until = self._broker.turn.loop.time() + PING_S
+        while (left_s := until - self._broker.turn.loop.time()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LOOK_S, left_s)):
                     return await self.changed.wait()
@@ -119,7 +121,9 @@ class Peer:
     async def _update(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Tell the difference between what is and what was told."""
         there: Names = set()
-        for topic in self._broker.topics.values() if self._broker.engine is None else ():  # or else consumers come here
+        for topic in (
+            self._broker.topics.values() if self._broker.topics.engine is None else ()
+        ):  # or else consumers come here
             there.add((topic.name, None))
             there.update((topic.name, name) for name in topic.channels)
         gone = self._registered - there
@@ -168,12 +172,12 @@ class Registration:
         """Register, and follow the broker from now on."""
         for peer in self._peers:
             self._begin(peer)
-        self._broker.on_change = self._changed
-        if self._broker.engine is None:
-            self._broker.on_topic = self._made
+        self._broker.topics.on_change = self._changed
+        if self._broker.topics.engine is None:
+            self._broker.topics.on_topic = self._made
 
     def _begin(self, peer: Peer) -> None:
-        self._follow(self._broker.loop.create_task(peer.keep()))
+        self._follow(self._broker.turn.loop.create_task(peer.keep()))
 
     def _follow(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -187,21 +191,20 @@ class Registration:
         urls = [peer.http for peer in self._peers if peer.http]
         if urls:
             topic.starting = True
-            self._follow(self._broker.loop.create_task(self._start(topic, urls)))
+            self._follow(self._broker.turn.loop.create_task(self._start(topic, urls)))
 
     async def _start(self, topic: Topic, urls: list[str]) -> None:
         """Make the channels that the topic has elsewhere, and let it begin."""
         try:
             found = await asyncio.gather(*(self._channels(url, topic.name) for url in urls))
-            if self._broker.topics.get(topic.name) is topic:
+            if self._broker.topics.alive(topic):
                 for name in sorted(set().union(*found)):
                     if valid_name(name) and not ephemeral(name):  # those have no consumer here
-                        self._broker.channel(topic, name)
+                        self._broker.topics.channel(topic, name)
         finally:
             topic.starting = False
-        if self._broker.topics.get(topic.name) is topic:
-            self._broker.touch(topic.name)
-            self._broker.wake()
+        if self._broker.topics.alive(topic):
+            self._broker.turn.touch(topic)
 
     async def _channels(self, url: str, topic: str) -> list[str]:
         try:
@@ -214,7 +217,7 @@ class Registration:
 
     async def stop(self) -> None:
         """Register no more; the services notice that the connections are closed."""
-        self._broker.on_change = self._broker.on_topic = None
+        self._broker.topics.on_change = self._broker.topics.on_topic = None
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,106 +1,165 @@
-"""All settings of a broker with their defaults; flags derive from them."""
+"""All options of a broker with their defaults; flags and variables derive from those with a help text."""
 
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from srtm.errors import BrokerError, InputError
 from srtm.files import not_readable, not_writable
 from srtm.net.compression import HAS_SNAPPY
 from srtm.net.tls import VERSIONS, server_context
+from srtm.options import LOG_FORMAT, LOG_LEVEL, PORT, option
 from srtm.protocol.names import Settings
-from srtm.units import parse_duration_ns
+from srtm.units import NS_PER_MS, parse_duration_ns
 
 if TYPE_CHECKING:
     import ssl
 
-MAX_IDENTIFY_SIZE = 64 * 1024  # of the JSON that a client may send before anybody knows it; nsqd takes 5 MiB
+MAX_IDENTIFY_SIZE = 64 * 1024  # JSON that an unknown client may send; nsqd takes 5 MiB
 
-CLIENT_AUTH_POLICIES = ("", "require", "require-verify")
-_FOREVER_NS = 2**62  # what the log can count: 146 years
+_NSQD = Settings()  # nsqd's defaults are ours
+_AUTH_POLICIES = ("require", "require-verify")
+_FOREVER_NS = 2**62  # the longest time the log can count: 146 years
+_STORAGE, _CONTROL, _LIMITS, _TLS, _LOGS = "Storage", "Discovery and control", "Limits", "TLS and AUTH", "Logging"
+_BYTES: dict[str, Any] = {"metavar": "BYTES", "min": 1, "panel": _LIMITS}
+_FILE: dict[str, Any] = {"metavar": "FILE", "panel": _TLS}
+
+
+def retained_ns(text: str) -> int:
+    """The retention time in `text`, as in 36h; InputError if it is not a duration above zero that the log can count."""
+    age_ns = parse_duration_ns(text) if text.isascii() else 0
+    if not 0 < age_ns < _FOREVER_NS:
+        raise InputError(f"retention time must be a duration such as 36h, not {text!r}", value=text)
+    return age_ns
+
+
+def _msg_timeout_ms(text: str) -> int:
+    timeout_ms = parse_duration_ns(text) // NS_PER_MS
+    if not 1 <= timeout_ms <= _NSQD.max_msg_timeout_ms:
+        raise InputError(f"--msg-timeout must be between 1ms and 15m, not {text!r}", value=text)
+    return timeout_ms
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """What a broker is told at its start."""
+    """Options of one broker."""
 
-    host: str = "127.0.0.1"
-    tcp_port: int = 4150
-    http_port: int = 4151
-    name: str = field(default_factory=socket.gethostname)
-    broadcast_address: str | None = None  # the host's name
-    # Who delivers released messages: local (this broker's channels), or the address of an nsqd or of NATS servers.
-    engine: str = "local"
-    # Where disk topics are, and where queues of memory topics are kept over a stop; none without.
-    data_path: str | None = None
-    # What disk topics keep, unless they are told otherwise: with a size or an age, no more than that, finished or not;
-    # what all channels have finished goes in any case, unless it is to be retained.
-    retain_bytes: int | None = None
-    retain_age_ns: int | None = None
-    retain_acknowledged: bool = False
-    lookupd: tuple[str, ...] = ()
-    # The controller that this broker is under (host:port, as of nsqlookupd); topics under contract wait for its grants.
-    controller: str | None = None
-    control_token: str | None = None  # that the controller has to show
-    settings: Settings = field(default_factory=lambda: Settings(max_identify_size=MAX_IDENTIFY_SIZE))
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_auth_policy: str = ""  # or require, or require-verify: clients must show a certificate
-    tls_root_ca_file: str | None = None  # who vouches for clients, and for authorities
-    tls_required: bool = False
-    plain_http: bool = False  # where TLS is required, HTTP is answered without it all the same
-    https_port: int | None = None  # HTTPS, with the same certificate; none unless given
-    tls_min_version: str = "tls1.2"
-    auth_http_addresses: tuple[str, ...] = ()
-    kernel_time: bool = True  # arrival times are the kernel's; without, those of reading, for comparisons
-    trace_folder: str | None = None  # where traces may be recorded; nowhere unless given
-    # A topic that holds more than this, waiting for tokens or for subscribers, stops reading its publishers.
-    max_held_messages: int = 100_000
-    max_held_bytes: int = 256 * 1024 * 1024
-    # What may be written to a subscriber that does not read; beyond it, it gets no more messages.
-    max_unsent_bytes: int = 1024 * 1024
+    host: str = option("127.0.0.1", "Listen address", "ADDRESS")
+    tcp_port: int = option(4150, "Port of the NSQ protocol; 0 picks a free one", **PORT)
+    http_port: int = option(4151, "Port of the HTTP API; 0 picks a free one", **PORT)
+    name: str = option("", "Name of this broker", "NAME", shown="host name and port")
+    broadcast_address: str | None = option(None, "Host that clients connect to", "HOST", shown="host name")
+    engine: str = option("local", "Delivery engine: local, nsqd://… or nats://…", "URL", envvar="SRTM_ENGINE")
+    kernel_time: bool = option(True, "Take arrival times from the kernel instead of from the read")
+    data_path: str | None = option(None, "Folder for disk topics and saved queues", "FOLDER", panel=_STORAGE)
+    retain_bytes: int | None = option(
+        None, "Maximum bytes that a disk topic keeps", "BYTES", panel=_STORAGE, shown="until all channels finish", min=1
+    )
+    retain_age_ns: int | None = option(
+        None,
+        "Delete disk-topic messages older than this, as in 36h",
+        "DURATION",
+        flag="--retain-age",
+        panel=_STORAGE,
+        parse=retained_ns,
+        shown="never",
+    )
+    retain_acknowledged: bool = option(False, "Keep messages that all channels finished, for replay", panel=_STORAGE)
+    trace_folder: str | None = option(None, "Folder that traces may be recorded in", "FOLDER", panel=_STORAGE)
+    lookupd: tuple[str, ...] = option(
+        (), "nsqlookupd to register with; repeatable", "HOST:PORT", flag="--lookupd-tcp-address", panel=_CONTROL
+    )
+    controller: str | None = option(None, "Controller that grants this broker its shares", "HOST:PORT", panel=_CONTROL)
+    control_token: str | None = option(
+        None, "Token that the controller must present", "TOKEN", envvar="SRTM_CONTROL_TOKEN", panel=_CONTROL
+    )
+    max_msg_size: int = option(_NSQD.max_msg_size, "Maximum size of a message", max=1 << 30, **_BYTES)
+    max_body_size: int = option(_NSQD.max_body_size, "Maximum size of a batch (MPUB)", max=1 << 30, **_BYTES)
+    msg_timeout_ms: int = option(
+        _NSQD.msg_timeout_ms,
+        "Time after which an unfinished message is requeued",
+        "DURATION",
+        flag="--msg-timeout",
+        panel=_LIMITS,
+        parse=_msg_timeout_ms,
+        shown="60s",
+    )
+    max_held_messages: int = option(
+        100_000, "Maximum messages a topic holds before its publishers wait", "N", panel=_LIMITS, min=1
+    )
+    max_held_bytes: int = option(256 * 1024 * 1024, "Maximum bytes a topic holds before its publishers wait", **_BYTES)
+    tls_cert: str | None = option(None, "Certificate (PEM)", **_FILE)
+    tls_key: str | None = option(None, "Private key of the certificate (PEM)", **_FILE)
+    tls_required: bool = option(False, "Require TLS of all clients, including HTTP", panel=_TLS)
+    plain_http: bool = option(False, "Allow plain HTTP even with --tls-required", panel=_TLS)
+    https_port: int | None = option(
+        None, "Port of the HTTPS API; 0 picks a free one", **PORT, panel=_TLS, shown="no HTTPS"
+    )
+    tls_client_auth_policy: str = option(
+        "", f"Client certificates: {' or '.join(_AUTH_POLICIES)}", "POLICY", panel=_TLS, shown="not required"
+    )
+    tls_root_ca_file: str | None = option(None, "CA file that verifies client certificates and auth servers", **_FILE)
+    tls_min_version: str = option("tls1.2", "Oldest TLS version to accept", "VERSION", panel=_TLS)
+    auth_http_addresses: tuple[str, ...] = option(
+        (), "Auth server that authorizes clients; repeatable", "HOST:PORT", flag="--auth-http-address", panel=_TLS
+    )
+    log_format: str = option(*LOG_FORMAT, panel=_LOGS)
+    log_level: str = option("info", *LOG_LEVEL, panel=_LOGS)
+    # No flags: tuning for tests and measurements.
+    max_unsent_bytes: int = 1024 * 1024  # written to a subscriber that does not read before it gets no more messages
     read_size: int = 256 * 1024
     backlog: int = 1024
+    settings: Settings = field(init=False)  # of the protocol; follows from the options above
+
+    def __post_init__(self) -> None:
+        """Derive the broker's name and the settings that it offers to clients."""
+        if not self.name:
+            suffix = "" if self.tcp_port == 4150 else f"-{self.tcp_port}"
+            object.__setattr__(self, "name", socket.gethostname() + suffix)
+        settings = Settings(
+            max_msg_size=self.max_msg_size,
+            max_body_size=self.max_body_size,
+            max_identify_size=MAX_IDENTIFY_SIZE,
+            msg_timeout_ms=self.msg_timeout_ms,
+            tls_v1=bool(self.tls_cert),
+            tls_required=self.tls_required or bool(self.tls_client_auth_policy),
+            snappy=HAS_SNAPPY,
+            auth_required=bool(self.auth_http_addresses),
+        )
+        object.__setattr__(self, "settings", settings)
 
     @property
     def address(self) -> str:
-        """Where others are told to reach it. Its name need not be one that can be resolved."""
+        """The host that other machines connect to; the broker's name need not resolve."""
         return self.broadcast_address or socket.gethostname()
 
 
-def retained_ns(text: str) -> int:
-    """How long messages are kept, as in 36h; InputError where that is no time, or beyond all clocks."""
-    age_ns = parse_duration_ns(text) if text.isascii() else 0
-    if not 0 < age_ns < _FOREVER_NS:
-        raise InputError(f"messages are kept for a time such as 36h, not {text!r}", value=text)
-    return age_ns
-
-
 def settled(options: BrokerOptions) -> BrokerOptions:
-    """The options with what follows from them: a server offers what it can do."""
+    """The same options, checked against one another and the disk; BrokerError lists all problems."""
     problems = []
     if bool(options.tls_cert) != bool(options.tls_key):
-        problems.append("give --tls-cert and --tls-key together")
-    if options.tls_client_auth_policy not in CLIENT_AUTH_POLICIES:
-        problems.append(f"--tls-client-auth-policy is require or require-verify, not {options.tls_client_auth_policy}")
+        problems.append("--tls-cert and --tls-key must be given together")
+    if options.tls_client_auth_policy not in ("", *_AUTH_POLICIES):
+        known = " or ".join(_AUTH_POLICIES)
+        problems.append(f"--tls-client-auth-policy must be {known}, not {options.tls_client_auth_policy!r}")
     if options.tls_client_auth_policy and not options.tls_root_ca_file:
-        problems.append("clients' certificates are always verified: give --tls-root-ca-file")
+        problems.append("--tls-client-auth-policy needs --tls-root-ca-file to verify client certificates")
     if options.tls_min_version not in VERSIONS:
-        problems.append(f"--tls-min-version is one of {', '.join(VERSIONS)}, not {options.tls_min_version}")
-    required = options.tls_required or bool(options.tls_client_auth_policy)
+        problems.append(f"--tls-min-version must be one of {', '.join(VERSIONS)}, not {options.tls_min_version!r}")
+    required = options.settings.tls_required
     if required and not options.tls_cert:
-        problems.append("TLS can only be required with --tls-cert and --tls-key")
+        problems.append("requiring TLS needs --tls-cert and --tls-key")
     if options.https_port is not None and not options.tls_cert:
-        problems.append("HTTPS needs a certificate: give --tls-cert and --tls-key with --https-port")
+        problems.append("--https-port needs --tls-cert and --tls-key")
     if options.plain_http and not required:
-        problems.append("--plain-http takes HTTP from what --tls-required requires: give both, or neither")
+        problems.append("--plain-http has no effect without --tls-required; give both or neither")
     retained = options.retain_bytes is not None or options.retain_age_ns is not None or options.retain_acknowledged
     if retained and not options.data_path:
-        problems.append("--retain-… is about topics on disk: give --data-path, too")
+        problems.append("--retain-bytes, --retain-age and --retain-acknowledged need --data-path")
     problems += [
-        f"--auth-http-address is HOST:PORT or a URL, not {address!r}"
+        f"--auth-http-address must be HOST:PORT or a URL, not {address!r}"
         for address in options.auth_http_addresses
         if "://" not in address and not _is_place(address)
     ]
@@ -110,19 +169,12 @@ def settled(options: BrokerOptions) -> BrokerOptions:
         ("--tls-root-ca-file", options.tls_root_ca_file),
     ):
         if path and (why := not_readable(path)):
-            problems.append(f"{flag} {path}: {why}")
+            problems.append(f"{flag}: cannot read {path}: {why}")
     if options.trace_folder and (why := not_writable(options.trace_folder)):
-        problems.append(f"--trace-folder {options.trace_folder}: {why}; make it, or let this user write to it")
+        problems.append(f"--trace-folder: cannot write to {options.trace_folder}: {why}; create it or make it writable")
     if problems:
         raise BrokerError("; ".join(problems), problems=problems)
-    settings = replace(
-        options.settings,
-        tls_v1=bool(options.tls_cert),
-        tls_required=required,
-        snappy=options.settings.snappy and HAS_SNAPPY,
-        auth_required=bool(options.auth_http_addresses),
-    )
-    return replace(options, settings=settings)
+    return options
 
 
 def _is_place(address: str) -> bool:
@@ -131,7 +183,7 @@ def _is_place(address: str) -> bool:
 
 
 def tls_of(options: BrokerOptions) -> ssl.SSLContext | None:
-    """The server's side of TLS, or None without a certificate."""
+    """The TLS context of the server, or None without a certificate."""
     if not options.tls_cert or not options.tls_key:
         return None
     return server_context(

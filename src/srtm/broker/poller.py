@@ -9,17 +9,39 @@ from __future__ import annotations
 
 import select
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
     from collections.abc import Callable, Iterable
 
     Reader = Callable[[], None]
 
 AT_ONCE = 64  # reads of one turn: the first messages of a burst need not wait for the last
 TURNS = 16  # that follow each other at once; then others in the loop have theirs
+
+
+class Socket(Protocol):
+    """A non-blocking socket, or an object that behaves like one."""
+
+    def fileno(self) -> int:
+        """Return a number of its own; -1 once it is closed."""
+
+    def recvmsg_into(self, buffers: list[memoryview], ancillary: int, /) -> tuple[int, list[Any], int, Any]:
+        """Read bytes, with the kernel's stamp beside them."""
+
+    def send(self, data: bytes | bytearray, /) -> int:
+        """Take some bytes and return how many; BlockingIOError if none fit, OSError if the peer is gone."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Watched(Protocol):
+    """Any file that can be watched."""
+
+    def fileno(self) -> int:
+        """Return its number."""
 
 
 class Turn(Protocol):
@@ -32,16 +54,17 @@ class Turn(Protocol):
 class Poller:
     """Calls `turn` with the readers of sockets that can be read."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, turn: Turn) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, turn: Turn, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._loop = loop
         self._turn = turn
+        self._now_ns = now_ns
         self._readers: dict[int, Reader] = {}
         self.began_ns = 0  # when it was last looked for those that are ready
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         if self._epoll is not None:
             loop.add_reader(self._epoll.fileno(), self._ready)
 
-    def add(self, sock: socket.socket, reader: Reader) -> None:
+    def add(self, sock: Watched, reader: Reader) -> None:
         """Watch a socket; one that is watched already stays so."""
         fd = sock.fileno()
         if fd in self._readers:
@@ -52,7 +75,7 @@ class Poller:
         else:
             self._epoll.register(fd, select.EPOLLIN)
 
-    def remove(self, sock: socket.socket) -> None:
+    def remove(self, sock: Watched) -> None:
         """Watch it no more; one that is not watched is passed over."""
         fd = sock.fileno()
         if self._readers.pop(fd, None) is None:
@@ -62,10 +85,18 @@ class Poller:
         else:
             self._epoll.unregister(fd)
 
+    def add_writer(self, sock: Watched, callback: Callable[[], None]) -> None:
+        """Call back whenever a socket can be written to."""
+        self._loop.add_writer(sock, callback)
+
+    def remove_writer(self, sock: Watched) -> None:
+        """Call back no more."""
+        self._loop.remove_writer(sock)
+
     def _ready(self) -> None:
         assert self._epoll is not None
         readers = self._readers
-        self.began_ns = time.time_ns()
+        self.began_ns = self._now_ns()
         for left in reversed(range(TURNS)):
             found = self._epoll.poll(0, AT_ONCE)
             more = left > 0 and len(found) == AT_ONCE
@@ -76,7 +107,7 @@ class Poller:
 
     def again(self) -> Iterable[Reader]:
         """Those who can be read now, to be read in this same turn."""
-        self.began_ns = time.time_ns()
+        self.began_ns = self._now_ns()
         found = self._epoll.poll(0, AT_ONCE * TURNS) if self._epoll is not None else ()
         return (self._readers[fd] for fd, _ in found if fd in self._readers)
 

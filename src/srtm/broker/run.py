@@ -10,39 +10,42 @@ import asyncio
 import contextlib
 import errno
 import gc
+import time
 from typing import TYPE_CHECKING
 
 from srtm import program
+from srtm.broker.broker import Broker
 from srtm.broker.http.api import app
-from srtm.broker.ioloop import Broker
 from srtm.errors import BrokerError, SRTMError
+from srtm.net.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from srtm.broker.options import BrokerOptions
+    from srtm.broker.turn import Clock
 
 _IDLE_S = 0.5
 _MOST_OBJECTS = 200_000  # new containers that may pile up before they are looked at in spite of traffic
 
 
 @contextlib.asynccontextmanager
-async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
+async def serving(options: BrokerOptions, clock: Clock = time) -> AsyncIterator[Broker]:
     """A broker that serves for the time of a block."""
     loop = asyncio.get_running_loop()
-    broker = Broker(options, loop)
+    broker = Broker(options, loop, clock)
     registration = None
     if options.lookupd or options.controller:
         from srtm.broker.lookup import Registration
 
         registration = Registration(broker)
     with _no_collector():
-        sites: list[program.Site] = []
+        sites: list[Site] = []
         try:
             broker.listen()
-            sites.append(program.Site(app(broker), options.host, options.http_port))
+            sites.append(Site(app(broker), options.host, options.http_port))
             if options.https_port is not None:
-                sites.append(program.Site(app(broker, tls=True), options.host, options.https_port, broker.tls))
+                sites.append(Site(app(broker, tls=True), options.host, options.https_port, broker.clients.tls))
         except BrokerError:
             broker.stop()
             raise
@@ -70,14 +73,14 @@ async def serving(options: BrokerOptions) -> AsyncIterator[Broker]:
             tidying.cancel()
             if registration:
                 await registration.stop()
-            if broker.recorder:
+            if broker.turn.recorder:
                 with contextlib.suppress(SRTMError):
-                    await broker.recorder.stop()
+                    await broker.turn.recorder.stop()
             try:
                 broker.stop()
             finally:
-                if broker.authority:
-                    await broker.authority.close()
+                if broker.clients.authority:
+                    await broker.clients.authority.close()
                 for site in sites:
                     await site.stop()
 

@@ -11,28 +11,83 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain, groupby, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from srtm.broker.channel import Channel
-from srtm.broker.engines.lane import settle
+from srtm.broker.receipts import Sink, settle
 from srtm.broker.statistics import Recent
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from srtm.broker.connection import Connection
-    from srtm.broker.disk.durable import Durable
-    from srtm.broker.engines.lane import Lane
-    from srtm.broker.engines.spool import Spool
     from srtm.broker.message import Message
 
 # What would wait longer than a second for tokens may as well wait with its publisher; few messages cost nobody much.
 _PATIENCE_S, _LEAST_WAITING = 1, 1_000
 _by_arrival = attrgetter("arrival_ns")
 _LOOKED_AT = 10_000  # messages that wait, when a publisher goes; it has to wait for those before them
+
+
+class Sender(Sink, Protocol):
+    """A publisher, over TCP or HTTP."""
+
+    publisher: str
+    too_full: Callable[[Topic], bool] | None  # when its messages are refused; None if it can be made to wait instead
+
+    def hold(self) -> None:
+        """Be read no more until the disk has its messages."""
+
+    def release(self) -> None:
+        """Be read again."""
+
+    def slow(self) -> None:
+        """Read little next time: its messages must wait for tokens anyway."""
+
+    def block(self, topic: Topic) -> bool:
+        """Be read no more until the topic has room; False if it cannot be made to wait."""
+
+    def unblock(self, topic: Topic) -> None:
+        """Be read again."""
+
+
+class Outlet(Protocol):
+    """The way to a delivery engine, instead of channels."""
+
+    bytes: int
+
+    @property
+    def held(self) -> int:
+        """Messages without an acknowledgement."""
+
+    def put(self, messages: list[Message]) -> None:
+        """Send these as soon as there is room."""
+
+    def release(self, now_ns: int) -> None:
+        """Let the topic go on, unless the engine or a pause holds it."""
+
+    def statistics(self) -> dict[str, Any]:
+        """A snapshot."""
+
+
+class Backlog(Protocol):
+    """Messages of the topic that only the log has, for an engine that has not acknowledged them."""
+
+    messages: int
+    lost: int
+
+    @property
+    def grown(self) -> int:
+        """How many more these are than when the topic could release messages last."""
+
+
+class Storage(Protocol):
+    """The disk that keeps the topic's messages."""
+
+    def extent(self, topic: Topic) -> dict[str, Any]:
+        """A snapshot of the topic's log."""
 
 
 class Topic:
@@ -45,11 +100,10 @@ class Topic:
         self.starting = False  # it is being asked elsewhere which channels it has
         self.closed = False  # it is under contract and has no share here: everything waits
         self.slo_ns: int | None = None  # the latency that it was promised
-        self.farewells: list[tuple[int, Connection]] = []  # publishers that go when so many messages have left
         self.drops = False  # non-conformant messages are dropped instead of made to wait; none of a topic on disk is
-        self.durable: Durable | None = None  # on disk, and not in memory alone
-        self.lane: Lane | None = None  # to an engine, instead of channels
-        self.spool: Spool | None = None  # on disk and to an engine: what that has not acknowledged
+        self.durable: Storage | None = None  # on disk, and not in memory alone
+        self.lane: Outlet | None = None  # to an engine, instead of channels
+        self.spool: Backlog | None = None  # on disk and to an engine: what that has not acknowledged
         self.later = False  # publishers are answered when a disk or an engine has their messages
         self.stalled = False  # the engine takes nothing: messages wait without a claim on tokens
         self.limiter: Limiter | None = None
@@ -58,7 +112,7 @@ class Topic:
         self.waiting: deque[Message] = deque()  # for tokens
         self.unclaimed: deque[Message] = deque()  # released, and no channel there
         self.channels: dict[str, Channel] = {}
-        self.senders: dict[Connection, None] = {}  # who published in this turn
+        self.senders: dict[Sender, None] = {}  # who published in this turn
         self.messages = self.bytes = 0
         self.waiting_bytes = self.unclaimed_bytes = 0
         self.recent = Recent()
@@ -149,6 +203,11 @@ class Topic:
             behind += self.lane.held
             behind_bytes += self.lane.bytes
         return len(self.waiting) + behind, self.waiting_bytes + behind_bytes
+
+    def end_second(self, now_ns: int) -> None:
+        """Sum up the second that ends now, and begin the next."""
+        peak_ntok = self.limiter.take_peak_ntok() if self.limiter else 0
+        self.recent.close(now_ns, len(self.waiting), peak_ntok, self.slo_ns)
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""

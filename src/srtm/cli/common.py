@@ -1,18 +1,14 @@
-"""What verbs have in common: flags from options; for those on Spark, a session with a line of progress."""
+"""Shared by verbs: options, tables, JSON; for verbs on Spark, a session with a line of progress."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from enum import StrEnum
-from functools import wraps
-from inspect import Parameter, Signature
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -22,6 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from srtm.errors import InputError
+from srtm.model.broker_models import BROKER_MODELS
+from srtm.model.latency import SLO
+from srtm.model.placement import POLICIES, policy_named
+from srtm.options import LOG_FORMATS, LOG_LEVELS
+from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from srtm.model.timeline import Timeline
     from srtm.pipeline.session import SparkSession
 
-T = TypeVar("T")
 STOPPED = 130  # the exit code that stands for Ctrl-C
+SLO_P99 = f"{SLO().limit_ns / NS_PER_MS:g}ms"  # the default of every verb that takes an SLO
+WORKLOAD, SPARK, BROKERS = "Workload", "Spark", "Brokers"  # headings of --help
 
 
 class Format(StrEnum):
@@ -40,20 +42,89 @@ class Format(StrEnum):
     JSON = "json"
 
 
-Trace = Annotated[Path, typer.Argument(help="A trace: a Parquet file, or a folder of them.", show_default=False)]
-Master = Annotated[str | None, typer.Option(help="A Spark cluster, as in spark://host:7077 (this machine).")]
-Remote = Annotated[str | None, typer.Option(help="A Spark Connect server, as in sc://host.")]
+def known_policy(name: str | None) -> str | None:
+    """The same name; InputError if there is no such policy."""
+    return name if name is None else policy_named(name).name
+
+
+Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Parquet file, or folder of them", show_default=False)]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Spark cluster, as in spark://host:7077",
+        rich_help_panel=SPARK,
+        show_default="this machine",
+    ),
+]
+Remote = Annotated[
+    str | None, typer.Option(metavar="URL", help="Spark Connect server, as in sc://host", rich_help_panel=SPARK)
+]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--spark-conf", metavar="KEY=VALUE", help="An option of Spark's, such as spark.driver.memory=4g."),
+    typer.Option(
+        "--spark-conf",
+        metavar="KEY=VALUE",
+        help="Spark option, as in spark.driver.memory=4g; repeatable",
+        rich_help_panel=SPARK,
+    ),
 ]
-Form = Annotated[Format, typer.Option("--format", help="How to print the result.")]
-R = Annotated[str | None, typer.Option("--r", help="Tokens a second of every topic's contract.")]
-B = Annotated[str | None, typer.Option("--b", help="Tokens of its full bucket.")]
+Form = Annotated[Format, typer.Option("--format", metavar="FORMAT", help="Output format: table or json")]
+R = Annotated[str | None, typer.Option("--r", metavar="RATE", help="Tokens per second of every topic's contract")]
+B = Annotated[str | None, typer.Option("--b", metavar="TOKENS", help="Bucket size of every topic's contract")]
 Contract = Annotated[
-    Path | None, typer.Option(help="Instead: a JSON file with (r, b) of each topic, as srtm profile --json writes it.")
+    Path | None,
+    typer.Option(metavar="FILE", help="JSON file with (r, b) of each topic, as srtm profile --json prints it"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Slo = Annotated[
+    str,
+    typer.Option("--slo-p99", metavar="DURATION", help="p99 end-to-end latency to hold; a bare number is in ms"),
+]
+PolicyName = Annotated[
+    str,
+    typer.Option("--policy", metavar="POLICY", help=f"Placement policy: {', '.join(POLICIES)}", callback=known_policy),
+]
+BrokerModel = Annotated[
+    str,
+    typer.Option(
+        "--broker-model",
+        metavar="MODEL",
+        help=f"Broker model: {' or '.join(BROKER_MODELS)}",
+        rich_help_panel=BROKERS,
+    ),
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Broker model measured by srtm calibrate --out", rich_help_panel=BROKERS),
+]
+Mcap = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATE",
+        help="Messages per second that a broker can carry",
+        rich_help_panel=BROKERS,
+        show_default="from the model",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Random seed; the same seed gives the same result")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON")]
+
+Publishers = Annotated[int, typer.Option(metavar="N", help="Number of publishers", rich_help_panel=WORKLOAD)]
+Rate = Annotated[
+    float, typer.Option(metavar="RATE", help="Mean messages per second of a publisher", rich_help_panel=WORKLOAD)
+]
+Batch = Annotated[
+    int, typer.Option(metavar="N", help="Messages that a publisher sends at once", rich_help_panel=WORKLOAD)
+]
+Process = Annotated[
+    str, typer.Option(metavar="PROCESS", help="Send times: poisson or periodic", rich_help_panel=WORKLOAD)
+]
+GroupSize = Annotated[
+    int, typer.Option(metavar="N", help="Publishers that send at the same moment", rich_help_panel=WORKLOAD)
+]
+Jitter = Annotated[str, typer.Option(metavar="DURATION", help="Spread of a group's messages", rich_help_panel=WORKLOAD)]
+Duration = Annotated[str, typer.Option(metavar="DURATION", help="Length of the traffic", rich_help_panel=WORKLOAD)]
 
 
 @contextmanager
@@ -66,13 +137,13 @@ def spark_for(
     *,
     heavy: bool = False,
 ) -> Iterator[tuple[SparkSession, Status]]:
-    """A session, and the line that says what it is doing; that of `srtm spark up` if nothing else is asked for."""
+    """A Spark session and its line of progress; by default the session of `srtm spark up`."""
     from srtm.pipeline.session import spark_session
     from srtm.workload.trace import files_of
 
     given = spark_options(options)
     if trace is not None:
-        files_of(trace)  # what is not there need not wait for Spark
+        files_of(trace)  # a missing file is an error before Spark starts
     with (
         Console(stderr=True).status("starting Spark") as status,
         spark_session(master=master, remote=remote, options=given, standing=True, heavy=heavy) as spark,
@@ -82,7 +153,7 @@ def spark_for(
 
 
 def contracts_from(r: str | None, b: str | None, contract: Path | None) -> dict[str, Timeline] | Timeline:
-    """(r, b) of all topics, or of each."""
+    """(r, b) of all topics, or of each topic."""
     from srtm.model.bucket import TokenBucket
     from srtm.model.timeline import Timeline
     from srtm.workload.contract import read_contracts
@@ -90,14 +161,14 @@ def contracts_from(r: str | None, b: str | None, contract: Path | None) -> dict[
     if contract is not None and r is None and b is None:
         return read_contracts(contract)
     if contract is not None:
-        raise InputError("give --r and --b, or --contract, not both")
+        raise InputError("--contract replaces --r and --b; give one or the other")
     if r is None or b is None:
-        raise InputError("say which contract the run had: --r and --b, or --contract with a file")
+        raise InputError("the contract of the run is missing; give --r and --b, or --contract FILE")
     return Timeline(TokenBucket.of(r, b))
 
 
 def report_errors(found: Sequence[tuple[str, str | None]]) -> None:
-    """Say what was wrong with topics, and end with 1 if anything was."""
+    """Print the errors of topics; exit with 1 if there are any."""
     for topic, error in found:
         if error:
             print(f"srtm: topic {topic!r}: {plain(error)}", file=sys.stderr)
@@ -111,12 +182,12 @@ def many(count: int, what: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text from users for a terminal: what could move a cursor or turn a line around is shown as what it is."""
+    """Users' text, safe for a terminal: control characters are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class _Plain(Table):
-    """A table of texts that are what they are: names may hold brackets, which rich would take for its own."""
+    """A table of literal text: rich would read brackets in names as markup."""
 
     def add_row(self, *cells: Any, **options: Any) -> None:
         super().add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
@@ -132,21 +203,19 @@ def new_table(*columns: str, title: str | None = None, caption: str | None = Non
 
 
 def print_table(table: Table) -> None:
-    """A table on stdout: as wide as the terminal, or as it wants to be where there is none."""
+    """Print a table on stdout, as wide as the terminal; without a terminal, as wide as it needs."""
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def check_logs(form: str, level: str) -> None:
-    """Refuse what no log can be, by the flag that says it."""
-    from srtm.program import LOG_FORMATS, LOG_LEVELS
-
+    """Refuse an unknown log format or level."""
     for flag, value, known in (("--log-format", form, LOG_FORMATS), ("--log-level", level, LOG_LEVELS)):
         if value not in known:
-            raise InputError(f"{flag} is {' or '.join(known)}, not {value!r}", value=value)
+            raise InputError(f"{flag} must be {' or '.join(known)}, not {value!r}", value=value)
 
 
 def in_ms(value: float) -> str:
-    """Milliseconds for a table: three digits that count, and never an exponent of ten."""
+    """Milliseconds for a table: three significant digits, never an exponent."""
     return f"{value:.3g} ms" if abs(value) < 999.5 else f"{value:,.0f} ms"
 
 
@@ -156,35 +225,9 @@ def spark_options(given: list[str] | None) -> dict[str, str]:
     for option in given or []:
         name, equals, value = option.partition("=")
         if not equals or not name.startswith("spark."):
-            raise InputError(f"--spark-conf {option}: write it as spark.name=value, as in spark.driver.memory=4g")
+            raise InputError(f"invalid --spark-conf {option!r}; write spark.name=value, as in spark.driver.memory=4g")
         options[name] = value
     return options
-
-
-def flags_of(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Make a command of a function of options: a flag for every field with a help text, of a plain type."""
-
-    def command(run: Callable[[T], None]) -> Callable[..., None]:
-        @wraps(run)
-        def wrapped(**given: Any) -> None:
-            run(options(**given))
-
-        flagged = [each for each in fields(options) if "help" in each.metadata]  # type: ignore[arg-type]
-        kinds = get_type_hints(SimpleNamespace(__annotations__={each.name: each.type for each in flagged}))
-        parameters = [
-            Parameter(
-                each.name,
-                Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=Annotated[kinds[each.name], typer.Option(**each.metadata)],
-            )
-            for each in flagged
-        ]
-        wrapped.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
-        return wrapped
-
-    return command
 
 
 def print_json(document: object) -> None:

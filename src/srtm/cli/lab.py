@@ -1,4 +1,4 @@
-"""`srtm lab list`, `run` and `report`: the paper's evaluation, simulated or live, with every claim judged."""
+"""`srtm lab list`, `run` and `report`: the paper's evaluation, simulated or live, with a verdict on every claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from srtm.cli.common import AsJson, Master, Options, Remote, new_table, print_json, print_table, spark_options
+from srtm.cli.common import (
+    AsJson,
+    Master,
+    Options,
+    Remote,
+    Seed,
+    new_table,
+    print_json,
+    print_table,
+    spark_options,
+)
+from srtm.cli.help import App
 from srtm.cli.latency import jitter
 from srtm.errors import InputError
 from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
@@ -23,15 +34,15 @@ if TYPE_CHECKING:
     from srtm.lab.result import Result, Row, Rows
     from srtm.lab.sweep import Kept, Settings
 
-app = typer.Typer(help="Reproduce the paper's figures and tables, and judge its claims.", no_args_is_help=True)
-Out = Annotated[Path, typer.Option(help="The folder that finished cells are kept in.")]
+app = App("Reproduce the paper's figures and tables, and judge its claims.")
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of finished cells")]
 _OUT, _LIVE_OUT = Path("lab-results"), Path("lab-live")
 _SCALE = "Scale of --live"
 
 
 @app.command(name="list")
 def list_(as_json: AsJson = False) -> None:
-    """Say which results there are."""
+    """List the results."""
     from srtm.lab.results import RESULTS
 
     if as_json:
@@ -50,40 +61,65 @@ def list_(as_json: AsJson = False) -> None:
 
 @app.command()
 def run(
-    names: Annotated[list[str], typer.Argument(help="Results, figures (fig7 for its panels), or all.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="Results, figures such as fig7, or all", show_default=False)
+    ],
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Fewer points and shorter traffic: a check, not a result.")
+        bool, typer.Option("--tiny", help="Use fewer points and shorter traffic, as a quick check")
     ] = False,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 1,
-    repetitions: Annotated[int | None, typer.Option(help="Runs of every point (10; 2 if --tiny; 1 if --live).")] = None,
+    seed: Seed = 1,
+    repetitions: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Runs of every point", show_default="10; 2 with --tiny; 1 with --live"),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder that finished cells are kept in (lab-results; lab-live if --live).")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder of finished cells", show_default="lab-results; lab-live with --live"
+        ),
     ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="On real brokers and sockets of this machine, where a result has that form.")
-    ] = False,
-    publishers: Annotated[int | None, typer.Option(help="How many (400).", rich_help_panel=_SCALE)] = None,
-    rate: Annotated[float | None, typer.Option(help="Messages a second of each (5).", rich_help_panel=_SCALE)] = None,
-    seconds: Annotated[float | None, typer.Option(help="Recorded of each cell (20).", rich_help_panel=_SCALE)] = None,
-    brokers: Annotated[int | None, typer.Option(help="To be placed on (4).", rich_help_panel=_SCALE)] = None,
-    slo: Annotated[str | None, typer.Option(help="At the 99th percentile (20ms).", rich_help_panel=_SCALE)] = None,
+    live: Annotated[bool, typer.Option("--live", help="Run on real brokers and sockets of this machine")] = False,
+    as_json: AsJson = False,
+    publishers: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of publishers", rich_help_panel=_SCALE, show_default="400")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE", help="Messages per second of a publisher", rich_help_panel=_SCALE, show_default="5"
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Recorded time of each cell", rich_help_panel=_SCALE, show_default="20"),
+    ] = None,
+    brokers: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of brokers", rich_help_panel=_SCALE, show_default="4")
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="p99 latency to hold", rich_help_panel=_SCALE, show_default="20ms"),
+    ] = None,
     mcap_mps: Annotated[
-        float | None, typer.Option(help="What a broker is declared to take (800).", rich_help_panel=_SCALE)
+        float | None,
+        typer.Option(metavar="RATE", help="Declared capacity of a broker", rich_help_panel=_SCALE, show_default="800"),
     ] = None,
-    patience: Annotated[str | None, typer.Option(help="For a fit (300s).", rich_help_panel=_SCALE)] = None,
+    patience: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Maximum time for a fit", rich_help_panel=_SCALE, show_default="300s"),
+    ] = None,
     master: Master = None,
     remote: Remote = None,
     spark_conf: Options = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Run results on Spark, or live in this process, then judge their claims.
+    """Run results of the paper on Spark, or live on this machine, and judge their claims.
 
-    What --out holds already is not run again. Exit code 0 whatever the verdicts. Examples:
+    Finished cells in --out are not run again. Only some results have a live form. The exit code does not depend on
+    the verdicts.
 
+    Examples:
         srtm lab run all
-
         srtm lab run fig9 table1 --repetitions 3
-
         srtm lab run fig6a --live --publishers 400
     """
     from srtm.lab.results import named, named_live
@@ -114,18 +150,21 @@ def run(
 @app.command()
 def report(
     out: Out = _OUT,
-    page: Annotated[Path | None, typer.Option(help="The HTML page to write (lab.html in the folder).")] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Also write every figure into this folder, as SVG and PNG.")
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML file to write", show_default="lab.html in --out")
     ] = None,
-    claims: Annotated[Path | None, typer.Option(help="Also write the table of claims into this Markdown file.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write every figure as SVG and PNG")
+    ] = None,
+    claims: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the table of claims as Markdown")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what was run as one self-contained HTML page, and as figures for documents.
+    """Write the finished results as an HTML page, and optionally as figures.
 
-    For example:
-
-    srtm lab report --figures docs/figures
+    Example:
+        srtm lab report --figures docs/figures
     """
     from srtm.lab import report as reports
     from srtm.lab import results
@@ -136,7 +175,7 @@ def report(
     forms = results.live() if settings.live else results.RESULTS
     found = {name: rows for name, result in forms.items() if (rows := kept.rows(result, settings)) is not None}
     if not found:
-        raise InputError(f"no result in {out} is finished: finish one with srtm lab run")
+        raise InputError(f"no finished result in {out}; finish one with srtm lab run")
     where = page or out / "lab.html"
     reports.write_page(where, found, settings)
     if claims:
@@ -154,11 +193,11 @@ def report(
 
 
 def _scale(given: dict[str, float | None], *, live: bool) -> Live | None:
-    """The scale of a live run: what was given, and defaults."""
+    """The scale of a live run."""
     said = {name: value for name, value in given.items() if value is not None}
     if not live:
         if said:
-            raise InputError(f"{', '.join(said)}: only a live run can be scaled; say --live")
+            raise InputError(f"{', '.join(said)}: only for live runs; add --live")
         return None
     from srtm.lab.live.world import Live
 
@@ -217,7 +256,7 @@ def _verdicts(results: list[Result], settings: Settings, kept: Kept) -> list[Ver
 
 
 def _tables(results: list[Result], settings: Settings, kept: Kept) -> dict[str, Rows]:
-    """Rows of the results that are shown as tables."""
+    """Rows of the results that have tables."""
     shown = [result for result in results if result.columns]
     return {result.name: rows for result in shown if (rows := kept.rows(result, settings)) is not None}
 

@@ -1,4 +1,4 @@
-"""`srtm latency`: what this host takes away by itself."""
+"""`srtm latency`: the latency that this host adds by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from srtm.cli.common import print_json
+from srtm.cli.common import AsJson, print_json
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, format_ns, parse_duration_ns
 
@@ -15,18 +15,19 @@ _NOTICED_NS = 50_000  # gaps that a broker would notice
 
 
 def latency(
-    intrinsic: Annotated[bool, typer.Option("--intrinsic", help="Of the host alone, without any messages.")] = False,
-    duration: Annotated[str, typer.Option(help="How long to look.")] = "5s",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    intrinsic: Annotated[bool, typer.Option("--intrinsic", help="Measure the host alone, without messages")] = False,
+    duration: Annotated[str, typer.Option(metavar="DURATION", help="Length of the measurement")] = "5s",
+    as_json: AsJson = False,
 ) -> None:
-    """Measure how long this host takes the processor away from a program that does nothing but look at the clock.
+    """Measure how long this host pauses a program that only reads the clock.
 
-    No broker here can have a shorter tail. Example:
+    No broker on this host can have a shorter tail.
 
+    Example:
         srtm latency --intrinsic --duration 10s
     """
     if not intrinsic:
-        raise InputError("say of what: --intrinsic is all that can be measured without a broker")
+        raise InputError("give --intrinsic; it is the only measurement that needs no broker")
     longest_ns, lost = jitter(parse_duration_ns(duration))
     if as_json:
         print_json({"longest_ns": longest_ns, "lost": lost})
@@ -35,7 +36,7 @@ def latency(
 
 
 def jitter(duration_ns: int = NS_PER_S) -> tuple[int, float]:
-    """Reads of the clock in a tight loop: the longest gap, and the share of time that was lost in noticeable ones."""
+    """Read the clock in a tight loop: the longest gap in ns, and the fraction of time lost in gaps a broker notices."""
     clock = time.perf_counter_ns
     began = last = clock()
     longest = lost = 0

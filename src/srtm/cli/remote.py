@@ -1,4 +1,4 @@
-"""How verbs speak to a controller."""
+"""Requests of verbs to a controller."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ if TYPE_CHECKING:
 
     import httpx
 
-Controller = Annotated[
-    str, typer.Option(envvar="SRTM_CONTROLLER", metavar="URL", help="Where the controller's HTTP is.")
-]
-Token = Annotated[
-    str | None, typer.Option(envvar="SRTM_TOKEN", help="What the controller wants to be shown, if anything.")
-]
+Controller = Annotated[str, typer.Option(envvar="SRTM_CONTROLLER", metavar="URL", help="Controller's HTTP API")]
+Token = Annotated[str | None, typer.Option(envvar="SRTM_TOKEN", metavar="TOKEN", help="Token for the controller")]
 Engine = Annotated[
     str | None,
     typer.Option(
         envvar="SRTM_ENGINE",
-        metavar="ADDRESS",
-        help="Login and TLS files for a delivery engine that wants them, as in nats+tls://user:password@host?ca=ca.pem."
-        " Pass secrets in the variable; other users can see command lines.",
+        metavar="URL",
+        help="Credentials for the delivery engine",
     ),
 ]
 HERE = "http://127.0.0.1:4161"
@@ -45,9 +40,9 @@ def ask(
     *,
     patience_s: float = _PATIENCE_S,
 ) -> Any:
-    """The JSON of an answer; what the controller refuses, and that there is none, are errors.
+    """The JSON of the controller's answer; ControlError if it refuses or does not answer.
 
-    Their fact `stranger` says whether somebody else may be there, who does not know what was asked for.
+    The error's fact `stranger` says whether another program answered at that address.
     """
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = _answer(controller, method, path, patience_s, json=body, headers=headers)
@@ -55,16 +50,16 @@ def ask(
 
 
 def topic_at(name: str, *more: str) -> str:
-    """The path of a topic, or of something that belongs to it; InputError if no topic can be called so."""
+    """The path of a topic or of a part of it; InputError if the topic's name is invalid."""
     from srtm.client.cluster import topic_path
     from srtm.protocol.client import pub
 
-    pub(name, b"x")  # the name is judged here
+    pub(name, b"x")  # checks the name
     return topic_path(name, *more)
 
 
 def text_at(url: str, path: str) -> str:
-    """The text of an answer of a controller or a broker."""
+    """The text of an answer of a controller or broker."""
     return _answer(url, "GET", path, _PATIENCE_S).text
 
 
@@ -76,11 +71,11 @@ async def telling_if_late(
     found: Callable[[], object],
     trouble: Callable[[], str | None] = lambda: None,
 ) -> AsyncIterator[None]:
-    """Say on stderr what is waited for, once, if nothing is `found` for a while; `trouble` is what was in the way."""
+    """Say once on stderr what it waits for if nothing is `found` for a while; `trouble` is the known reason."""
 
     async def tell() -> None:
         await asyncio.sleep(_LATE_S)
-        why = f"nobody answers at {', '.join(brokers)}" if brokers else f"no broker has a topic {topic!r} yet"
+        why = f"no answer from {', '.join(brokers)}" if brokers else f"no broker has topic {topic!r} yet"
         try:
             if not brokers:
                 await asyncio.to_thread(text_at, controller, "/ping")
@@ -108,20 +103,20 @@ def _answer(controller: str, method: str, path: str, patience_s: float, **more: 
             answer = client.request(method, url.rstrip("/") + path, **more)
     except (httpx.RemoteProtocolError, httpx.ReadError) as problem:
         raise ControlError(
-            f"what listens at {controller} is no controller ({problem or 'it hung up'}): give the address of its HTTP"
-            " with --controller",
+            f"{controller} is not a controller ({problem or 'it closed the connection'});"
+            " give the address of the controller's HTTP API with --controller",
             controller=controller,
             stranger=True,
         ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         raise ControlError(
-            f"no controller answers at {controller} ({problem}): start one with srtm up, or say where it is with"
-            " --controller",
+            f"no controller answers at {controller} ({problem});"
+            " start one with srtm up, or give its address with --controller",
             controller=controller,
         ) from None
     if answer.status_code >= 400:
         found = answer.json() if "json" in answer.headers.get("content-type", "") else None
         said = refusal(found) if isinstance(found, dict) and "detail" in found else None  # a broker speaks otherwise
-        stranger = f"what listens at {controller} does not answer as a controller does: give the address of its HTTP"
-        raise ControlError(said or f"{stranger} with --controller", stranger=answer.status_code < 500)
+        stranger = f"{controller} does not answer like a controller; give the address of its HTTP API with --controller"
+        raise ControlError(said or stranger, stranger=answer.status_code < 500)
     return answer

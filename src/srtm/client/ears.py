@@ -13,7 +13,6 @@ import asyncio
 import socket
 import time
 from contextlib import aclosing, suppress
-from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -23,10 +22,10 @@ from srtm.client.links import Message, check_login, engine_at
 from srtm.client.places import Places
 from srtm.client.subscriber import Subscriber
 from srtm.errors import ClientError, ProtocolError
-from srtm.net.stamps import SO_TIMESTAMPNS
+from srtm.net.stamps import ANCILLARY, arrival_ns, stamp
+from srtm.net.writer import Writer
 from srtm.protocol import client as say
 from srtm.protocol import frames
-from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,8 +39,6 @@ OPTIONS = ConnectionOptions(heartbeat_ms=30_000, timeout_s=10.0, identity={"outp
 _IN_FLIGHT = 2_500  # at an engine that is not read in bulk; as much as an nsqd allows
 _MOMENT_S = 0.001  # that finished messages may wait for others
 _LOOK_S = 0.25  # after which places that are not heard are tried again
-_TIMESPEC = Struct("@ll")
-_ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 _FIN = np.dtype([("verb", "S4"), ("id", "V16"), ("end", "S1")])
 _now_ns = time.time_ns  # the clock that the kernel stamps with
 
@@ -210,6 +207,7 @@ class _Ear:
         self._view = memoryview(self._buffer)
         self._end = 0  # of what was read and not understood yet
         self._out = bytearray()
+        self._writer: Writer | None = None
         self._protocol = say.ClientProtocol()
 
     async def prepare(self) -> None:
@@ -228,8 +226,8 @@ class _Ear:
             await self._subscribed
         limit = connection.settled.get("max_rdy_count", 2500)
         self._sock = connection.detach()
-        with suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        stamp(self._sock)
+        self._writer = Writer(self._loop, self._sock, lambda: None, lambda _: None)  # reading tells of its end
         self._loop.add_reader(self._sock, self._readable)
         self._say(say.rdy(limit))
 
@@ -240,14 +238,15 @@ class _Ear:
             self._connection.close()
         if self._sock is not None:
             self._loop.remove_reader(self._sock)
-            self._loop.remove_writer(self._sock)
+            if self._writer is not None:
+                self._writer.close()
             self._sock.close()
             self._sock = None
 
     def _readable(self) -> None:
         assert self._sock is not None
         try:
-            size, ancillary, _, _ = self._sock.recvmsg_into([self._view[self._end :]], _ANCILLARY)
+            size, ancillary, _, _ = self._sock.recvmsg_into([self._view[self._end :]], ANCILLARY)
         except BlockingIOError:
             return
         except OSError:
@@ -255,11 +254,7 @@ class _Ear:
         if not size:
             self.close()
             return
-        if ancillary:
-            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
-            stamp_ns = seconds * NS_PER_S + nanoseconds
-        else:
-            stamp_ns = _now_ns()
+        stamp_ns = arrival_ns(ancillary) or _now_ns()
         end = self._end + size
         at = self._take(end, stamp_ns)
         self._view[: end - at] = self._view[at:end]
@@ -314,18 +309,9 @@ class _Ear:
         self._out += data
 
     def _push(self) -> None:
-        if self._sock is None:
-            return
-        try:
-            del self._out[: self._sock.send(self._out)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._out.clear()  # reading says what happened
-        if self._out:
-            self._loop.add_writer(self._sock, self._push)
-        else:
-            self._loop.remove_writer(self._sock)
+        if self._writer is not None:
+            self._writer.write(self._out)
+            self._out.clear()
 
     def answered(self, data: bytes) -> None:
         """To SUB."""

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from srtm.client.cluster import Assigned, Cluster, Fixed, PublisherSpec
-from srtm.client.connection import split_address
 from srtm.client.ears import OPTIONS, SMALLEST, Ears, frame_of
 from srtm.client.stream import Stream
 from srtm.errors import InputError, SRTMError
 from srtm.model.latency import Distribution
 from srtm.net.alarm import Alarm
+from srtm.net.sockets import split_address
 from srtm.protocol import client as say
 from srtm.protocol.names import EPHEMERAL
 from srtm.units import NS_PER_MS, NS_PER_S, percentile

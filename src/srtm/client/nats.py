@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from srtm.errors import ClientError, InputError, ProtocolError
-from srtm.net.credentials import Credentials, explained
+from srtm.net.credentials import Credentials
+from srtm.net.explain import explained
 from srtm.protocol import greeting, nats
 from srtm.protocol.engine import written
 from srtm.protocol.nats import Err, Event, Info, Msg, NatsProtocol, Ping, Pong

@@ -16,9 +16,10 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from srtm.client.cluster import DEFAULT_CONTROLLER, Assigned, Cluster, Fixed, Home, PublisherSpec
-from srtm.client.connection import ConnectionOptions, split_address
+from srtm.client.connection import ConnectionOptions
 from srtm.client.stream import Stream
 from srtm.errors import ClientError, InputError, SRTMError, WindowFull
+from srtm.net.sockets import split_address
 from srtm.protocol import client as say
 
 _GONE_S = 1.0  # that a farewell to the controller may take

@@ -23,11 +23,12 @@ from contextlib import aclosing
 from typing import Any
 
 from srtm.client.cluster import DEFAULT_CONTROLLER, Cluster
-from srtm.client.connection import ConnectionOptions, split_address
+from srtm.client.connection import ConnectionOptions
 from srtm.client.links import Link, Message
 from srtm.client.lookup import lookup
 from srtm.client.places import Places
 from srtm.errors import ClientError, InputError, SRTMError
+from srtm.net.sockets import split_address
 from srtm.protocol import client as say
 
 __all__ = ["Message", "Subscriber"]

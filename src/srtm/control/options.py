@@ -1,105 +1,122 @@
-"""All settings of a controller with their defaults; flags derive from those that have a help text."""
+"""All options of a controller with their defaults; flags and variables derive from those with a help text."""
 
 from __future__ import annotations
 
-import json
 import math
 import socket
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from srtm.control.discovery.registry import INACTIVE_AFTER_S, TOMBSTONE_S
 from srtm.errors import InputError
+from srtm.model.broker_models import BROKER_MODELS, DEFAULT_BROKER_MODEL, broker_model
+from srtm.options import LOG_FORMAT, LOG_LEVEL, option
+from srtm.units import NS_PER_S
+from srtm.workload.calibration import read_calibration
 
 if TYPE_CHECKING:
-    from srtm.model.service import ServiceModel
+    from srtm.model.broker_models import ServiceModel
 
-_DEFAULT_MCAP_MPS = 11_000.0  # of the preset srtm-broker, for a p99 of 1 ms
 _EVERYWHERE = ("", "0.0.0.0", "::")
-
-
-def _option(default: Any, text: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": text, **more})
+_CLOCKS = 1.02  # our clock may run faster than a broker's by this factor
+_SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little late
+_TIMES, _CAPACITY, _LOGS = "Times", "Capacity of brokers", "Logging"
+_SECONDS: dict[str, Any] = {"metavar": "SECONDS", "panel": _TIMES}
 
 
 def port_or_none(text: str) -> int | None:
-    """The port in a flag; `none` is none."""
+    """The port in a flag; None for `none`."""
     if text == "none":
         return None
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{text!r} is no port: give a number from 0 to 65535, or none") from None
+        raise InputError(f"{text!r} is not a port; give a number from 0 to 65535, or none") from None
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerOptions:
-    """What a controller is told at its start."""
+    """Options of one controller."""
 
-    host: str = _option("127.0.0.1", "Address to listen on; this machine alone unless given.")
-    tcp_port: int = _option(4160, "Port that brokers register at; 0 takes a free one.")
-    http_port: int = _option(4161, "Port of HTTP; 0 takes a free one.")
-    web_port: int | None = _option(
-        4171, "Port of the page; 0 takes a free one, none serves none.", metavar="PORT", parser=port_or_none
+    host: str = option("127.0.0.1", "Listen address", "ADDRESS")
+    tcp_port: int = option(4160, "Port that brokers register at; 0 picks a free one", "PORT")
+    http_port: int = option(4161, "Port of the HTTP API; 0 picks a free one", "PORT")
+    web_port: int | None = option(
+        4171, "Port of the web page; 0 picks a free one, none disables it", "PORT", parse=port_or_none
     )
-    broadcast_address: str | None = _option(None, "Where brokers reach its HTTP (the host it listens on, or its name).")
-    data_path: str | None = _option(None, "A folder for what must outlive a restart (kept in memory, without).")
-    token: str | None = _option(
-        None, "What whoever changes anything under /v1 has to show (nothing, without).", envvar="SRTM_TOKEN"
+    broadcast_address: str | None = option(
+        None, "Host that brokers use for the HTTP API", "HOST", shown="--host, or the host name"
     )
-    control_token: str | None = _option(None, "What it shows to brokers.", envvar="SRTM_CONTROL_TOKEN")
-    inactive_after_s: float = _option(INACTIVE_AFTER_S, "Seconds of silence until a broker is left out.")
-    tombstone_s: float = _option(TOMBSTONE_S, "Seconds that a tombstoned broker is left out of its topic.")
-    lease_s: float = _option(30.0, "Seconds that a broker may use its whole share without hearing of the controller.")
-    exchange_s: float = _option(1.0, "Seconds between two exchanges with a broker.")
-    safe_share: float = _option(0.5, "What is left of a share when its lease has ended, 0 to 1.")
-    calibration: str | None = _option(None, "What srtm calibrate --out wrote on the brokers' hosts.")
-    mcap_mps: float | None = _option(None, "Messages a second that a broker can take (from the calibration).")
-    log_format: str = _option("text", "How it writes its log: text or json.")
-    log_level: str = _option("info", "From what on: debug, info, warning or error.")
-    recover: bool = _option(False, "Begin with an empty store, and rebuild it from what brokers report.")
+    data_path: str | None = option(None, "Folder for the store", "FOLDER", shown="keep the store in memory")
+    recover: bool = option(False, "Start with an empty store and rebuild it from the brokers' reports")
+    token: str | None = option(None, "Token that clients must present to change anything", "TOKEN", envvar="SRTM_TOKEN")
+    control_token: str | None = option(None, "Token to present to brokers", "TOKEN", envvar="SRTM_CONTROL_TOKEN")
+    broker_model: str = option(
+        DEFAULT_BROKER_MODEL, f"Broker model: {' or '.join(BROKER_MODELS)}", "MODEL", panel=_CAPACITY
+    )
+    calibration: str | None = option(None, "Broker model measured by srtm calibrate --out", "FILE", panel=_CAPACITY)
+    mcap_mps: float | None = option(
+        None, "Messages per second that a broker can carry", "RATE", panel=_CAPACITY, shown="from the model"
+    )
+    inactive_after_s: float = option(INACTIVE_AFTER_S, "Silence after which a broker is inactive", **_SECONDS)
+    tombstone_s: float = option(TOMBSTONE_S, "Time that a tombstoned broker stays hidden", **_SECONDS)
+    lease_s: float = option(30.0, "Time that a broker may use its full share without contact", **_SECONDS)
+    safe_share: float = option(0.5, "Fraction of a share left after its lease", "FRACTION", panel=_TIMES)
+    exchange_s: float = option(1.0, "Interval between exchanges with a broker", **_SECONDS)
+    log_format: str = option(*LOG_FORMAT, panel=_LOGS)
+    log_level: str = option("info", *LOG_LEVEL, panel=_LOGS)
+    # No flags: for tests.
     seed: int = 0
     move_s: float = 15.0
     calm_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, all of it at once."""
+        """Refuse invalid values, listing all of them."""
         problems = [
-            f"{name} is a port from 0 to 65535, not {value}"
+            f"{_flag(name)} must be a port from 0 to 65535, not {value}"
             for name in ("tcp_port", "http_port", "web_port")
             if (value := getattr(self, name)) is not None and not 0 <= value <= 65535
         ]
         problems += [
-            f"{each.name} is a number of seconds above 0, not {value}"
+            f"{_flag(each.name)} must be a number of seconds above 0, not {value}"
             for each in fields(self)
             if each.name.endswith("_s") and not 0 < (value := getattr(self, each.name)) < math.inf
         ]
         if not 0 <= self.safe_share <= 1:
-            problems.append(f"safe_share is from 0 to 1, not {self.safe_share}")
+            problems.append(f"--safe-share must be from 0 to 1, not {self.safe_share}")
         if self.mcap_mps is not None and not 0 < self.mcap_mps < math.inf:
-            problems.append(f"mcap_mps is a rate above 0, not {self.mcap_mps}")
+            problems.append(f"--mcap-mps must be a rate above 0, not {self.mcap_mps}")
         if problems:
             raise InputError("; ".join(problems))
 
     def calibrated(self) -> tuple[ServiceModel, float]:
-        """What a message costs a broker, and how many a second it can take."""
-        from srtm.model.service import PRESETS, ServiceModel  # brings a compiler along, for which nobody should wait
+        """The cost of a message to a broker, and a broker's mcap in messages a second."""
+        model = broker_model(self.broker_model) if self.calibration is None else read_calibration(self.calibration)
+        if self.mcap_mps is None and not model.mcap_mps:
+            raise InputError(f"--broker-model {self.broker_model}: no rate keeps p99 within 1 ms; give --mcap-mps")
+        return model.service, self.mcap_mps or model.mcap_mps
 
-        service, found_mps = PRESETS["srtm-broker"], _DEFAULT_MCAP_MPS
-        if self.calibration is not None:
-            try:
-                found = json.loads(Path(self.calibration).read_text())
-                service = ServiceModel(found["read_ns"], found["message_ns"], found["base_ns"])
-                found_mps = float(found["mcap_mps"])
-            except (OSError, ValueError, KeyError, TypeError) as problem:
-                raise InputError(
-                    f"{self.calibration} is no calibration ({problem}): write one with srtm calibrate --out"
-                ) from None
-        return service, self.mcap_mps if self.mcap_mps is not None else found_mps
+    @property
+    def lease_ns(self) -> int:
+        """A lease as brokers count it."""
+        return round(self.lease_s * NS_PER_S)
+
+    @property
+    def longest_lease_ns(self) -> int:
+        """The longest that a broker's lease may last by our clock."""
+        return round(self.lease_ns * _CLOCKS) + _SLACK_NS
+
+    @property
+    def safe_percent(self) -> int:
+        """The safe share as brokers are told it."""
+        return round(100 * self.safe_share)
 
     @property
     def address(self) -> str:
-        """Where others reach it."""
+        """The host that other machines connect to."""
         name = socket.gethostname() if self.host in _EVERYWHERE else self.host
         return self.broadcast_address or name
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

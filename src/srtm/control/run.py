@@ -24,6 +24,8 @@ from srtm.control.discovery.tcp import Discovery
 from srtm.control.service import Service
 from srtm.control.store import Store
 from srtm.errors import ControlError, InputError
+from srtm.net.site import Site
+from srtm.net.sockets import listen
 from srtm.protocol.lookup import PeerInfo
 from srtm.protocol.names import VERSION
 
@@ -53,13 +55,13 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
     with contextlib.ExitStack() as ports:
         service = Service(_controller(options, ports), registry)
         try:
-            listener = ports.enter_context(program.bound(options.host, options.tcp_port))
+            listener = ports.enter_context(listen(options.host, options.tcp_port))
             answers = app(service)
-            site = program.Site(answers, options.host, options.http_port)
+            site = Site(answers, options.host, options.http_port)
             ports.callback(site.close)
             shown = None
             if page is not None and options.web_port is not None:
-                shown = program.Site(page(answers), options.host, options.web_port)
+                shown = Site(page(answers), options.host, options.web_port)
                 ports.callback(shown.close)
         except OSError as error:
             raise ControlError(

@@ -13,13 +13,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import httpx
-import msgspec
 
 from srtm.control.api.feed import Feed
 from srtm.control.clock import now_ns
 from srtm.control.discovery.registry import Came, Left, TopicChanged
 from srtm.errors import ProtocolError
 from srtm.protocol import exchange
+from srtm.protocol.exchange import RefusalCode
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from srtm.control.controller import Controller
     from srtm.control.discovery.registry import Change, Producer, Registry
     from srtm.control.members import Member
-    from srtm.control.placing.load_distributor import Fit
+    from srtm.control.placing.load_distributor import LiveFitting
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,6 @@ _TICK_S = 0.05
 _ANSWER_S = 2.0
 _CONNECT_S = 1.0
 _NO_SUCH_PATH = (404, 405, 501)  # what programs say that are not brokers of SRTM
-
-
-class _Refusal(msgspec.Struct):
-    """What a broker answers if it does not do as it is told."""
-
-    message: str
 
 
 class Service:
@@ -52,7 +46,7 @@ class Service:
         self.registry = registry
         self.feed = Feed(controller)
         self.superseded = asyncio.Event()  # brokers listen to another controller, which came later
-        controller.on_change = self._changed
+        controller.watch(self._changed)
         registry.on_change = self._registered
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_sent: dict[str, int] = {}
@@ -60,7 +54,7 @@ class Service:
         self._under_way: set[str] = set()
         self._elsewhere: dict[str, Producer] = {}  # brokers that registered under a name that another address has
         self._wake = asyncio.Event()
-        self._computing: set[Fit] = set()
+        self._computing: set[LiveFitting] = set()
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False)
 
@@ -159,7 +153,7 @@ class Service:
             self._adapted_ns = now_ns()
             controller.adapt(self._adapted_ns)
 
-    async def _compute(self, fit: Fit) -> None:
+    async def _compute(self, fit: LiveFitting) -> None:
         assert fit.job is not None
         try:
             await asyncio.to_thread(fit.job)
@@ -182,10 +176,10 @@ class Service:
                 if controller.urgent:
                     self._wake.set()
                 return
-            code = _code(body)
-            if code == "OLD_EPOCH":
+            code = exchange.refusal_code(body)
+            if code == RefusalCode.OLD_EPOCH:
                 self.superseded.set()
-            elif status in _NO_SUCH_PATH or code == "NOT_MANAGED":
+            elif status in _NO_SUCH_PATH or code == RefusalCode.NOT_MANAGED:
                 controller.foreign(member.name, now_ns())
             else:
                 self._complain(member, f"{status}: {body[:200].decode(errors='replace')}")
@@ -212,7 +206,7 @@ class Service:
         return answer.status_code, bytes(found)
 
     def _complain(self, member: Member, problem: str) -> None:
-        member.oddities += 1
+        member.link.oddities += 1
         log.warning("BROKER(%s): no exchange: %s", member.name, problem)
 
     async def _probe(self, member: Member) -> None:
@@ -222,7 +216,7 @@ class Service:
                 _, writer = await asyncio.open_connection(member.host, member.http_port)
         except ConnectionRefusedError:
             if self.controller.members.get(member.name) is member:
-                self.controller.failed(member.name, now_ns(), refused=True)
+                self.controller.died(member.name, now_ns(), "its host refuses the connection")
         except OSError as problem:
             log.warning("BROKER(%s): cannot be reached: %s", member.name, problem)
         else:
@@ -244,16 +238,6 @@ class Service:
 def _two(known: Member, producer: Producer) -> tuple[str, str, str]:
     peer = producer.peer
     return known.name, f"{peer.broadcast_address}:{peer.http_port}", known.url
-
-
-def _code(body: bytes) -> str | None:
-    """The code of a broker's refusal; None if there is none."""
-    try:
-        message = msgspec.json.decode(body, type=_Refusal).message
-    except msgspec.MsgspecError:
-        return None
-    code = message.partition(":")[0]
-    return code if code.isupper() else None
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

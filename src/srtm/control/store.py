@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from srtm import locks
-from srtm.control.members import Declared, Member
-from srtm.control.topic import Fitted, Round, Topic, described
+from srtm.control.members import DeclaredPublisher, Member
+from srtm.control.placing import fitted as fittings
+from srtm.control.placing.layout import Places
+from srtm.control.topic import ManagedTopic
 from srtm.errors import ControlError
 from srtm.model.bucket import TokenBucket
 from srtm.model.split import within
@@ -157,7 +159,7 @@ class Store:
             for name, host, tcp_port, http_port, incarnation, draining, dead in rows
         ]
 
-    def save_topic(self, topic: Topic) -> None:
+    def save_topic(self, topic: ManagedTopic) -> None:
         """A topic's contract, and the most that brokers may have in force."""
         self._db.execute("BEGIN")
         self._db.execute(
@@ -169,7 +171,7 @@ class Store:
                 topic.transfer.pool_ntok,
                 _shares_text(topic.transfer.booked),
                 topic.opened,
-                json.dumps(described(topic.fitted)) if topic.fitted else None,
+                json.dumps(fittings.described(topic.fitting.last)) if topic.fitting.last else None,
                 topic.birth,
                 _shares_text(topic.transfer.former.shares),
             ),
@@ -199,11 +201,11 @@ class Store:
         rows = self._db.execute("SELECT topic, shares FROM remains").fetchall()
         return {topic: Remains(_shares(shares)) for topic, shares in rows}
 
-    def topics(self, numbers: Iterator[int] | None = None) -> list[Topic]:
+    def topics(self, numbers: Iterator[int] | None = None) -> list[ManagedTopic]:
         """All topics with their publishers; `numbers` counts the grants of all of them."""
-        publishers: defaultdict[str, list[tuple[Declared, str | None, bool]]] = defaultdict(list)
+        publishers: defaultdict[str, list[tuple[DeclaredPublisher, str | None, bool]]] = defaultdict(list)
         for topic, _, declared, broker, settled in self._db.execute("SELECT * FROM publishers"):
-            publishers[topic].append((Declared(**json.loads(declared)), broker, bool(settled)))
+            publishers[topic].append((DeclaredPublisher(**json.loads(declared)), broker, bool(settled)))
         paused = {topic for (topic,) in self._db.execute("SELECT topic FROM paused")}
         found = []
         rows = self._db.execute("SELECT name, contract, pool_ntok, shares, former, opened, fitted, birth FROM topics")
@@ -214,27 +216,29 @@ class Store:
             wanted = held if within(whole, held.values()) else scaled(whole, held)
             remains = Remains(_shares(former))
             transfer = Transfer(whole, held, wanted, numbers=numbers, pool_ntok=pool_ntok, remains=remains, kept=True)
-            topic = Topic(name, promised, birth, transfer, 1, bool(opened), unshared=False)
-            topic.publishers = {each.id: each for each, _, _ in publishers[name]}
-            topic.place = {each.id: broker for each, broker, _ in publishers[name] if broker is not None}
-            topic.settled = frozenset(each.id for each, _, settled in publishers[name] if settled)
-            topic.fitted = _fitted(json.loads(fitted)) if fitted else None
-            topic.paused = name in paused
+            topic = ManagedTopic(name, promised, birth, transfer, 1, bool(opened), paused=name in paused)
+            topic.sharing.stale = False
+            topic.layout.publishers = {each.id: each for each, _, _ in publishers[name]}
+            places = {each.id: broker for each, broker, _ in publishers[name] if broker is not None}
+            topic.layout.place = Places(name, places)
+            topic.fitting.settled = frozenset(each.id for each, _, settled in publishers[name] if settled)
+            topic.fitting.last = fittings.read(json.loads(fitted)) if fitted else None
             found.append(topic)
         return found
 
-    def save_publishers(self, topic: Topic, ids: Iterable[str]) -> None:
+    def save_publishers(self, topic: ManagedTopic, ids: Iterable[str]) -> None:
         """Publishers of a topic, and where they are placed."""
+        layout, settled = topic.layout, topic.fitting.settled
         rows = [
-            (topic.name, name, _text(topic.publishers[name]), topic.place.get(name), name in topic.settled)
+            (topic.name, name, _text(layout.publishers[name]), layout.place.get(name), name in settled)
             for name in ids
-            if name in topic.publishers
+            if name in layout.publishers
         ]
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR REPLACE INTO publishers VALUES (?, ?, ?, ?, ?)", rows)
         self._db.execute("COMMIT")
 
-    def delete_publisher(self, topic: Topic, publisher: str) -> None:
+    def delete_publisher(self, topic: ManagedTopic, publisher: str) -> None:
         """A publisher that will not come back."""
         self._db.execute("DELETE FROM publishers WHERE topic = ? AND id = ?", (topic.name, publisher))
 
@@ -291,10 +295,5 @@ def _shares(text: str) -> dict[str, TokenBucket]:
     return {broker: TokenBucket(*share) for broker, share in json.loads(text).items()}
 
 
-def _text(kept: Contract | Declared) -> str:
+def _text(kept: Contract | DeclaredPublisher) -> str:
     return msgspec.json.encode(kept).decode()
-
-
-def _fitted(kept: dict[str, Any]) -> Fitted:
-    rounds = tuple(Round(**each) for each in kept["rounds"])
-    return Fitted(kept["policy"], kept["met"], kept["k"], kept["rate"], rounds, kept["elapsed_s"], kept["reason"])

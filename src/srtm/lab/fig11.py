@@ -22,7 +22,7 @@ def draw(rows: Rows) -> Panel:
         for policy, name in POLICIES.items()
     ]
     title = f"{str(rows[0]['process']).capitalize()} topic, groups of 25"
-    return Panel(title, "interval that a group sends in (ms)", "p99 latency (ms)", shown, True, SLO_MS)
+    return Panel(title, "spread of a group (ms)", "p99 latency (ms)", shown, True, SLO_MS)
 
 
 def _helps_when_small(rows: Rows) -> tuple[bool, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from srtm.lab.result import Claim, Panel, Point, Result, Row, Rows, Series, listed, points
 from srtm.model import scan
 from srtm.model._compiled import compiled
-from srtm.model.service import PRESETS
+from srtm.model.broker_models import broker_model
 from srtm.units import NS_PER_MS, percentile
 from srtm.workload.publishers import Population
 
@@ -49,7 +49,7 @@ def _read_times(arrivals: Ints, stall_ns: int, every_ns: int, read_ns: int, mess
 def run(world: World, point: Point, seed: int) -> list[Row]:
     """Access delays of the same messages by both clocks."""
     topic = world.topic(Population(2_000), seed)
-    arrivals, model = topic.arrivals.times_ns, PRESETS["paper-testbed"]
+    arrivals, model = topic.arrivals.times_ns, broker_model("paper-testbed").service
     read = np.empty_like(arrivals)
     stall_ns = int(float(point["stall_ms"]) * NS_PER_MS)
     _read_times(arrivals, stall_ns, EVERY_MS * NS_PER_MS, model.read_ns, model.message_ns, read)
@@ -72,7 +72,7 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
 def draw(rows: Rows) -> Panel:
     """p99 access delay by the length of stalls."""
     shown = [Series.of(name, rows.where(stamps=name), "stall_ms", "access_p99_ms") for name in ("user space", "kernel")]
-    title = f"2,000 publishers, a stall each {EVERY_MS} ms"
+    title = f"2,000 publishers, a stall every {EVERY_MS} ms"
     return Panel(title, "length of a stall (ms)", "p99 access delay (ms)", shown)
 
 

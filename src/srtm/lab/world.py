@@ -91,7 +91,7 @@ _SLO = SLO(round(SLO_MS * NS_PER_MS))
 def brokers(loads_kmps: Sequence[int] = ()) -> list[SimulatedBroker]:
     """The paper's six, idle or with loads."""
     loads = [Background(1_000.0 * load, 10) if load else None for load in loads_kmps or [0] * BROKERS]
-    return [SimulatedBroker(f"broker-{number}", background=load) for number, load in enumerate(loads, 1)]
+    return [SimulatedBroker.like("paper-testbed", f"broker-{number}", load) for number, load in enumerate(loads, 1)]
 
 
 def facts(run: Simulation) -> Row:

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from srtm.errors import InputError
+from srtm.model.halving import Halving
 from srtm.model.placement import UNPLACED, Policy, Roster, allocated, check_fits, pick, policy_named, rcap
 
 if TYPE_CHECKING:
@@ -91,36 +92,6 @@ Order = Measure | Placed | NoCapacity
 
 
 @dataclass(slots=True)
-class _Search:
-    """How many publishers a broker can keep: `low` is known to do, `high` known not to.
-
-    Shedding helps a broker that is too busy. It does not help where messages wait for tokens: the fewer publishers
-    stay, the smaller the share of the bucket. So a search ends when a probe is slower than the larger number before.
-    """
-
-    members: NDArray[np.int64]
-    high: int
-    high_ns: int
-    low: int = 0
-    probe: int = 0
-    done: bool = False
-
-    def aim(self) -> None:
-        """Choose the next number to try, or stop when there is none."""
-        self.probe = (self.low + self.high) // 2
-        self.done = self.done or self.probe == self.low
-
-    def hear(self, latency_ns: int, slo_ns: int, enough_ns: float) -> None:
-        """Narrow the search by what the probe measured."""
-        if latency_ns > slo_ns:
-            self.done = latency_ns > self.high_ns
-            self.high, self.high_ns = self.probe, latency_ns
-        else:
-            self.low = self.probe
-            self.done = latency_ns >= enough_ns
-
-
-@dataclass(slots=True)
 class Iteration:
     """One row entry of the paper's Table 1: brokers in use, and the rounds that this iteration took."""
 
@@ -153,10 +124,10 @@ class Fitting:
         self.rounds = 0
         self.elapsed_s = 0.0
         self.iterations: list[Iteration] = []
-        self._topic = _Topic(roster, brokers, policy_named(policy), slo_ns, seed, max_brokers, stop_within)
+        self._assignments = _Assignments(roster, brokers, policy_named(policy), slo_ns, seed, max_brokers, stop_within)
         self._max_rounds = max_rounds
         self._max_elapsed_s = max_elapsed_s
-        self._trial = self._topic.search(self.iterations) if predict is None else self._model_first(predict)
+        self._trial = self._assignments.search(self.iterations) if predict is None else self._model_first(predict)
         self.order: Order = _resume(self._trial, None)
 
     def tell(self, latencies_ns: Mapping[int, int], duration_s: float) -> None:
@@ -165,7 +136,7 @@ class Fitting:
             raise InputError(f"the fitting is over ({type(self.order).__name__}): there is nothing to be told")
         if not 0 <= duration_s < math.inf:
             raise InputError(f"a round must last a finite time, not {duration_s} s", value=duration_s)
-        heard = self._topic.checked(self.order, latencies_ns)
+        heard = self._assignments.checked(self.order, latencies_ns)
         self.rounds += 1
         self.elapsed_s += duration_s
         if self.iterations:
@@ -174,24 +145,24 @@ class Fitting:
         if isinstance(self.order, Measure) and (
             self.rounds >= self._max_rounds or self.elapsed_s >= self._max_elapsed_s
         ):
-            self.order = self._topic.settle(f"no fit after {self.rounds} rounds in {self.elapsed_s:g} s")
+            self.order = self._assignments.settle(f"no fit after {self.rounds} rounds in {self.elapsed_s:g} s")
 
     def _model_first(self, predict: Callable[[Measure], Mapping[int, int]]) -> Trial:
-        topic = self._topic
-        scale = dict.fromkeys(range(len(topic.brokers)), 1.0)
+        tried = self._assignments
+        scale = dict.fromkeys(range(len(tried.brokers)), 1.0)
         confirmed: Placed | None = None
         k = 2
         for _ in range(1 + _CORRECTIONS):
-            outcome = topic.search_by(lambda order: _scaled(predict(order), scale))
+            outcome = tried.search_by(lambda order: _scaled(predict(order), scale))
             expected = outcome if isinstance(outcome, Placed) else outcome.best
             if expected is None or (confirmed and expected.k >= confirmed.k):
                 break
             k = max(k, expected.k)
             self.iterations.append(Iteration(expected.k))
-            measured = yield from topic.confirm(expected.broker_of)
+            measured = yield from tried.confirm(expected.broker_of)
             if isinstance(measured, Placed):
                 confirmed = measured
-            seen = topic.seen(expected.broker_of)
+            seen = tried.seen(expected.broker_of)
             for broker, latency_ns in seen.items():
                 scale[broker] *= latency_ns / max(1, expected.latency_ns[broker])
             if confirmed and confirmed.k == 1:
@@ -201,12 +172,12 @@ class Fitting:
                 scale[broker] = sum(scale[other] for other in seen) / len(seen)
         if confirmed:
             return confirmed
-        even = yield from topic.even_splits(self.iterations, k)
-        return even if isinstance(even, Placed) else (yield from topic.search(self.iterations))
+        even = yield from tried.even_splits(self.iterations, k)
+        return even if isinstance(even, Placed) else (yield from tried.search(self.iterations))
 
 
 @dataclass
-class _Topic:
+class _Assignments:
     """What is being fitted, and what has been measured of it so far."""
 
     roster: Roster
@@ -244,7 +215,7 @@ class _Topic:
             if not self.policy.concentrates:
                 return NoCapacity(f"policy {self.policy.name} uses every broker and does not search", self.best)
             searches = {
-                broker: _Search(np.flatnonzero(broker_of == broker), int((broker_of == broker).sum()), latency_ns)
+                broker: Halving(np.flatnonzero(broker_of == broker), int((broker_of == broker).sum()), latency_ns)
                 for broker, latency_ns in self.seen(broker_of).items()
                 if latency_ns > self.slo_ns
             }
@@ -315,7 +286,7 @@ class _Topic:
 
     def search_by(self, predict: Callable[[Measure], Mapping[int, float]]) -> Placed | NoCapacity:
         """The whole loop against predictions, remembering none of them."""
-        shadow = _Topic(
+        shadow = _Assignments(
             self.roster, self.brokers, self.policy, self.slo_ns, self.seed, self.max_brokers, self.stop_within
         )
         trial = shadow.search([])
@@ -344,7 +315,7 @@ class _Topic:
         """Measured latency of every broker of this assignment that was measured with just these publishers."""
         return {broker: latency for broker, latency in self._known(broker_of).items() if latency is not None}
 
-    def _narrow(self, broker_of: Lanes, searches: dict[int, _Search]) -> Generator[Measure, Latencies, Lanes]:
+    def _narrow(self, broker_of: Lanes, searches: dict[int, Halving]) -> Generator[Measure, Latencies, Lanes]:
         enough_ns = (1 - self.stop_within) * self.slo_ns
         trial = broker_of.copy()
         while True:
@@ -353,7 +324,7 @@ class _Topic:
                     search.aim()
             for broker, search in searches.items():
                 trial[search.members] = UNPLACED
-                trial[self._kept(search)] = broker
+                trial[search.kept(self.roster, by_group=self.policy.by_group, seed=self.seed)] = broker
             active = tuple(broker for broker, search in searches.items() if not search.done)
             if not active:
                 return trial
@@ -361,17 +332,6 @@ class _Topic:
             self._hear(trial, heard)
             for broker in active:
                 searches[broker].hear(heard[broker], self.slo_ns, enough_ns)
-
-    def _kept(self, search: _Search) -> NDArray[np.int64]:
-        """The publishers that stay when a broker keeps so many: of every group its share, as in placing."""
-        keep = search.low if search.done else search.probe
-        members = search.members
-        if keep == len(members) or keep == 0:
-            return members[:keep]
-        rate = int(self.roster.rates[members].sum())
-        stay = rate * keep // len(members)
-        split = pick(self.roster, [stay, rate - stay], by_group=self.policy.by_group, seed=self.seed, among=members)
-        return np.flatnonzero(split == 0)
 
     def _pick(self, quotas: Sequence[int], current: Lanes | None = None) -> Lanes:
         return pick(self.roster, quotas, by_group=self.policy.by_group, seed=self.seed, current=current)

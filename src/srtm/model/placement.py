@@ -187,7 +187,7 @@ def policy_named(name: str) -> Policy:
     try:
         return POLICIES[name]
     except KeyError:
-        raise PlacementError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}") from None
+        raise PlacementError(f"unknown policy {name!r}; known policies: {', '.join(POLICIES)}") from None
 
 
 @dataclass(frozen=True, slots=True)

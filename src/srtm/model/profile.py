@@ -1,7 +1,7 @@
 """From arrivals to mean rate and token bucket, by the paper's rule, in one pass and without a search.
 
-r is the mean rate plus 10 % headroom; b is the smallest whole number for which the p99 access delay is zero.
-Because U does not depend on b, that b is the p99 of U + 1, rounded up.
+r is the mean rate plus 10 % headroom; b is the smallest whole number for which the access delay is zero at a quantile.
+Because U does not depend on b, that b is this quantile of U + 1, rounded up.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING
 from srtm.errors import InputError
 from srtm.model import scan
 from srtm.model.bucket import TokenBucket
+from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, Number, exact, histogram_percentile
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-HEADROOM = Fraction(11, 10)
-QUANTILE = Fraction(99, 100)
-# For a contract under an SLO of the 99th percentile: the bucket uses half of the slow messages that the SLO allows, and
-# leaves the other half to everything else (docs/adr/0005-paper-testbed.md).
-CONTRACT_QUANTILE = "0.995"
 # From here on r is a whole number: at most 0.1 % more, and backlogs stay exact up to billions of messages.
 _WHOLE_FROM = 1_000
 

@@ -14,49 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from srtm.errors import InputError
-from srtm.model import md1, scan
+from srtm.model import scan
 from srtm.model._compiled import compiled
-from srtm.units import NS_PER_S, Number, exact
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from srtm.model.broker_models import ServiceModel
+
     Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceModel:
-    """A broker's costs in ns: `read_ns` (w) per read event, `message_ns` (s) per message, `base_ns` for all."""
-
-    read_ns: int
-    message_ns: int
-    base_ns: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse costs that are not whole numbers, or negative."""
-        costs = (self.read_ns, self.message_ns, self.base_ns)
-        if not all(isinstance(cost, int) and cost >= 0 for cost in costs) or self.read_ns + self.message_ns == 0:
-            raise InputError(f"the costs of a broker must be positive whole nanoseconds: {self}")
-
-    def cost_ns(self, messages: int) -> int:
-        """A read event's cost."""
-        return self.read_ns + messages * self.message_ns
-
-    def mcap_mps(self, slo_ns: int, quantile: Number = "0.99", batch: int = 1) -> float:
-        """The highest rate of Poisson batches whose latency stays within the SLO at this quantile.
-
-        Read events are an M/D/1 queue: one that finds U events' worth of work leaves U + 1 of them later.
-        """
-        cost_ns = self.cost_ns(batch)
-        room = (slo_ns - self.base_ns) / cost_ns - 1
-        if room < 0:
-            return 0.0
-        tail = 1 - float(exact(quantile, "quantile"))
-        low, high = 0.0, 0.999
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (middle, high) if md1.exceeds(room, middle) <= tail else (low, middle)
-        return low * batch * NS_PER_S / cost_ns
 
 
 _MOST_READS = 100_000_000  # background read events of a broker: 8 bytes each
@@ -83,17 +50,6 @@ class Background:
                 f" than can be simulated ({_MOST_READS:,}): give a lower rate, or shorter traffic"
             )
         return np.sort(rng.integers(first_ns, last_ns + 1, rng.poisson(mean)))
-
-
-# The paper's 2-core broker, fitted to what its text says: 10 kmsg/s of single messages stay far inside 1 ms, 60 kmsg/s
-# overload it, 80 kmsg/s in batches of 10 do not. docs/adr/0005-paper-testbed.md compares it with the paper's Table 1.
-# And a broker of ours, as `srtm calibrate` measured it on one core of a small cloud machine: what a controller assumes
-# without a calibration of its own.
-PRESETS = {
-    "paper-testbed": ServiceModel(read_ns=9_000, message_ns=8_000, base_ns=150_000),
-    "srtm-broker": ServiceModel(read_ns=48_000, message_ns=23_000, base_ns=190_000),
-}
-PAPER_MCAP_MPS = 110_000  # the capacity that the paper's prototype assumed for every broker
 
 
 def processing_latencies(

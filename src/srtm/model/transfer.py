@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class PendingGrant:
     """A share for a broker to put in force, None to give it up; `gift_ntok` are tokens that come along.
 
     A broker that had no share starts with the gift alone, not with a full bucket: `Limiter(share, now, gift)`.
@@ -95,7 +95,7 @@ class Transfer:
         for amount in self._held.values():
             self._largest = _most(self._largest, amount)
         self._former = {name: _amount(share) for name, share in remains.shares.items()} if remains else {}
-        self._sent: dict[str, Grant] = {}
+        self._sent: dict[str, PendingGrant] = {}
         # Grants that nobody waits for any more and that may be put in force yet, with the exchange that settles it.
         self._loose: dict[str, tuple[int, _Amount]] = {}
         self._firm = set(remains.firm) if remains else set()  # brokers that would cut their share if its lease ended
@@ -175,7 +175,7 @@ class Transfer:
         return Remains(self.possible, frozenset(self._firm))
 
     @property
-    def unanswered(self) -> list[Grant]:
+    def unanswered(self) -> list[PendingGrant]:
         """Grants that were sent and not acknowledged."""
         return list(self._sent.values())
 
@@ -195,7 +195,7 @@ class Transfer:
         """Every broker has acknowledged what it should hold."""
         return not self.unsettled
 
-    def orders(self) -> list[Grant]:
+    def orders(self) -> list[PendingGrant]:
         """Grants to send now: cuts first, and gives as far as what was cut has been acknowledged."""
         idle = sorted((self._known() | self._wanted.keys()) - self._sent.keys() - self._unheard)
         grants = [
@@ -212,7 +212,7 @@ class Transfer:
                 free = self._free()
         return grants
 
-    def acknowledged(self, grant: Grant, surrendered_ntok: int = 0) -> None:
+    def acknowledged(self, grant: PendingGrant, surrendered_ntok: int = 0) -> None:
         """A broker has put the grant in force, and gave up so many tokens. Answers to older grants change nothing."""
         if self._sent.get(grant.broker) != grant:
             return
@@ -308,10 +308,10 @@ class Transfer:
         before, other = self._loose.get(broker, (0, _NOTHING))
         self._loose[broker] = max(before, last), _most(other, amount)
 
-    def _send(self, name: str, amount: _Amount) -> Grant:
+    def _send(self, name: str, amount: _Amount) -> PendingGrant:
         gift_ntok = min(self._pool_ntok, max(0, amount.b_ntok - self._has(name).b_ntok))
         self._pool_ntok -= gift_ntok
-        grant = Grant(name, amount.share, next(self._numbers), gift_ntok)
+        grant = PendingGrant(name, amount.share, next(self._numbers), gift_ntok)
         self._sent[name] = grant
         assert self._possible(name) == self._has(name) or within(self._whole, self.possible.values())
         return grant

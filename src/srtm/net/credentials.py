@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _PART = re.compile(r"-+BEGIN (NATS USER JWT|USER NKEY SEED)-+\s+(\S+)\s+-+END")
 _SEED_SIZE, _SEED = 36, 18 << 3  # [S and what for 2][seed 32][CRC 2, little-endian] in base32
-_NOBODY, _OTHER_NAME = (18, 19, 20, 21), (62, 64)  # OpenSSL's codes
-_OF_OURS = re.compile(r"alert.*(certificate|unknown ca|access denied|handshake failure)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +76,3 @@ def _user(path: str) -> tuple[str, Any]:
     ):
         raise InputError(f"option creds of the engine, {path}: its seed is damaged")
     return jwt, Ed25519PrivateKey.from_private_bytes(raw[2:-2])
-
-
-def explained(error: BaseException) -> str:
-    """What is wrong between a server's TLS and ours, and what to do."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        remedy = "it takes a new one"
-        if error.verify_code in _NOBODY:
-            remedy = "name who signed it by option ca of the address, as in ?ca=ca.pem"
-        elif error.verify_code in _OTHER_NAME:
-            remedy = "write the address with a name that it bears"
-        return f"its certificate is not valid: {error.verify_message.rstrip('.')}; {remedy}"
-    if isinstance(error, ssl.SSLError) and _OF_OURS.search(str(error)):
-        return f"it refuses our certificate, or wants one: see options cert and key of the address ({error})"
-    return str(error) or type(error).__name__

@@ -15,6 +15,7 @@ import numpy as np
 from srtm.model import burst
 from srtm.model import profile as model
 from srtm.model.bucket import TokenBucket
+from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.pipeline.traces.frames import Frame
 from srtm.pipeline.traces.reading import opened
 from srtm.pipeline.traces.summaries import (
@@ -84,8 +85,8 @@ def profile(
     trace: Trace,
     spark: SparkSession | None = None,
     *,
-    headroom: Number = model.HEADROOM,
-    quantile: Number = model.QUANTILE,
+    headroom: Number = HEADROOM,
+    quantile: Number = QUANTILE,
 ) -> list[TopicProfile]:
     """The profile of every topic of a trace: a DataFrame, or a path that the session reads."""
     with opened(trace, spark, COLUMNS) as source:
@@ -110,9 +111,7 @@ def profile_source(source: Files | Frame, headroom: Number, quantile: Number) ->
     return sorted([*lines, *faults], key=lambda line: line.topic)
 
 
-def profile_frame(
-    trace: DataFrame, *, headroom: Number = model.HEADROOM, quantile: Number = model.QUANTILE
-) -> DataFrame:
+def profile_frame(trace: DataFrame, *, headroom: Number = HEADROOM, quantile: Number = QUANTILE) -> DataFrame:
     """`profile` from DataFrame to DataFrame, for notebooks."""
     rows = [
         (

@@ -10,6 +10,7 @@ grants, moves and reports carry it, and neither side applies what belongs to ano
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -161,6 +162,22 @@ class Answer(msgspec.Struct, frozen=True):
     stores: bool = True  # it can keep topics on disk
 
 
+class RefusalCode(StrEnum):
+    """Why a broker refuses an exchange."""
+
+    OLD_EPOCH = "OLD_EPOCH"  # it has heard a later controller
+    NOT_MANAGED = "NOT_MANAGED"  # it was started without a controller
+    UNAUTHORIZED = "UNAUTHORIZED"  # the control token is missing or wrong
+    INVALID_EXCHANGE = "INVALID_EXCHANGE"
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Broker to controller, instead of an answer. `code` is for programs, `message` for people."""
+
+    message: str
+    code: str | None = None  # a RefusalCode; None from other programs and for other problems
+
+
 Kind = TypeVar("Kind", Exchange, Answer)
 _encoder = msgspec.json.Encoder()
 
@@ -168,6 +185,14 @@ _encoder = msgspec.json.Encoder()
 def write(message: Exchange | Answer) -> bytes:
     """The message as JSON."""
     return _encoder.encode(message)
+
+
+def refusal_code(data: bytes) -> str | None:
+    """The code of a refusal in JSON; None if the data is anything else."""
+    try:
+        return msgspec.json.decode(data, type=Refusal).code
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 def read(data: bytes, kind: type[Kind]) -> Kind:

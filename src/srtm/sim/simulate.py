@@ -15,10 +15,11 @@ import numpy as np
 from srtm.errors import InputError, PlacementError
 from srtm.model import fitting, scan
 from srtm.model._compiled import compiled
+from srtm.model.broker_models import ServiceModel, broker_model
 from srtm.model.latency import SLO, Latency
 from srtm.model.placement import Broker, Roster, place, shares
 from srtm.model.profile import profile
-from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel, processing_latencies
+from srtm.model.service import Background, processing_latencies
 from srtm.units import NS_PER_S, percentile
 
 if TYPE_CHECKING:
@@ -35,16 +36,23 @@ if TYPE_CHECKING:
 
 
 _NOTHING = np.empty(0, np.int64)
+_DEFAULT = broker_model()
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedBroker:
-    """A broker of the simulation; the paper's by default."""
+    """A broker of the simulation; without a model, as `srtm up` starts it."""
 
     name: str
-    mcap_mps: float = PAPER_MCAP_MPS
-    model: ServiceModel = PRESETS["paper-testbed"]
+    mcap_mps: float = _DEFAULT.mcap_mps
+    model: ServiceModel = _DEFAULT.service
     background: Background | None = None
+
+    @classmethod
+    def like(cls, model: str, name: str, background: Background | None = None) -> SimulatedBroker:
+        """A broker of a named model, such as paper-testbed."""
+        known = broker_model(model)
+        return cls(name, known.mcap_mps, known.service, background)
 
     @property
     def broker(self) -> Broker:

@@ -16,9 +16,10 @@ from srtm.broker.control import Control
 from srtm.broker.message import Message
 from srtm.broker.options import BrokerOptions
 from srtm.broker.topic import Topic
+from srtm.broker.topics import Topics
 from srtm.control.controller import Controller
-from srtm.control.members import Declared
-from srtm.errors import BrokerError
+from srtm.control.members import DeclaredPublisher
+from srtm.errors import ExchangeRefused
 from srtm.protocol import exchange, identify, orders
 from srtm.protocol.frames import FRAME_HEAD
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -39,7 +40,7 @@ _DRAIN_NS = 20 * NS_PER_MS
 class VirtualPublisher:
     """Somebody who sends, and goes where it is told to."""
 
-    declared: Declared
+    declared: DeclaredPublisher
     topic: str
     follow: Callable[[VirtualPublisher], None]  # is called when it was sent an order
     broker: VirtualBroker | None = None
@@ -47,13 +48,9 @@ class VirtualPublisher:
     sent: int = 0
     gone: bool = False
 
-    class _Protocol:
-        def __init__(self, declared: identify.Declared) -> None:
-            self.identity = type("Identity", (), {"srtm": declared})()
-
     def __post_init__(self) -> None:
-        """What a broker looks at."""
-        self.protocol = self._Protocol(identify.Declared(self.declared.id, self.declared.group, self.topic))
+        """Declare it as IDENTIFY does."""
+        self.identity = identify.Declared(self.declared.id, self.declared.group, self.topic)
         self.inbox: list[Order] = []
 
     def send(self, frame: bytes) -> None:
@@ -69,6 +66,17 @@ class VirtualPublisher:
         return max(1, round(self.rng.expovariate(1 / mean_ns)))
 
 
+class _StillTurn:
+    """A turn that `VirtualBroker.turn` takes by itself."""
+
+    def __init__(self) -> None:
+        self.to_drain: dict[Topic, None] = {}
+        self.lag_ns = 0
+
+    def wake(self) -> None:
+        """The loop would turn."""
+
+
 class VirtualBroker:
     """A broker's topics and control, without its sockets."""
 
@@ -77,11 +85,9 @@ class VirtualBroker:
         self.world = world
         self.started_ns = world.now_ns
         self.skew_ns = world.rng.randrange(10**15)  # its monotonic clock is nobody else's
-        self.topics: dict[str, Topic] = {}
-        self.groups: dict[str, str | None] = {}
-        self.durable = self.engine = None
-        self.lag_ns = 0
-        self.control = Control(self, managed=True)  # type: ignore[arg-type]
+        turn: Any = _StillTurn()
+        self.topics = Topics(turn, None, 10**6, 10**9)
+        self.control = self.topics.contracts = Control(self.options, self.topics, turn, {}, self.started_ns)
         self._learned: dict[str, list[tuple[int, int | None]]] = {}  # since when a topic is under which contract
 
     @property
@@ -93,17 +99,6 @@ class VirtualBroker:
     def mono_ns(self) -> int:
         """Its own clock."""
         return self.world.now_ns + self.skew_ns
-
-    def touch(self, name: str) -> Topic:
-        """The topic of that name, made if need be."""
-        if name not in self.topics:
-            self.topics[name] = Topic(name, 10**6, 10**9)
-            self.topics[name].closed = self.control.closes(name)
-            self.control.made(self.topics[name])
-        return self.topics[name]
-
-    def wake(self) -> None:
-        """The loop would turn."""
 
     def turn(self) -> None:
         """A turn of its loop: what has tokens is released."""
@@ -198,7 +193,7 @@ class VirtualCluster:
         for name in self.brokers:
             self._register(name)
 
-    def publish(self, topic: str, publishers: Iterable[Declared]) -> None:
+    def publish(self, topic: str, publishers: Iterable[DeclaredPublisher]) -> None:
         """Publishers of a topic begin to send."""
         new = [
             VirtualPublisher(each, topic, self._will_follow, rng=random.Random(self.rng.random()))
@@ -251,11 +246,10 @@ class VirtualCluster:
 
     def _connect(self, publisher: VirtualPublisher, name: str | None) -> None:
         if publisher.broker is not None:
-            publisher.broker.control.went(publisher)  # type: ignore[arg-type]
+            publisher.broker.control.went(publisher.identity, publisher)
         publisher.broker = self.brokers.get(name or "")
         if publisher.broker is not None:
-            publisher.broker.groups[publisher.declared.id] = publisher.declared.group
-            publisher.broker.control.came(publisher)  # type: ignore[arg-type]
+            publisher.broker.control.came(publisher.identity, publisher)
 
     def _burst(self, members: list[VirtualPublisher]) -> None:
         for publisher in members:
@@ -278,7 +272,7 @@ class VirtualCluster:
     def _send(self, publisher: VirtualPublisher) -> None:
         broker = publisher.broker
         if broker is not None and broker.name not in self.paused:
-            topic = broker.touch(publisher.topic)
+            topic = broker.topics.touch(publisher.topic)
             for _ in range(publisher.declared.batch):
                 body = b"%b %d" % (publisher.declared.id.encode(), publisher.sent)
                 topic.arrived.append(Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id))
@@ -338,7 +332,7 @@ class VirtualCluster:
         said = exchange.read(text, exchange.Exchange)
         try:
             answer = broker.control.exchange(said, self.now_ns, broker.mono_ns)
-        except BrokerError:
+        except ExchangeRefused:
             return
         broker.turn()
         if not self._loses(name):

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srtm.broker.disk.batch import Record
+from srtm.broker.disk.file import FILE
 from srtm.broker.disk.log import Log, LogOptions, Retention
-from srtm.broker.disk.store import FILE
 from srtm.broker.disk.writer import Call
 from srtm.errors import InputError, LogError, LogFull, OffsetTrimmed, SRTMError
 from tests.conftest import ROOT

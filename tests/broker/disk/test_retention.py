@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from srtm.broker.disk.batch import Record
+from srtm.broker.disk.file import FILE
 from srtm.broker.disk.log import Log, Retention
-from srtm.broker.disk.store import FILE
 from srtm.protocol import client as say
 from tests.broker.http.test_metrics import metrics
 from tests.broker.running import Client, Running, running

@@ -132,7 +132,7 @@ def test_a_server_that_nobody_vouches_for_gets_nothing_until_somebody_does(
         broker = start(engine=address(server, f"?ca={ca}", "secret@"))
         with Client(broker.address) as client:
             client.send(say.pub("t", b"1"))
-            told = says(broker, "its certificate is not valid: unable to get local issuer certificate; name who signed")
+            told = says(broker, "invalid server certificate: unable to get local issuer certificate; name the CA")
             assert engine_of(broker, "t")["reason"] == f"the engine is away: {told}"
             assert broker.do(lambda: broker.broker.engine.absence) == f"the engine is away: {told}"  # type: ignore[union-attr]
             assert client.silent(0.5)
@@ -149,13 +149,13 @@ def test_a_certificate_of_another_server(kind: str, files: Files, start: Start) 
     cert, key = files.issue("example.org")
     with secured(kind, files, cert=cert, key=key) as server:
         broker = start(engine=address(server, f"?ca={files.ca}"))
-        says(broker, "its certificate is not valid: IP address mismatch", "write the address with a name that it bears")
+        says(broker, "invalid server certificate: IP address mismatch", "use a host name that the certificate contains")
 
 
 @both
 def test_the_systems_authorities_are_asked_unless_others_are_named(kind: str, files: Files, start: Start) -> None:
     with secured(kind, files) as server:
-        says(start(engine=address(server)), "its certificate is not valid")
+        says(start(engine=address(server)), "invalid server certificate")
 
 
 @both
@@ -163,7 +163,7 @@ def test_both_sides_show_certificates(kind: str, files: Files, start: Start) -> 
     with secured(kind, files, verify=True) as server:
         says(start(engine=address(server, f"?ca={files.ca}")), "certificate", "options cert and key of the address")
         refused = start(engine=address(server, f"?ca={files.ca}&cert={files.stranger_cert}"))
-        says(refused, "it refuses our certificate, or wants one: see options cert and key of the address")
+        says(refused, "the server rejects or requires a client certificate: set options cert and key of the address")
         broker = start(engine=address(server, f"?ca={files.ca}&cert={files.client_cert}"))
         with Client(broker.address) as client:
             client.publish("t", b"1")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from srtm.broker.ioloop import Broker
+from srtm.broker.broker import Broker
 from tests.broker.conftest import Start
 from tests.broker.running import PATIENCE_S, Client, Running, fetch
 

@@ -241,14 +241,14 @@ def shares(api: httpx.Client, topic: str) -> list[tuple[float, float]]:
 def test_an_unknown_topic_comes_with_the_remedy(api: httpx.Client, method: str, path: str, body: Any) -> None:
     answer = api.request(method, path, json=body)
     assert answer.status_code == 404
-    assert answer.json()["detail"] == "no topic 'unknown' is under contract; create it first"
+    assert answer.json()["detail"] == "topic 'unknown' is not under contract; create it first"
 
 
 def test_who_cannot_be_moved_or_fitted_is_named(api: httpx.Client, topic: str) -> None:
     assert "register them first" in api.post(f"/v1/topics/{topic}/fit").json()["detail"]
     for wish, words in (
         ({"publishers": ["ghost"], "broker": "one"}, "no publisher 'ghost'"),
-        ({"publishers": ["ghost"], "broker": "nobody"}, "no broker 'nobody': there is one"),
+        ({"publishers": ["ghost"], "broker": "nobody"}, "unknown broker 'nobody'; known brokers: one"),
     ):
         answer = api.post(f"/v1/topics/{topic}/move", json=wish)
         assert answer.status_code == 409

@@ -14,8 +14,9 @@ from srtm.control.api import feed as module
 from srtm.control.api.feed import Feed, difference
 from srtm.control.api.schema import topic_out
 from srtm.control.controller import Controller
-from srtm.control.members import Declared, Seen
+from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
+from srtm.control.reports import Seen
 from srtm.control.store import Store
 from srtm.model.latency import Sketch
 from srtm.model.transfer import Transfer
@@ -66,7 +67,7 @@ def filled() -> Controller:
     )
     for name in "ab":
         controller.joined(name, "127.0.0.1", 1, 2, 1)
-        topic.seen[name].hear(second(7), 1)
+        topic.layout.seen[name].hear(second(7), 1)
     return controller
 
 
@@ -100,7 +101,7 @@ def test_viewers_get_a_snapshot_then_patches_and_who_does_not_read_a_snapshot_ag
             assert (await waiting)[0] == "snapshot"
             assert document["topics"]["t"]["brokers"].keys() == {"a", "b"}
             for number in range(8, 8 + 2 * module._UNREAD):
-                controller.topics["t"].seen["a"].hear(second(number), number)
+                controller.topics["t"].layout.seen["a"].hear(second(number), number)
                 feed._woken.set()
                 kind, patch = await next_event(events)
                 assert kind == "patch"
@@ -169,7 +170,7 @@ def test_the_model_is_asked_once_publishers_have_declared_themselves(monkeypatch
     async def story() -> None:
         controller = Controller(ControllerOptions(), Store(), 1)
         topic = controller.create("t", Contract(100_000, 10 * TOKEN), 1)
-        crowd = [Declared(f"p{number}", 10.0, group="g", batch=10) for number in range(8)]
+        crowd = [DeclaredPublisher(f"p{number}", 10.0, group="g", batch=10) for number in range(8)]
         controller.register("t", crowd, 1)
         task = asyncio.create_task(Feed(controller).predict())
         try:
@@ -179,7 +180,7 @@ def test_the_model_is_asked_once_publishers_have_declared_themselves(monkeypatch
         finally:
             task.cancel()
         # 80 messages at once find 10 tokens, and the rest come at 100 a second.
-        assert topic.one_bucket[0] == topic.roster
+        assert topic.one_bucket[0] == topic.layout.roster
         assert topic.one_bucket[1] is not None
         assert topic.one_bucket[1] >= 0.7 * NS_PER_S * 0.98
 

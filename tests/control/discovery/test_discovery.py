@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srtm import program
 from srtm.control.discovery.registry import ANY, Came, Change, Left, Reason, Registry, TopicChanged
 from srtm.control.discovery.tcp import Connection, Discovery
 from srtm.errors import ProtocolError
+from srtm.net.sockets import listen
 from srtm.protocol import lookup
 from srtm.protocol.lookup import MAX_BODY, LookupClient, PeerInfo
 from srtm.protocol.names import MAGIC_V1, MAX_LINE
@@ -32,7 +32,7 @@ BROKER = lookup.identify(PeerInfo("127.0.0.1", "h", 4150, 4151, "1.3.0"))
 
 @asynccontextmanager
 async def serving(registry: Registry, **options: Any) -> AsyncIterator[int]:
-    listener = program.bound("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with Discovery(registry, ME._replace(tcp_port=port, http_port=port), **options).serving(listener):
         yield port

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from srtm.control.members import Declared
+from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
-from srtm.control.topic import Topic
+from srtm.control.topic import ManagedTopic
 from srtm.protocol.exchange import Contract
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN
 
-PUBLISHERS = [Declared(f"p{number}", 10.0, f"g{number // 5}") for number in range(40)]
+PUBLISHERS = [DeclaredPublisher(f"p{number}", 10.0, f"g{number // 5}") for number in range(40)]
 
 
-def fitted(r: float, b: int, fit: str, mcap_mps: float = 1_000.0) -> Topic:
+def fitted(r: float, b: int, fit: str, mcap_mps: float = 1_000.0) -> ManagedTopic:
     world = VirtualCluster(1, ControllerOptions(mcap_mps=mcap_mps), Store())
     world.run(1)
     assert world.controller
@@ -25,7 +25,7 @@ def fitted(r: float, b: int, fit: str, mcap_mps: float = 1_000.0) -> Topic:
     world.publish("t", PUBLISHERS)
     for _ in range(60):
         world.run(10)
-        if topic.fitted:
+        if topic.fitting.last:
             break
     return topic
 
@@ -33,24 +33,24 @@ def fitted(r: float, b: int, fit: str, mcap_mps: float = 1_000.0) -> Topic:
 @pytest.mark.parametrize("fit", ["model", "measure"])
 def test_a_topic_that_is_well_where_it_is_stays_there(fit: str) -> None:
     topic = fitted(800, 200, fit)
-    assert topic.fitted
-    assert (topic.fitted.met, topic.fitted.k, len(topic.fitted.rounds)) == (True, 1, 1)
-    assert set(topic.place.values()) == {"broker-1"}
+    assert topic.fitting.last
+    assert (topic.fitting.last.met, topic.fitting.last.k, len(topic.fitting.last.rounds)) == (True, 1, 1)
+    assert set(topic.layout.place.values()) == {"broker-1"}
 
 
 def test_the_model_has_its_say_only_where_measuring_says_no() -> None:
     topic = fitted(400, 1, "model")  # single tokens for groups of 5, at the rate that is sent: nothing helps
-    assert topic.fitted
-    assert not topic.fitted.met
-    assert not topic.fitted.rounds[0].within
-    assert len(topic.fitted.rounds) > 1 or topic.fitted.reason
+    assert topic.fitting.last
+    assert not topic.fitting.last.met
+    assert not topic.fitting.last.rounds[0].within
+    assert len(topic.fitting.last.rounds) > 1 or topic.fitting.last.reason
 
 
 def test_a_topic_that_needs_several_brokers_is_confirmed_on_them() -> None:
     topic = fitted(1_200, 400, "model", mcap_mps=150.0)
-    assert topic.fitted
-    assert (topic.fitted.met, topic.fitted.k) == (True, 3)
-    assert topic.fitted.rounds[0].latency_ns.keys() == {"broker-1", "broker-2", "broker-3"}
+    assert topic.fitting.last
+    assert (topic.fitting.last.met, topic.fitting.last.k) == (True, 3)
+    assert topic.fitting.last.rounds[0].latency_ns.keys() == {"broker-1", "broker-2", "broker-3"}
 
 
 def test_a_round_without_messages_says_nothing() -> None:
@@ -63,5 +63,5 @@ def test_a_round_without_messages_says_nothing() -> None:
     world.controller.register("t", PUBLISHERS, world.now_ns)  # who never come
     world.controller.fit("t", world.now_ns)
     world.run(20)
-    assert (topic.fit, topic.fitted) == (None, None)
-    assert "given up: nothing was sent by way of broker-1" in topic.events[-1].text
+    assert (topic.fitting.running, topic.fitting.last) == (None, None)
+    assert "abandoned: no messages through broker-1" in topic.journal.events[-1].text

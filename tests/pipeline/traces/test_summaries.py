@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from srtm.model import burst
 from srtm.model import profile as model
+from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.pipeline import profile as job
 from srtm.pipeline.profile import TopicProfile, profile, profile_source
 from srtm.pipeline.traces import files as reading_files
@@ -128,4 +129,4 @@ def test_any_sorted_stretches_give_the_profile_of_the_whole(rows: list[Message],
         patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
     ):
         source = Frame("arrival_ns", 1, cast("Any", Rows(partitions)), len(partitions), {}, spans)
-        assert profile_source(source, model.HEADROOM, model.QUANTILE) == expected(rows)
+        assert profile_source(source, HEADROOM, QUANTILE) == expected(rows)

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srtm.broker.disk.batch import Record, check, cut, decode, encode
 from srtm.broker.disk.cursor import Cursor
-from srtm.broker.disk.store import Known, Retention, Store, TopicState
+from srtm.broker.disk.rows import Known, Retention, TopicState
+from srtm.broker.disk.store import Store
 from srtm.broker.disk.writer import Append, Call, Done, LogOptions, Progress, Work, Writer
 from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, SRTMError
 

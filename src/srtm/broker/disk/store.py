@@ -1,6 +1,6 @@
-"""The file of a broker's log: SQLite in WAL mode, one file for all topics.
+"""Statements of a broker's log: batches, cursors, queues, and what is known of topics.
 
-In: batches with their places, cursors, begins. Out: the same after any crash. What `write` returned from is durable.
+In: rows (`rows`). Out: the same after any crash. A transaction that `write` has left is durable.
 
 | table     | a row                                                                                             |
 |-----------|---------------------------------------------------------------------------------------------------|
@@ -13,131 +13,36 @@ In: batches with their places, cursors, begins. Out: the same after any crash. W
 
 One connection writes and checkpoints, and one thread uses it: SQLite before 3.51.3 may corrupt a file when one
 connection checkpoints while another writes. Readers have connections of their own and see only what is durable.
-Foreign errors become ours here. See docs/adr/0010-durable-log.md.
+See docs/adr/0010-durable-log.md.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import sqlite3
 import threading
 import zlib
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from srtm import locks
 from srtm.broker.disk.batch import Record, decode
-from srtm.errors import LogError, LogFull, OffsetTrimmed
+from srtm.broker.disk.file import FILE, PAGE, connect, damaged, errors, lock
+from srtm.broker.disk.rows import OFFSET_BITS, Batch, Known, Retention, SavedCursor, TopicState
+from srtm.errors import OffsetTrimmed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
-FILE = "log.sqlite"
-LOCK = "lock"
 RESERVE = "reserve"
-PAGE = 4096
-OFFSET_BITS = 48  # 10^5 messages a second for 89 years; 15 bits are left for topics
-MAX_TOPICS = 1 << (63 - OFFSET_BITS)
-_APPLICATION = 0x5352544D  # "SRTM"
-_VERSION = 4
 _ROWS = 64  # batches in one INSERT: each statement is a hand-over of the interpreter lock, and usually one is enough
 _SLICE_ROWS = 256
 _SLICE_BYTES = 4 << 20
 _RETAINED_ROWS = 16_384  # looked at once a second: more than are committed in one
 
 _COLUMNS = "key, messages, newest_ns, total, crc, data"
-_KNOWN = """
-CREATE TABLE known (
-    topic TEXT NOT NULL, channel TEXT NOT NULL, paused INTEGER NOT NULL, r_mtps INTEGER, b_ntok INTEGER,
-    PRIMARY KEY (topic, channel)
-) STRICT, WITHOUT ROWID;
-"""
-_UPGRADES = {  # from a version to the next
-    1: "ALTER TABLE topic ADD COLUMN retention TEXT;",
-    2: _KNOWN,
-    3: "ALTER TABLE topic ADD COLUMN log TEXT; UPDATE topic SET log = lower(hex(randomblob(8)));",
-}
-_SCHEMA = f"""{_KNOWN}
-CREATE TABLE topic (id INTEGER PRIMARY KEY, name TEXT UNIQUE, begin INTEGER NOT NULL, retention TEXT, log TEXT) STRICT;
-CREATE TABLE batch (
-    key INTEGER PRIMARY KEY, messages INTEGER NOT NULL, newest_ns INTEGER NOT NULL, total INTEGER NOT NULL,
-    crc INTEGER NOT NULL, data BLOB NOT NULL
-) STRICT;
-CREATE TABLE channel (
-    topic INTEGER NOT NULL, name TEXT NOT NULL, low INTEGER NOT NULL, above BLOB NOT NULL, PRIMARY KEY (topic, name)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE queue (topic TEXT NOT NULL, channel TEXT, crc INTEGER NOT NULL, data BLOB NOT NULL) STRICT;
-"""
-
-
-class Batch(NamedTuple):
-    """A row of `batch`."""
-
-    key: int
-    messages: int
-    newest_ns: int
-    total: int
-    crc: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What a topic keeps; None is no limit. `acknowledged` keeps only what some channel has not finished."""
-
-    max_bytes: int | None = None
-    max_age_ns: int | None = None
-    acknowledged: bool = False
-
-    @property
-    def limited(self) -> bool:
-        """Whether messages go though nobody has finished them."""
-        return self.max_bytes is not None or self.max_age_ns is not None
-
-
-@dataclass(slots=True)
-class TopicState:
-    """Where a topic's log begins and ends, and how many bytes are between; `total` only ever grows."""
-
-    id: int
-    begin: int = 0
-    end: int = 0
-    total: int = 0
-    size: int = 0
-    retention: Retention | None = None  # the broker's, unless the topic has its own
-    log: str = field(default_factory=lambda: secrets.token_hex(8))
-
-    def key(self, offset: int) -> int:
-        """The key of a batch that starts at an offset."""
-        return self.id << OFFSET_BITS | offset
-
-    @property
-    def keys(self) -> tuple[int, int]:
-        """The range of all keys of this topic."""
-        return self.id << OFFSET_BITS, (self.id + 1) << OFFSET_BITS
-
-
-class Known(NamedTuple):
-    """A row of `known` beside its topic; `channel` is empty for the topic itself."""
-
-    channel: str = ""
-    paused: bool = False
-    r_mtps: int | None = None
-    b_ntok: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SavedCursor:
-    """A row of `channel`, with its topic's name."""
-
-    topic: str
-    channel: str
-    low: int
-    above: bytes
 
 
 class Store:
@@ -146,81 +51,20 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / FILE
-        self._lock = _lock(folder)
+        self._lock = lock(folder)
         self._readers: list[sqlite3.Connection] = []
         self._reader = threading.local()
         try:
-            held = self._was_held()
-            with self.errors("open"):
-                self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=1)
-                try:
-                    self._prepare(held=held)
-                except BaseException:
-                    self._db.close()
-                    raise
+            self._db = connect(self.path, self._lock)
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _was_held(self) -> bool:
-        """Whether the folder held a log before; one whose file has gone since is refused."""
-        try:
-            held = os.pread(self._lock, 5, 0) == b"holds"
-            wal = self.path.with_name(FILE + "-wal")
-            is_empty = not self.path.exists() or not self.path.stat().st_size
-            if is_empty and (held or (wal.exists() and wal.stat().st_size)):
-                raise self._missing()
-        except OSError as error:
-            raise LogError(f"cannot read {self.folder}: {error.strerror}", path=str(self.folder)) from None
-        return held
-
-    def _missing(self) -> LogError:
-        return LogError(
-            f"{self.path} is missing or empty, but {self.folder} held a log: restore the file from a copy, or remove"
-            f" the folder to start without its messages",
-            path=str(self.path),
-        )
-
-    def _prepare(self, *, held: bool) -> None:
-        run = self._db.execute
-        run(f"PRAGMA page_size = {PAGE}")
-        run("PRAGMA secure_delete = OFF")
-        if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-            raise LogError(f"{self.path}: this file system cannot hold a write-ahead log", path=str(self.path))
-        run("PRAGMA synchronous = FULL")  # fsync at every commit; NORMAL would lose the newest at a power failure
-        run("PRAGMA fullfsync = ON")  # macOS, where a plain fsync stops at the drive's cache
-        run("PRAGMA wal_autocheckpoint = 0")
-        run("PRAGMA journal_size_limit = 67108864")
-        run("PRAGMA cache_size = -8192")
-        if not run("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            if held:
-                raise self._missing()
-            self._db.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_VERSION}; COMMIT"
-            )
-            _sync_folder(self.folder)
-        application, version = (run(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-        while application == _APPLICATION and version in _UPGRADES:
-            self._db.executescript(f"BEGIN; {_UPGRADES[version]} PRAGMA user_version = {version + 1}; COMMIT")
-            version += 1
-        if (application, version) != (_APPLICATION, _VERSION):
-            raise LogError(
-                f"{self.path} is not a log of this version of SRTM (application {application:#x}, version {version}):"
-                f" start the broker on another folder",
-                path=str(self.path),
-            )
-        run("BEGIN IMMEDIATE")
-        run(f"PRAGMA user_version = {_VERSION}")  # SQLite opens a file that may not be written, and says so only here
-        run("ROLLBACK")
-        locks.sign(self._lock, f"holds {FILE}")
-
     @contextmanager
     def errors(self, doing: str) -> Iterator[None]:
-        """SQLite's errors as ours."""
-        try:
+        """Raise SQLite's errors as ours."""
+        with errors(self.path, doing):
             yield
-        except sqlite3.Error as error:
-            raise _ours(self.path, doing, error) from None
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -410,7 +254,7 @@ class Store:
             rows = self._db.execute("SELECT rowid, topic, channel, crc, data FROM queue ORDER BY rowid").fetchall()
         for _, topic, _, crc, data in rows:
             if zlib.crc32(data) != crc:
-                raise _damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
+                raise damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
         return [(number, topic, channel, data) for number, topic, channel, _, data in rows]
 
     def drop_queues(self, numbers: Sequence[int]) -> None:
@@ -462,7 +306,7 @@ class Store:
         with self.errors("read"):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
-                raise _damaged(self.path, found)
+                raise damaged(self.path, found)
             find = f"SELECT {_COLUMNS} FROM batch"
             for row in self._db.execute(find):
                 verify(self.path, Batch(*row))
@@ -482,67 +326,9 @@ def verify(path: Path, batch: Batch) -> None:
     """Refuse a batch that is not what was written."""
     if zlib.crc32(batch.data) != batch.crc:
         offset = batch.key & ((1 << OFFSET_BITS) - 1)
-        raise _damaged(path, f"the messages at offset {offset} of topic number {batch.key >> OFFSET_BITS} have changed")
+        raise damaged(path, f"the messages at offset {offset} of topic number {batch.key >> OFFSET_BITS} have changed")
 
 
 def _insert(batches: Sequence[Batch]) -> tuple[str, list[Any]]:
     values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(batches))
     return f"INSERT INTO batch VALUES {values}", [value for batch in batches for value in batch]
-
-
-def _lock(folder: Path) -> int:
-    """Make the folder, and take it for this process until the descriptor is closed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise LogError(
-            f"cannot use {folder} for the log: {error.strerror}; name a folder that this user may write to",
-            path=str(folder),
-        ) from None
-    if holder := locks.other_holder(lock):
-        os.close(lock)
-        raise LogError(
-            f"{folder} is in use by {holder}: give each broker a folder of its own", path=str(folder), holder=holder
-        )
-    return lock
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _damaged(path: Path, what: str) -> LogError:
-    return LogError(
-        f"{path} is damaged ({what}): restore it from a copy, or save what is left with"
-        f" `sqlite3 {path} .recover`; nothing was changed",
-        path=str(path),
-    )
-
-
-def _ours(path: Path, doing: str, error: sqlite3.Error) -> LogError:
-    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    facts = {"path": str(path), "sqlite": getattr(error, "sqlite_errorname", type(error).__name__)}
-    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(path.parent)):
-        return LogFull(f"no room to {doing} {path}: free some of the disk, or keep fewer messages", **facts)
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _damaged(path, str(error))
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return LogError(f"cannot {doing} {path}: another program holds it; close that program", **facts)
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return LogError(f"cannot {doing} {path}: {error}; let this user write to the folder", **facts)
-    return LogError(f"cannot {doing} {path}: {error} ({facts['sqlite']}); see the system's log of disk errors", **facts)
-
-
-def _is_full(folder: Path) -> bool:
-    """Whether a failure without a better reason comes from a full disk."""
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return False
-    return disk.f_bavail * disk.f_frsize < 64 << 10

@@ -16,14 +16,16 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from srtm.broker.disk.batch import Record, cut, encode
-from srtm.broker.disk.store import MAX_TOPICS, PAGE, Batch, Store, TopicState
+from srtm.broker.disk.file import PAGE
+from srtm.broker.disk.rows import MAX_TOPICS, Batch, TopicState
+from srtm.broker.disk.store import Store
 from srtm.errors import LogError, LogFull, SRTMError
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
-    from srtm.broker.disk.store import Known, Retention
+    from srtm.broker.disk.rows import Known, Retention
 
 logger = logging.getLogger(__name__)
 

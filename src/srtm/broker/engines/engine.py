@@ -20,26 +20,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from random import random
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from srtm.broker.engines.lane import FIRST_WAIT_S, LONGEST_WAIT_S, Lane, settle
+from srtm.broker.engines.lane import Lane, patience
+from srtm.broker.receipts import settle
 from srtm.errors import BrokerError, InputError, ProtocolError
 from srtm.net.compression import BadStream
-from srtm.net.credentials import Credentials, explained
+from srtm.net.credentials import Credentials
+from srtm.net.explain import explained
+from srtm.net.sockets import connect
 from srtm.net.tls import Tls
+from srtm.net.writer import Writer
 from srtm.protocol import engine as addresses
 from srtm.protocol.engine import is_local, seen_from_elsewhere
 
 if TYPE_CHECKING:
+    import socket
+
     from srtm.broker.engines.probe import Probe
-    from srtm.broker.ioloop import Broker
     from srtm.broker.message import Message
+    from srtm.broker.options import BrokerOptions
+    from srtm.broker.poller import Poller
     from srtm.broker.topic import Topic
+    from srtm.broker.turn import Turn
     from srtm.protocol.engine import EngineAddress
 
 log = logging.getLogger(__name__)
@@ -48,7 +53,6 @@ WINDOW, WINDOW_BYTES = 1_024, 4 * 1024 * 1024  # enough for 100,000 messages a s
 SLICE, SLICE_BYTES = 256, 256 * 1024  # of one topic, before it is the turn of the next
 SILENCE_NS = 2_500_000_000  # engines are asked for a sign of life every second
 CONNECT_S = 1.0
-_now_ns = time.time_ns
 
 
 class Engine(ABC):
@@ -57,7 +61,7 @@ class Engine(ABC):
     kind: ClassVar[str]
     defers: ClassVar[bool] = False  # whether it can deliver a message after a while
 
-    def __init__(self, broker: Broker, address: EngineAddress) -> None:
+    def __init__(self, address: EngineAddress, options: BrokerOptions, turn: Turn, poller: Poller) -> None:
         self.address = address
         self.lanes: dict[str, Lane] = {}
         self.busy: dict[Lane, None] = {}  # those that have something to send, in their turns
@@ -65,15 +69,17 @@ class Engine(ABC):
         self.problem: str | None = None  # the last one, also when it is over
         self.reconnections = self.resent = self.refused = self.acknowledged = 0
         self.flying = self.flying_bytes = 0
-        self._broker = broker
+        self._options = options
+        self._turn = turn
+        self._poller = poller
+        self._view = memoryview(bytearray(options.read_size))
         self._servers = list(address.servers)
         self.place = self._servers[0]  # the one in use, or tried last
         self.credentials = Credentials.read(address)
         self._sock: socket.socket | None = None
         self._tls: Tls | None = None
-        self._out = bytearray()
-        self._wire = bytearray()  # of it, what is encrypted
-        self._writing = False
+        self._writer: Writer | None = None
+        self._out = bytearray()  # for the engine, not encrypted yet
         self._heard_ns = 0
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -109,7 +115,7 @@ class Engine(ABC):
     @property
     def delivery(self) -> str:
         """Where subscribers find it, without what is secret."""
-        options = self._broker.options
+        options = self._options
         return str(self.address if is_local(options.host) else seen_from_elsewhere(self.address, options.address))
 
     def objection(self, publisher: str, body: bytes) -> str | None:  # noqa: ARG002 - not every engine knows
@@ -118,7 +124,7 @@ class Engine(ABC):
 
     def _enter(self, lane: Lane) -> None:
         """A topic is new, or the engine is there again."""
-        lane.open(_now_ns())
+        lane.open(self._turn.now_ns())
 
     def _look(self, now_ns: int) -> None:  # noqa: B027 - not every engine needs it
         """See to lanes, every tenth of a second while it is connected."""
@@ -128,15 +134,15 @@ class Engine(ABC):
 
     # What a broker calls.
 
-    def start(self) -> None:
-        """Connect, and stay connected; BrokerError where that would be to this broker."""
-        options, port = self._broker.options, self._broker.tcp_port
+    def start(self, port: int) -> None:
+        """Connect, and stay connected; BrokerError if the engine is this broker, which listens on `port`."""
+        options = self._options
         here = {options.host, options.address, "localhost", "127.0.0.1", "::1"}
         if any(each == port and host in here for host, each in self.address.servers):
             raise BrokerError(
                 f"the engine {self.address} is this broker itself: give the one of an nsqd, or another port"
             )
-        self._task = self._broker.loop.create_task(self._keep())
+        self._task = self._turn.loop.create_task(self._keep())
 
     def stop(self) -> None:
         """Be gone; what is not acknowledged was never answered."""
@@ -146,12 +152,21 @@ class Engine(ABC):
             lane.watch(on=False)
         self._hang_up()
 
+    def check_topic(self, name: str) -> None:
+        """BrokerError if the engine cannot have such a topic."""
+        if problem := addresses.refusal(self.kind, name):
+            raise BrokerError(problem, topic=name)
+
+    def no_channels(self, name: str) -> str:
+        """Why a topic cannot be subscribed to at this broker."""
+        return f"topic {name!r} is delivered by the engine {self.address}: subscribe to it there"
+
     def lane(self, topic: Topic) -> Lane:
         """The lane of a topic, made if need be."""
         found = self.lanes.get(topic.name)
         if found is None or found.topic is not topic:
             found = self.lanes[topic.name] = Lane(self, topic)
-            topic.stall(_now_ns())
+            topic.stall(self._turn.now_ns())
             if self.connected:
                 self._enter(found)
         return found
@@ -169,9 +184,8 @@ class Engine(ABC):
         """A lane has something to send, or its topic something to release."""
         if lane.queue and lane.ready:
             self.busy[lane] = None
-        if self._broker.topics.get(lane.topic.name) is lane.topic:
-            self._broker.to_drain[lane.topic] = None
-            self._broker.wake()
+        if self.lanes.get(lane.topic.name) is lane:
+            self._turn.touch(lane.topic)
 
     def flush(self) -> None:
         """Send what there is room for, topics in turns, in one write."""
@@ -241,7 +255,7 @@ class Engine(ABC):
     # The connection.
 
     async def _keep(self) -> None:
-        wait_s, said = FIRST_WAIT_S, set[str]()
+        backoff, said = patience(), set[str]()
         while True:
             self.place = place = self._servers[0]
             self._servers.append(self._servers.pop(0))  # the next one, if it has to be
@@ -249,43 +263,26 @@ class Engine(ABC):
             try:
                 async with asyncio.timeout(CONNECT_S):
                     sock = await self._connect(*place)
-            except (OSError, TimeoutError, ValueError) as error:  # ValueError: files, or a host that cannot be one
-                why = str(error) if isinstance(error, ValueError) else getattr(error, "strerror", None) or "no answer"
-                self.problem = f"cannot connect to {_place(place)}: {why}"
+            except (OSError, ValueError) as error:  # ValueError: unusable files, or an impossible host name
+                self.problem = f"cannot connect to {_place(place)}: {explained(error)}"
                 told = self.problem
             else:
                 self._begin(sock)
                 await self._ended.wait()
                 told = f"lost {_place(place)}: {self.problem}"
             if self.acknowledged > was:
-                wait_s = FIRST_WAIT_S
+                backoff.reset()
                 said.clear()
             if told not in said:
                 log.warning("ENGINE(%s): %s", self.address, told)
             if self.acknowledged > was:
                 continue  # the next server may take over at once
             said.add(told)
-            await asyncio.sleep(wait_s * (1 + random()) / 2)
-            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+            await asyncio.sleep(backoff.next_s())
 
     async def _connect(self, host: str, port: int) -> socket.socket:
-        if not port:
-            return await self._connected(socket.AF_UNIX, host)
-        refused: OSError | None = None
-        for family, *_, target in await self._broker.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            try:
-                return await self._connected(family, target)
-            except OSError as error:  # a name may have addresses of both kinds, and its server listen at one
-                refused = refused or error
-        raise refused or OSError(f"{host} has no address")
-
-    async def _connected(self, family: int, target: Any) -> socket.socket:
-        sock = socket.socket(family)
+        sock = await connect(host, port)
         try:
-            sock.setblocking(False)
-            if family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._broker.loop.sock_connect(sock, target)
             if self.address.tls or self.address.creds:  # the system's authorities alone take milliseconds to read
                 self.credentials = await asyncio.to_thread(Credentials.read, self.address)
         except BaseException:
@@ -297,11 +294,10 @@ class Engine(ABC):
         self._sock = sock
         self._tls = None
         self._out.clear()
-        self._wire.clear()
-        self._writing = False
-        self._heard_ns = _now_ns()
+        self._writer = Writer(self._turn.loop, sock, self._write, self._unwritable)
+        self._heard_ns = self._turn.now_ns()
         self._ended.clear()
-        self._broker.poller.add(sock, self._readable)
+        self._poller.add(sock, self._readable)
         self._greet()
         self._write()
 
@@ -315,18 +311,18 @@ class Engine(ABC):
     def _readable(self) -> None:
         """Read what is there; who calls it ends the turn."""
         assert self._sock is not None
-        view = self._broker.read_view
+        view = self._view
         try:
             size = self._sock.recv_into(view)
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(error.strerror or str(error))
+            self._lose(explained(error))
             return
         if not size:
             self._lose("it closed the connection")
             return
-        self._heard_ns = _now_ns()
+        self._heard_ns = self._turn.now_ns()
         try:
             self._take(bytes(view[:size]) if self._tls is None else self._tls.decode(bytes(view[:size])))
         except (ProtocolError, InputError) as problem:
@@ -344,43 +340,24 @@ class Engine(ABC):
         self._tls.decode(b"")
 
     def _write(self) -> None:
-        if self._sock is None or self._writing:
+        writer, tls = self._writer, self._tls
+        if writer is None or writer.waiting:
             return
-        wire = self._out if self._tls is None else self._encrypted(self._tls)
-        if not wire:
+        if tls is not None and not tls.ready:
+            writer.write(tls.pending())
             return
-        try:
-            sent = self._sock.send(wire)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            if self.connected:  # who refuses us has said why, which is read next
-                self._lose(error.strerror or str(error))
-            return
-        del wire[:sent]
-        if wire:
-            self._writing = True
-            self._broker.loop.add_writer(self._sock, self._writable)
+        writer.write(self._out if tls is None else tls.encode(self._out))
+        self._out.clear()
 
-    def _encrypted(self, tls: Tls) -> bytearray:
-        if tls.ready:
-            self._wire += tls.encode(self._out)
-            self._out.clear()
-        else:
-            self._wire += tls.pending()
-        return self._wire
-
-    def _writable(self) -> None:
-        assert self._sock is not None
-        self._broker.loop.remove_writer(self._sock)
-        self._writing = False
-        self._write()
+    def _unwritable(self, error: OSError) -> None:
+        if self.connected:  # an engine that refuses the connection has said why, which is read next
+            self._lose(explained(error))
 
     def _lose(self, problem: str) -> None:
         """The connection is of no use any more."""
         self.problem = problem
         self._hang_up()
-        now_ns = _now_ns()
+        now_ns = self._turn.now_ns()
         self.resent += self.flying
         self._take_back()
         self.flying = self.flying_bytes = 0
@@ -392,11 +369,11 @@ class Engine(ABC):
     def _hang_up(self) -> None:
         self.connected = False
         sock, self._sock = self._sock, None
+        writer, self._writer = self._writer, None
         if sock is not None:
-            self._broker.poller.remove(sock)
-            if self._writing:
-                with suppress(ValueError, OSError):
-                    self._broker.loop.remove_writer(sock)
+            self._poller.remove(sock)
+            if writer is not None:
+                writer.close()
             sock.close()
 
     # What becomes of messages.
@@ -405,9 +382,9 @@ class Engine(ABC):
         """The engine has them: their latency ends here, and their publishers are answered."""
         self._landed(lane, messages)
         self.acknowledged += len(messages)
-        broker, recent = self._broker, lane.topic.recent
-        if broker.recorder is not None:
-            broker.recorder.sent(messages, now_ns)
+        recorder, recent = self._turn.recorder, lane.topic.recent
+        if recorder is not None:
+            recorder.sent(messages, now_ns)
         recent.sent += len(messages)
         if not recent.full:
             total, processing = recent.total.append, recent.processing.append
@@ -415,8 +392,8 @@ class Engine(ABC):
                 total(now_ns - message.arrival_ns)
                 processing(now_ns - message.release_ns)
         settle(messages)
-        if lane.topic.spool is not None:
-            lane.topic.spool.finish(messages)
+        if lane.spool is not None:
+            lane.spool.finish(messages)
 
     def _refuse(self, lane: Lane, messages: list[Message], problem: str) -> None:
         """The engine will never take them: their publishers are told, or the log where they have their OK already."""
@@ -424,8 +401,8 @@ class Engine(ABC):
         self._landed(lane, messages)
         self.refused += len(messages)
         lane.topic.recent.dropped += len(messages)
-        if lane.topic.spool is not None:
-            lane.topic.spool.finish(messages)
+        if lane.spool is not None:
+            lane.spool.finish(messages)
             if lane.refused != problem:
                 lane.refused = problem
                 log.warning("TOPIC(%s): a message is dropped: the engine refuses it: %s", lane.topic.name, problem)
@@ -437,31 +414,6 @@ class Engine(ABC):
         lane.bytes -= size
         self.flying -= len(messages)
         self.flying_bytes -= size
-
-
-def engine_of(broker: Broker) -> Engine | None:
-    """The engine that a broker is told to use; None for its own channels."""
-    address = addresses.parse(broker.options.engine)
-    if address is None:
-        return None
-    if address.kind == "nats":
-        from srtm.broker.engines.nats import Nats
-
-        return Nats(broker, address)
-    from srtm.broker.engines.nsqd import Nsqd
-
-    return Nsqd(broker, address)
-
-
-def check_topic(engine: Engine, name: str) -> None:
-    """BrokerError where the engine cannot have such a topic."""
-    if problem := addresses.refusal(engine.kind, name):
-        raise BrokerError(problem, topic=name)
-
-
-def no_channels(engine: Engine, name: str) -> str:
-    """Why a topic of this broker cannot be subscribed to here."""
-    return f"topic {name!r} is delivered by the engine {engine.address}: subscribe to it there"
 
 
 def _place(server: tuple[str, int]) -> str:

@@ -8,82 +8,49 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from random import random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from srtm.broker.message import Message
+from srtm.broker.receipts import settle
+from srtm.net.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from srtm.broker.engines.engine import Engine
     from srtm.broker.engines.probe import Probe
+    from srtm.broker.engines.spool import Spool
+    from srtm.broker.message import Message
     from srtm.broker.topic import Topic
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5  # before an engine, or a topic at it, is tried again
+
+def patience() -> Backoff:
+    """Waits before an engine, or a topic at it, is tried again."""
+    return Backoff(0.02, 0.5)
 
 
-class Owner(Protocol):
-    """Who waits for answers: a connection, or a request over HTTP."""
+class Carrier(Protocol):
+    """The engine, as its lanes use it."""
 
-    def settle(self) -> None:
-        """A receipt of yours is complete."""
+    kind: ClassVar[str]
+    lanes: dict[str, Lane]
+    busy: dict[Lane, None]
+    problem: str | None
 
-    def refused(self, problem: str) -> None:
-        """The engine will never take a message of yours."""
+    @property
+    def absence(self) -> str | None:
+        """Why the engine takes nothing; None if it is there."""
 
+    def touch(self, lane: Lane) -> None:
+        """Note that a lane has something to send, or its topic something to release."""
 
-class Receipt:
-    """One command of a publisher, and how many of its messages have no acknowledgement."""
-
-    __slots__ = ("left", "owner")
-
-    def __init__(self, owner: Owner, left: int) -> None:
-        self.owner = owner
-        self.left = left
-
-
-class Tracked(Message):
-    """A message whose publisher is answered when it is acknowledged."""
-
-    __slots__ = ("receipt",)
-
-    def __init__(
-        self,
-        id: bytes,  # noqa: A002
-        arrival_ns: int,
-        body: bytes,
-        publisher: str,
-        delay_ns: int,
-        receipt: Receipt,
-    ) -> None:
-        super().__init__(id, arrival_ns, body, publisher, delay_ns)
-        self.receipt: Receipt | None = receipt
-
-
-def settle(messages: Iterable[Message], problem: str | None = None) -> None:
-    """Answer publishers: these messages are done, or never will be."""
-    owners: dict[Owner, None] = {}
-    for message in messages:
-        receipt = getattr(message, "receipt", None)
-        if receipt is None:
-            continue
-        message.receipt = None  # type: ignore[attr-defined]
-        receipt.left -= 1
-        if problem is not None:
-            receipt.owner.refused(problem)
-        elif not receipt.left:
-            owners[receipt.owner] = None
-    for owner in owners:
-        owner.settle()
+    def new_probe(self, lane: Lane) -> Probe:
+        """Make a probe of a topic."""
 
 
 class Lane:
     """A topic's way to its engine: what was released and has no acknowledgement."""
 
     __slots__ = (
+        "backoff",
         "bytes",
         "engine",
         "flying",
@@ -95,13 +62,14 @@ class Lane:
         "refused",
         "retry_ns",
         "singly",
+        "spool",
         "topic",
-        "wait_s",
     )
 
-    def __init__(self, engine: Engine, topic: Topic) -> None:
+    def __init__(self, engine: Carrier, topic: Topic) -> None:
         self.engine = engine
         self.topic = topic
+        self.spool: Spool | None = None  # of a topic on disk: what the engine has not acknowledged
         self.queue: deque[Message] = deque()
         self.flying = 0  # messages that the engine has
         self.bytes = 0  # of these and those in the queue
@@ -112,12 +80,12 @@ class Lane:
         self.problem: str | None = None  # why it is shut though the engine is there
         self.refused: str | None = None  # why a stored message was dropped, as it was said last
         self.retry_ns = 0
-        self.wait_s = FIRST_WAIT_S
+        self.backoff = patience()
 
     @property
     def overdue(self) -> bool:
         """Whether it has been tried for a second or more in vain."""
-        return self.wait_s >= LONGEST_WAIT_S
+        return self.backoff.exhausted
 
     @property
     def held(self) -> int:
@@ -133,7 +101,7 @@ class Lane:
             "unacknowledged": self.held,
             "unacknowledged_bytes": self.bytes,
             "in_log": self.topic.spooled,
-            "lost": self.topic.spool.lost if self.topic.spool else 0,
+            "lost": self.spool.lost if self.spool else 0,
             "probe": self.probe.statistics() if self.probe else None,
         }
 
@@ -154,7 +122,8 @@ class Lane:
 
     def open(self, now_ns: int) -> None:
         """The engine takes its messages."""
-        self.problem, self.wait_s, self.retry_ns = None, FIRST_WAIT_S, 0
+        self.problem, self.retry_ns = None, 0
+        self.backoff.reset()
         if not self.ready:
             self.ready = True
             self.release(now_ns)
@@ -201,5 +170,4 @@ class Lane:
 
     def later(self, now_ns: int) -> None:
         """Try again after a while, which grows."""
-        self.retry_ns = now_ns + round(self.wait_s * (1 + random()) / 2 * 1e9)
-        self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s)
+        self.retry_ns = now_ns + round(self.backoff.next_s() * 1e9)

@@ -11,7 +11,6 @@ is sent again and again, with pauses, until it is acknowledged. Other topics go 
 from __future__ import annotations
 
 import secrets
-import time
 from ipaddress import ip_address
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -32,8 +31,10 @@ from srtm.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from srtm.broker.ioloop import Broker
     from srtm.broker.message import Message
+    from srtm.broker.options import BrokerOptions
+    from srtm.broker.poller import Poller
+    from srtm.broker.turn import Turn
     from srtm.protocol.engine import EngineAddress
 
 DUPLICATES_S = 120  # how long a stream that we make remembers ids
@@ -55,8 +56,8 @@ class Nats(Engine):
 
     kind: ClassVar[str] = "nats"
 
-    def __init__(self, broker: Broker, address: EngineAddress) -> None:
-        super().__init__(broker, address)
+    def __init__(self, address: EngineAddress, options: BrokerOptions, turn: Turn, poller: Poller) -> None:
+        super().__init__(address, options, turn, poller)
         self._protocol = NatsProtocol()
         self._known = {(host, port): host for host, port in address.servers}  # with the names in their certificates
         self._max_payload = 0
@@ -71,7 +72,7 @@ class Nats(Engine):
 
     def new_probe(self, lane: Lane) -> NatsProbe:
         """A probe of a topic."""
-        return NatsProbe(lane, self._prefix(lane))
+        return NatsProbe(lane.topic.name, self, self._prefix(lane))
 
     @property
     def server_name(self) -> str:
@@ -82,7 +83,7 @@ class Nats(Engine):
         self._protocol = NatsProtocol()
 
     def _take(self, data: bytes) -> None:
-        now_ns = time.time_ns()
+        now_ns = self._turn.now_ns()
         acknowledged: dict[Lane, list[Message]] = {}
         try:
             self._understand(data, acknowledged, now_ns)
@@ -121,7 +122,7 @@ class Nats(Engine):
             verbose=False,
             pedantic=False,
             tls_required=self.address.tls,
-            name=f"srtm {self._broker.options.name}",
+            name=f"srtm {self._options.name}",
             lang="python",
             version=srtm.__version__,
             protocol=1,
@@ -153,7 +154,7 @@ class Nats(Engine):
 
     def _enter(self, lane: Lane) -> None:
         if lane in self._made:
-            lane.open(time.time_ns())
+            lane.open(self._turn.now_ns())
         else:
             self._make(lane)
 
@@ -178,7 +179,7 @@ class Nats(Engine):
         }
         subject = b"$JS.API.STREAM.CREATE.%b" % stream_of(name).encode()
         self._out += say.publish(subject, b"%b%d" % (self._inbox, self._number), msgspec.json.encode(wanted))
-        lane.later(time.time_ns())
+        lane.later(self._turn.now_ns())
 
     def _answered(self, answer: Msg, acknowledged: dict[Lane, list[Message]], now_ns: int) -> None:
         number = int(answer.subject[len(self._inbox) :])
@@ -251,9 +252,9 @@ class Nats(Engine):
                 lane.open(now_ns)
 
     def _send(self, lane: Lane, messages: list[Message]) -> None:
-        now_ns, subject = time.time_ns(), lane.topic.name.encode()
+        now_ns, subject = self._turn.now_ns(), lane.topic.name.encode()
         inbox, number, flights = self._inbox, self._number, self._flights
-        prefix, name = self._prefix(lane), self._broker.options.name
+        prefix, name = self._prefix(lane), self._options.name
         for message in messages:
             lines = say.origin(name, message.publisher, message.arrival_ns)
             if problem := self._excess(lines, message.body):  # the server would close the connection
@@ -268,7 +269,7 @@ class Nats(Engine):
 
     def objection(self, publisher: str, body: bytes) -> str | None:
         """That it is too large, once a server has said what is."""
-        return self._excess(say.origin(self._broker.options.name, publisher, time.time_ns()), body)
+        return self._excess(say.origin(self._options.name, publisher, self._turn.now_ns()), body)
 
     def _excess(self, lines: bytes, body: bytes) -> str | None:
         if not 0 < self._max_payload < len(body) + len(lines) + _HEAD:
@@ -277,7 +278,7 @@ class Nats(Engine):
 
     def _prefix(self, lane: Lane) -> bytes:
         """How ids of a topic's messages begin; on disk, as they began before a restart."""
-        spool = lane.topic.spool
+        spool = lane.spool
         return self.prefix if spool is None else spool.prefix
 
     def _take_back(self) -> None:

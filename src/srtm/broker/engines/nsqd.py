@@ -5,7 +5,6 @@ NSQ knows no ids of publishers, so what was on its way when a connection broke m
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar
@@ -23,8 +22,10 @@ from srtm.units import NS_PER_MS, NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from srtm.broker.ioloop import Broker
     from srtm.broker.message import Message
+    from srtm.broker.options import BrokerOptions
+    from srtm.broker.poller import Poller
+    from srtm.broker.turn import Turn
     from srtm.protocol.engine import EngineAddress
 
 _NEVER = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY", "E_BAD_TOPIC"})  # it would say the same again
@@ -38,21 +39,21 @@ class Nsqd(Engine):
     kind: ClassVar[str] = "nsqd"
     defers: ClassVar[bool] = True
 
-    def __init__(self, broker: Broker, address: EngineAddress) -> None:
-        super().__init__(broker, address)
+    def __init__(self, address: EngineAddress, options: BrokerOptions, turn: Turn, poller: Poller) -> None:
+        super().__init__(address, options, turn, poller)
         self._protocol = ClientProtocol()
         self._greeting: Generator[bytes, bytes, None] | None = None
         self._flights: deque[tuple[Lane, list[Message]]] = deque()  # a command each, in the order of their answers
 
     def new_probe(self, lane: Lane) -> NsqdProbe:
         """A probe of a topic."""
-        return NsqdProbe(lane)
+        return NsqdProbe(lane.topic.name, self)
 
     def _greet(self) -> None:
         self._protocol = ClientProtocol()
         if self.address.tls:
             self._protocol.pause_after_response()  # what follows it in the clear is nobody's
-        name = self._broker.options.name
+        name = self._options.name
         fields = {
             "client_id": name,
             "hostname": name,
@@ -74,7 +75,7 @@ class Nsqd(Engine):
             self._out += said
 
     def _take(self, data: bytes) -> None:
-        now_ns = time.time_ns()
+        now_ns = self._turn.now_ns()
         for event in self._protocol.feed(data):
             if isinstance(event, Heartbeat):
                 self._out += say.nop()
@@ -88,7 +89,7 @@ class Nsqd(Engine):
                 self._acknowledge(*self._flights.popleft(), now_ns)
 
     def _enter(self, lane: Lane) -> None:
-        if time.time_ns() >= lane.retry_ns:
+        if self._turn.now_ns() >= lane.retry_ns:
             super()._enter(lane)
 
     def _look(self, now_ns: int) -> None:
@@ -124,7 +125,7 @@ class Nsqd(Engine):
                 self._out += say.mpub(name, [message.body for message in batch])
                 continue
             for message in batch:
-                left_ns = max(0, message.arrival_ns + delay_ns - time.time_ns())
+                left_ns = max(0, message.arrival_ns + delay_ns - self._turn.now_ns())
                 self._flights.append((lane, [message]))
                 self._out += say.dpub(name, left_ns // NS_PER_MS, message.body)
 

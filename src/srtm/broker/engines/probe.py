@@ -14,14 +14,15 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
 from srtm.errors import InputError, ProtocolError
 from srtm.model.latency import Distribution
-from srtm.net.credentials import explained
+from srtm.net.explain import explained
+from srtm.net.sockets import open_streams
 from srtm.protocol import client as nsq
 from srtm.protocol import greeting, nats
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Response
@@ -30,8 +31,9 @@ from srtm.protocol.nats import Err, Info, Msg, NatsProtocol, Ping, Pong
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from srtm.broker.engines.lane import Lane
     from srtm.broker.message import Message
+    from srtm.net.credentials import Credentials
+    from srtm.protocol.engine import EngineAddress
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +43,25 @@ _MOST = 10_000  # messages that are looked out for, and latencies that are kept
 _AGAIN_S = 1.0
 
 
+class Server(Protocol):
+    """Where an engine is, and what it must be shown."""
+
+    place: tuple[str, int]
+    address: EngineAddress
+    credentials: Credentials
+
+    @property
+    def server_name(self) -> str:
+        """The name that the server's certificate must bear."""
+
+
 class Probe(ABC):
     """The probe of one topic; `stop` ends it."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, topic: str, engine: Server) -> None:
         self.problem: str | None = None
-        self._lane = lane
+        self._topic = topic
+        self._engine = engine
         self._expected: dict[bytes, int] = {}
         self._seen: deque[tuple[int, int]] = deque(maxlen=_MOST)
         self._task = asyncio.get_running_loop().create_task(self._keep())
@@ -90,13 +105,11 @@ class Probe(ABC):
                 await self._once()
             except (OSError, EOFError, ProtocolError, InputError) as problem:
                 self.problem = explained(problem)
-                log.warning("TOPIC(%s): its probe is away: %s", self._lane.topic.name, self.problem)
+                log.warning("TOPIC(%s): its probe is away: %s", self._topic, self.problem)
             await asyncio.sleep(_AGAIN_S)
 
     async def _once(self) -> None:
-        host, port = self._lane.engine.place
-        opening = asyncio.open_connection(host, port) if port else asyncio.open_unix_connection(host)
-        reader, writer = await opening
+        reader, writer = await open_streams(*self._engine.place)
         try:
             await self._listen(reader, writer)
         finally:
@@ -104,7 +117,7 @@ class Probe(ABC):
 
     async def _secure(self, writer: asyncio.StreamWriter) -> None:
         """Go on through TLS."""
-        engine = self._lane.engine
+        engine = self._engine
         assert engine.credentials.tls is not None
         await writer.start_tls(engine.credentials.tls, server_hostname=engine.server_name)
 
@@ -116,7 +129,7 @@ class NsqdProbe(Probe):
         return message.body
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        protocol, address = ClientProtocol(), self._lane.engine.address
+        protocol, address = ClientProtocol(), self._engine.address
         identity = {"client_id": "srtm-probe", "output_buffer_timeout": -1, "output_buffer_size": -1}
         steps, agreed = greeting.nsqd(address, identity), False
         writer.write(next(steps))
@@ -137,7 +150,7 @@ class NsqdProbe(Probe):
                     said = greeting.after(steps, event.data)
                     if said is None:
                         agreed = True
-                        writer.write(nsq.sub(self._lane.topic.name, CHANNEL) + nsq.rdy(1_000))
+                        writer.write(nsq.sub(self._topic, CHANNEL) + nsq.rdy(1_000))
                     elif said == greeting.BEGIN_TLS:
                         protocol = ClientProtocol()
                         await self._secure(writer)
@@ -149,16 +162,16 @@ class NsqdProbe(Probe):
 class NatsProbe(Probe):
     """An ephemeral consumer of the stream that has the topic; ids begin with `prefix`."""
 
-    def __init__(self, lane: Lane, prefix: bytes) -> None:
+    def __init__(self, topic: str, engine: Server, prefix: bytes) -> None:
         self._prefix = prefix
-        super().__init__(lane)
+        super().__init__(topic, engine)
 
     def _key(self, message: Message) -> bytes:
         return b"%b-%b" % (self._prefix, message.id)
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         protocol, inbox = NatsProtocol(), b"_INBOX.%b." % secrets.token_hex(6).encode()
-        topic, engine = self._lane.topic.name, self._lane.engine
+        topic, engine = self._topic, self._engine
         greeted = False
         while data := await reader.read(65536):
             for event in protocol.feed(data):

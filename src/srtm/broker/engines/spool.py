@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -24,13 +23,13 @@ from srtm.broker.message import Message
 from srtm.errors import LogError, OffsetTrimmed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from srtm.broker.disk.batch import Record
     from srtm.broker.disk.cursor import Cursor
     from srtm.broker.disk.log import Log
-    from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
+    from srtm.broker.turn import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +111,10 @@ class Spool:
         """Its topic is gone."""
         self._more.set()
 
-    async def follow(self, broker: Broker) -> None:
+    async def follow(self, turn: Turn, alive: Callable[[Topic], bool]) -> None:
         """Bring back what is in the log alone, as there is room for it, as long as the topic is there."""
         topic = self.topic
-        while broker.topics.get(topic.name) is topic:
+        while alive(topic):
             if not self._left:
                 self._more.clear()
                 await self._more.wait()
@@ -128,7 +127,7 @@ class Spool:
                 continue
             size = min(size, topic.room)
             try:
-                records = await broker.loop.run_in_executor(None, self._log.read, topic.name, begin, size)
+                records = await turn.loop.run_in_executor(None, self._log.read, topic.name, begin, size)
             except OffsetTrimmed:
                 self.lost += self.skip_to(max(self._log.begin(topic.name), begin + 1))
                 continue
@@ -136,7 +135,7 @@ class Spool:
                 logger.warning("TOPIC(%s): %s", topic.name, problem)
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            if broker.topics.get(topic.name) is not topic:  # and these may be of another log by its name
+            if not alive(topic):  # and these may be of another log by its name
                 return
             if not self._left or self._left[0][0] != begin:  # it was emptied or trimmed meanwhile
                 continue
@@ -146,9 +145,8 @@ class Spool:
             else:
                 self._left.popleft()
             self._taken(len(records))
-            topic.recall([_message(record, offset) for offset, record in enumerate(records, begin)], time.time_ns())
-            broker.touch(topic.name)
-            broker.wake()
+            topic.recall([_message(record, offset) for offset, record in enumerate(records, begin)], turn.now_ns())
+            turn.touch(topic)
 
 
 def is_engines(cursor: Cursor) -> bool:

@@ -6,11 +6,11 @@ Publishing goes the way of TCP: through the topic's bucket, at the time of the r
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import re
 import time
 from http import HTTPStatus
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,49 +21,57 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import srtm
-from srtm.broker.engines.lane import Receipt, Tracked
 from srtm.broker.http import stats as snapshot
-from srtm.broker.message import Message
 from srtm.broker.options import retained_ns
 from srtm.errors import (
     BrokerError,
+    ExchangeRefused,
     InputError,
     LogError,
     LogReplaced,
     OffsetTrimmed,
-    OldEpoch,
     ProtocolError,
+    PublishRefused,
     SRTMError,
 )
 from srtm.model.bucket import TokenBucket
 from srtm.protocol import exchange
+from srtm.protocol.exchange import RefusalCode
 from srtm.protocol.names import VERSION, valid_name
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable
 
     from starlette.datastructures import QueryParams
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from srtm.broker.broker import Broker
     from srtm.broker.channel import Channel
     from srtm.broker.disk.batch import Record
     from srtm.broker.disk.durable import Durable
-    from srtm.broker.disk.log import Retention
-    from srtm.broker.ioloop import Broker
+    from srtm.broker.disk.rows import Retention
+    from srtm.broker.receipts import Receipt
     from srtm.broker.topic import Topic
 
 
+_REFUSALS: dict[str, Callable[[PublishRefused], tuple[int, str]]] = {
+    "full": lambda _: (503, "TOPIC_FULL"),
+    "defer": lambda problem: (400, f"INVALID_DEFER: {problem}"),
+    "size": lambda problem: (413, f"MSG_TOO_BIG: {problem}"),
+}
 _DECIMAL = re.compile(r"[0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?")
 
 
 class Refused(Exception):
-    """A request that gets nsqd's error."""
+    """A request that gets nsqd's error, and a code beside it if a program has to tell refusals apart."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
 
 
 def app(broker: Broker, *, tls: bool = False) -> ASGIApp:
@@ -119,7 +127,8 @@ def _answered(page: Callable[[Request], Awaitable[Response]]) -> Callable[[Reque
         except ClientDisconnect:  # in the middle of its body; nobody is there to be answered
             return Response(status_code=400)
         except Refused as problem:
-            return JSONResponse({"message": str(problem)}, status_code=problem.status)
+            document = {"message": str(problem)} | ({"code": problem.code} if problem.code else {})
+            return JSONResponse(document, status_code=problem.status)
 
     return answer
 
@@ -200,9 +209,9 @@ class Pages:
             raise Refused(400, "INVALID_DURABILITY: the topic is on disk; delete it to make it one in memory")
         if told and topic.durable is None:
             raise Refused(400, "INVALID_RETENTION: only disk topics keep messages; add durability=disk")
-        if topic.durable is not None:
+        if topic.durable is not None and self.broker.durable is not None:
             try:
-                await topic.durable.keep(topic, **told)
+                await self.broker.durable.keep(topic, **told)
             except LogError as problem:
                 raise Refused(503, f"CREATE_FAILED: {problem}") from None
         return Response()
@@ -228,7 +237,7 @@ class Pages:
         except LogError as problem:
             raise Refused(400, f"INVALID_OFFSET: {problem}") from None
         # Beside the loop, as the reading is: a megabyte of small messages takes ten milliseconds.
-        rows = await self.broker.loop.run_in_executor(None, _arrow, topic.name, begin, records)
+        rows = await self.broker.turn.loop.run_in_executor(None, _arrow, topic.name, begin, records)
         return Response(rows, media_type="application/vnd.apache.arrow.stream")
 
     async def log_trim(self, request: Request) -> Response:
@@ -251,9 +260,9 @@ class Pages:
 
     def _on_disk(self, request: Request) -> tuple[Topic, Durable]:
         topic = self._named_topic(request)
-        if topic.durable is None:
+        if topic.durable is None or self.broker.durable is None:
             raise Refused(400, "NOT_ON_DISK: only disk topics have a log")
-        return topic, topic.durable
+        return topic, self.broker.durable
 
     def _number(self, request: Request, name: str, default: int | None = None) -> int:
         text = request.query_params.get(name, "" if default is None else str(default))
@@ -265,21 +274,20 @@ class Pages:
     async def topic_delete(self, request: Request) -> Response:
         """Forget a topic and all that it holds; its consumers are disconnected."""
         topic = self._named_topic(request)
-        self.broker.delete_topic(topic)
+        self.broker.topics.delete(topic)
         return await self._noted(topic)
 
     async def topic_empty(self, request: Request) -> Response:
         """Forget the messages that no channel has yet."""
         topic = self._named_topic(request)
-        if topic.durable is not None:
+        if topic.durable is not None and self.broker.durable is not None:
             try:
-                await topic.durable.empty(topic)
+                await self.broker.durable.empty(topic)
             except LogError as problem:
                 raise Refused(503, f"EMPTY_FAILED: {problem}") from None
         topic.empty(time.time_ns())
-        if self.broker.topics.get(topic.name) is topic:
-            self.broker.touch(topic.name)  # publishers that leave wait no longer for what is gone
-            self.broker.wake()
+        if self.broker.topics.alive(topic):
+            self.broker.turn.touch(topic)  # publishers that leave wait no longer for what is gone
         return Response()
 
     async def topic_pause(self, request: Request) -> Response:
@@ -292,8 +300,7 @@ class Pages:
         """Go on."""
         topic = self._named_topic(request)
         topic.pause(time.time_ns(), on=False)
-        self.broker.touch(topic.name)
-        self.broker.wake()
+        self.broker.turn.touch(topic)
         return await self._noted(topic)
 
     async def topic_limit(self, request: Request) -> Response:
@@ -310,8 +317,7 @@ class Pages:
             raise Refused(409, "UNDER_CONTRACT: the controller decides on (r, b) of this topic; ask it")
         topic.by_hand = bucket
         topic.limit(bucket, time.time_ns())
-        self.broker.touch(topic.name)
-        self.broker.wake()
+        self.broker.turn.touch(topic)
         return await self._noted(topic)
 
     async def _noted(self, topic: Topic) -> Response:
@@ -327,16 +333,16 @@ class Pages:
         """Make a channel."""
         topic = self._named_topic(request)
         try:
-            self.broker.channel(topic, self._channel_name(request))
+            self.broker.topics.channel(topic, self._channel_name(request))
         except BrokerError as problem:
             raise Refused(409, f"NO_CHANNELS: {problem}") from None
-        self.broker.wake()
+        self.broker.turn.wake()
         return Response()
 
     async def channel_delete(self, request: Request) -> Response:
         """Forget a channel and all that it holds; its consumers are disconnected."""
         topic, channel = self._named_channel(request)
-        self.broker.delete_channel(topic, channel)
+        self.broker.topics.delete_channel(topic, channel)
         return await self._noted(topic)
 
     async def channel_empty(self, request: Request) -> Response:
@@ -354,25 +360,28 @@ class Pages:
         """Go on."""
         topic, channel = self._named_channel(request)
         channel.paused = False
-        self.broker.to_pump[channel] = None
-        self.broker.wake()
+        self.broker.turn.pump(channel)
         return await self._noted(topic)
 
     async def exchange(self, request: Request) -> Response:
         """What the controller says, and what it wants to know (`protocol.exchange`)."""
         if self.broker.options.controller is None:
-            raise Refused(409, "NOT_MANAGED: this broker has no controller: start it with --controller")
+            raise Refused(
+                409, "NOT_MANAGED: this broker has no controller; start it with --controller", RefusalCode.NOT_MANAGED
+            )
         token = self.broker.options.control_token
         if token is not None and not _shows(request, token):
-            raise Refused(401, "UNAUTHORIZED: the controller has to show this broker's --control-token")
+            raise Refused(
+                401, "UNAUTHORIZED: the controller must send this broker's --control-token", RefusalCode.UNAUTHORIZED
+            )
         try:
             body = await _body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")
             said = exchange.read(body, exchange.Exchange)
             answer = self.broker.control.exchange(said, time.time_ns(), time.monotonic_ns())
         except ProtocolError as problem:
-            raise Refused(400, f"INVALID_EXCHANGE: {problem}") from None
-        except OldEpoch as problem:
-            raise Refused(409, f"OLD_EPOCH: {problem}") from None
+            raise Refused(400, f"INVALID_EXCHANGE: {problem}", RefusalCode.INVALID_EXCHANGE) from None
+        except ExchangeRefused as problem:
+            raise Refused(409, f"{problem.code}: {problem}", problem.code) from None
         return Response(exchange.write(answer), media_type="application/json")
 
     async def probe(self, request: Request) -> Response:
@@ -380,9 +389,10 @@ class Pages:
         topic, on = self._named_topic(request), request.query_params.get("on", "true")
         if on not in ("true", "false"):
             raise Refused(400, f"INVALID_ON: true or false, not {on!r}")
-        if topic.lane is None:
+        engine = self.broker.topics.engine
+        if engine is None:
             raise Refused(409, "NO_ENGINE: this broker delivers by itself, and measures to its subscribers anyway")
-        topic.lane.watch(on=on == "true")
+        engine.lane(topic).watch(on=on == "true")
         return Response()
 
     async def trace_start(self, request: Request) -> Response:
@@ -394,20 +404,20 @@ class Pages:
             raise Refused(403, "TRACE_DISABLED: start the broker with --trace-folder")
         if Path(name).name != name or name.startswith(".") or not name.endswith(".parquet"):
             raise Refused(400, "INVALID_ARG_FILE: a name that ends with .parquet, without a folder")
-        if self.broker.recorder is not None:
+        if self.broker.turn.recorder is not None:
             raise Refused(409, "TRACE_RUNNING")
         path = Path(folder) / name
         if path.exists():
             raise Refused(409, "TRACE_EXISTS")
         broker = self.broker
-        recorder = Recorder(path, broker.options.name, broker.groups, broker.loop, broker.control.birth)
+        recorder = Recorder(path, broker.options.name, broker.control.groups, broker.turn.loop, broker.control.birth)
         recorder.start()
-        self.broker.recorder = recorder
+        self.broker.turn.recorder = recorder
         return JSONResponse({"file": str(path)})
 
     async def trace_stop(self, _: Request) -> Response:
         """Record no more; the file is there when this is answered."""
-        recorder, self.broker.recorder = self.broker.recorder, None
+        recorder, self.broker.turn.recorder = self.broker.turn.recorder, None
         if recorder is None:
             raise Refused(409, "TRACE_NOT_RUNNING")
         try:
@@ -432,37 +442,17 @@ class Pages:
         return Response(metrics.page(self.broker), media_type=metrics.MEDIA_TYPE)
 
     async def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
-        if topic.crowded:
-            raise Refused(503, "TOPIC_FULL")
-        now_ns = time.time_ns()
-        client = f"{request.client.host}:{request.client.port}" if request.client else "http"
-        engine = topic.lane.engine if topic.lane is not None else None
-        if engine is not None and delay_ns and not engine.defers:
-            raise Refused(400, f"INVALID_DEFER: the engine {engine.kind} cannot defer messages")
-        if engine is not None and topic.durable is None:
-            answer = _Answer(self.broker.loop.create_future())
-            receipt, next_id = Receipt(answer, len(bodies)), self.broker.next_id
-            topic.arrived += [Tracked(next_id(), now_ns, body, client, delay_ns, receipt) for body in bodies]
-            topic.bytes += sum(map(len, bodies))
-            self.broker.touch(topic.name)
-            self.broker.wake()
-            if problem := await answer.future:
-                raise Refused(503, f"PUB_FAILED: {problem}")
-            return
-        messages = [Message(self.broker.next_id(), now_ns, body, client, delay_ns) for body in bodies]
-        if topic.durable is not None:
-            objections = (engine.objection(client, body) for body in bodies) if engine is not None else ()
-            if objection := next(filter(None, objections), None):
-                raise Refused(413, f"MSG_TOO_BIG: {objection}")
-            stored: asyncio.Future[LogError | None] = self.broker.loop.create_future()
-            topic.durable.publish(topic, messages, stored.set_result)
-            if failure := await stored:
-                raise Refused(503, f"PUB_FAILED: {failure}")
-            return
-        self.broker.touch(topic.name)
-        topic.arrived += messages
-        topic.bytes += sum(map(len, bodies))
-        self.broker.wake()
+        """Give messages to the intake, and wait until they are safe."""
+        broker = self.broker
+        publisher = f"{request.client.host}:{request.client.port}" if request.client else "http"
+        sender = HttpSender(publisher, broker.turn.loop.create_future())
+        try:
+            receipt = broker.intake.publish(sender, topic.name, bodies, broker.turn.now_ns(), delay_ns)
+        except PublishRefused as problem:
+            raise Refused(*_REFUSALS[problem.facts["reason"]](problem)) from None
+        broker.turn.wake()
+        if receipt is not None and (failure := await sender.answer):
+            raise Refused(503, f"PUB_FAILED: {failure}")
 
     def _named_topic(self, request: Request, *, make: bool = False) -> Topic:
         name = request.query_params.get("topic")
@@ -474,7 +464,7 @@ class Pages:
         if topic is None and not make:
             raise Refused(404, "TOPIC_NOT_FOUND")
         try:
-            return topic or self.broker.touch(name)
+            return topic or self.broker.topics.touch(name)
         except BrokerError as problem:
             raise Refused(400, f"INVALID_TOPIC: {problem}") from None
 
@@ -505,21 +495,40 @@ class Pages:
             raise Refused(400, f"{what}_EMPTY")
 
 
-class _Answer:
-    """A request that waits until an engine has its messages: None, or why it will not."""
+class HttpSender:
+    """A request that publishes. It cannot be made to wait: a crowded topic refuses it."""
 
-    def __init__(self, future: asyncio.Future[str | None]) -> None:
-        self.future = future
+    def __init__(self, publisher: str, answer: asyncio.Future[str | None]) -> None:
+        """`answer` becomes None when the messages are safe, or the reason why they never will be."""
+        self.publisher = publisher
+        self.too_full: Callable[[Topic], bool] | None = attrgetter("crowded")
+        self.answer = answer
 
     def settle(self) -> None:
-        """It has them."""
-        if not self.future.done():
-            self.future.set_result(None)
+        """The messages are safe."""
+        if not self.answer.done():
+            self.answer.set_result(None)
 
-    def refused(self, problem: str) -> None:
-        """It never will."""
-        if not self.future.done():
-            self.future.set_result(problem)
+    def refused(self, _receipt: Receipt, problem: str) -> None:
+        """They never will be."""
+        if not self.answer.done():
+            self.answer.set_result(problem)
+
+    def block(self, _topic: Topic) -> bool:
+        """Do not wait."""
+        return False
+
+    def unblock(self, topic: Topic) -> None:
+        """Nothing was blocked."""
+
+    def hold(self) -> None:
+        """A request has said everything."""
+
+    def release(self) -> None:
+        """A request has said everything."""
+
+    def slow(self) -> None:
+        """A request has said everything."""
 
 
 async def _body(request: Request, limit: int, problem: str) -> bytes:

@@ -14,8 +14,8 @@ from srtm.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from srtm.broker.broker import Broker
     from srtm.broker.channel import Channel
-    from srtm.broker.ioloop import Broker
     from srtm.broker.topic import Topic
 
 __all__ = ["MEDIA_TYPE", "page"]
@@ -62,9 +62,16 @@ class _Broker(Collector):
     def collect(self) -> Iterator[Metric]:
         broker = self._broker
         topics = list(broker.topics.values())
-        yield _family(GaugeMetricFamily, "connections", "Clients that are connected.", [((), len(broker.connections))])
-        yield _family(CounterMetricFamily, "unstamped_reads", "Reads without a kernel time.", [((), broker.unstamped)])
-        lag = [((), broker.lag_ns / NS_PER_S)]
+        yield _family(
+            GaugeMetricFamily, "connections", "Clients that are connected.", [((), len(broker.clients.connections))]
+        )
+        yield _family(
+            CounterMetricFamily,
+            "unstamped_reads",
+            "Reads without a kernel time.",
+            [((), broker.clients.buffers.unstamped)],
+        )
+        lag = [((), broker.turn.lag_ns / NS_PER_S)]
         yield _family(GaugeMetricFamily, "loop_lag_seconds", "How late the loop was at most, in the last second.", lag)
         for kind, name, what, of in _TOPICS:
             values = [((topic.name,), of(topic)) for topic in topics]
@@ -85,7 +92,7 @@ class _Broker(Collector):
 
 def _engine(broker: Broker) -> Iterator[Metric]:
     """How the engine is; nothing where there is none."""
-    engine = broker.engine
+    engine = broker.topics.engine
     if engine is None:
         return
     label = (engine.kind,)
@@ -114,7 +121,7 @@ def _latencies(topics: Iterable[Topic]) -> Metric:
     name = "srtm_topic_latency_seconds"
     family = Metric(name, "Latency over the last second; end_to_end, by a probe, over ten.", "summary")
     for topic in topics:
-        probed = topic.lane.probe.statistics()["end_to_end_ns"] if topic.lane and topic.lane.probe else None
+        probed = (topic.lane.statistics()["probe"] or {}).get("end_to_end_ns") if topic.lane else None
         for point, taken_ns in (probed or {}).items():
             labels = {"topic": topic.name, "part": "end_to_end", "quantile": f"0.{point[1:]}".removesuffix("0")}
             family.add_sample(name, labels, taken_ns / NS_PER_S)

@@ -10,9 +10,9 @@ from srtm.protocol.server import CLOSING, INIT, SUBSCRIBED
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from srtm.broker.broker import Broker
     from srtm.broker.channel import Channel
-    from srtm.broker.connection import Connection
-    from srtm.broker.ioloop import Broker
+    from srtm.broker.clients.verbs import Verbs
     from srtm.broker.statistics import Second
     from srtm.broker.topic import Topic
     from srtm.model.latency import Distribution
@@ -23,7 +23,7 @@ _STATES = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
 def of(broker: Broker, topic: str | None, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
     """The document of `/stats`, of one topic and channel or of all."""
     topics = [each for _, each in sorted(broker.topics.items()) if topic in (None, "", each.name)]
-    producers = [each for each in broker.connections.values() if each.published] if with_clients else []
+    producers = [each for each in broker.clients.connections.values() if each.published] if with_clients else []
     return {
         "version": VERSION,
         "health": "OK",
@@ -32,9 +32,9 @@ def of(broker: Broker, topic: str | None, channel: str | None, *, with_clients: 
         "memory": None,
         "producers": [_client(each, topic) for each in producers],
         "srtm": {
-            "unstamped_reads": broker.unstamped,
-            "connections": len(broker.connections),
-            "engine": broker.engine.statistics() if broker.engine else {"kind": "local"},
+            "unstamped_reads": broker.clients.buffers.unstamped,
+            "connections": len(broker.clients.connections),
+            "engine": broker.topics.engine.statistics() if broker.topics.engine else {"kind": "local"},
         },
     }
 
@@ -84,7 +84,7 @@ def _points(part: Distribution | None) -> dict[str, int] | None:
 
 
 def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
-    clients = [_client(each) for each in channel.consumers] if with_clients else []  # type: ignore[arg-type]
+    clients = [_client(each.client) for each in channel.consumers] if with_clients else []  # type: ignore[attr-defined]
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
@@ -102,25 +102,26 @@ def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
     }
 
 
-def _client(connection: Connection, topic: str | None = None) -> dict[str, Any]:
+def _client(client: Verbs, topic: str | None = None) -> dict[str, Any]:
+    connection, subscription = client.connection, client.subscription
     identity, host = connection.protocol.identity, connection.address.rpartition(":")[0]
     published = [
-        {"topic": name, "count": count} for name, count in connection.published.items() if topic in (None, "", name)
+        {"topic": name, "count": count} for name, count in client.published.items() if topic in (None, "", name)
     ]
     tls = connection.transport.tls if connection.transport else None
-    permit = connection.guard.permit if connection.guard else None
+    permit = client.guard.permit if client.guard else None
     return {
         "client_id": identity.client_id or host,
         "hostname": identity.hostname or host,
         "version": "V2",
         "remote_address": connection.address,
         "state": _STATES[connection.protocol.state],
-        "ready_count": connection.ready,
-        "in_flight_count": connection.in_flight,
-        "message_count": connection.messages,
-        "finish_count": connection.finished,
-        "requeue_count": connection.requeued,
-        "connect_ts": connection.connected_ns // NS_PER_S,
+        "ready_count": subscription.ready if subscription else 0,
+        "in_flight_count": len(subscription.flights) if subscription else 0,
+        "message_count": subscription.messages if subscription else 0,
+        "finish_count": subscription.finished if subscription else 0,
+        "requeue_count": subscription.requeued if subscription else 0,
+        "connect_ts": client.connected_ns // NS_PER_S,
         "sample_rate": identity.sample_rate,
         "deflate": identity.deflate,
         "snappy": identity.snappy,

@@ -1,4 +1,4 @@
-"""`srtm check`: the cluster in one line and an exit code, for monitors (as Nagios and its kind want it)."""
+"""`srtm check`: the cluster's health in one line and an exit code, as Nagios plugins report it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from srtm.units import NS_PER_S, parse_duration_ns
 
 
 class Verdict(IntEnum):
-    """How bad it is; the exit code."""
+    """The severity, and the exit code."""
 
     OK = 0
     WARNING = 1
@@ -24,16 +24,21 @@ class Verdict(IntEnum):
 
 def check(
     controller: Controller = HERE,
-    brokers: Annotated[int, typer.Option(min=1, help="Fewer brokers alive than this are critical.")] = 1,
-    opening: Annotated[str, typer.Option(help="How long a contract may take to be known everywhere.")] = "30s",
-    patience: Annotated[str, typer.Option(help="How long to wait for the controller.")] = "5s",
+    brokers: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum brokers alive; fewer are critical")] = 1,
+    opening: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time that a contract may take to reach all brokers")
+    ] = "30s",
+    patience: Annotated[str, typer.Option(metavar="DURATION", help="Timeout for the controller's answer")] = "5s",
     as_json: AsJson = False,
 ) -> None:
-    """Say in one line how the cluster is, with performance data. Exit code: 0 ok, 1 warning, 2 critical, 3 unknown.
+    """Report the health of the cluster in one line, for Nagios and similar monitors.
 
-    Critical: no controller, too few brokers, an SLO that is not met. Warning: a broker that is not alive, a contract
-    that is not known everywhere after a while, shares that stay idle, a topic that fits nowhere. Example:
+    The line ends with performance data. The exit code is 0 (ok), 1 (warning), 2 (critical) or 3 (unknown).
 
+    Critical: the controller does not answer, too few brokers are alive, or an SLO is not met. Warning: a broker is not
+    alive, a contract has not reached all brokers in time, shares stay idle, or a topic fits on no brokers.
+
+    Example:
         srtm check --brokers 3
     """
     longest_s = parse_duration_ns(opening) / NS_PER_S
@@ -43,7 +48,7 @@ def check(
         verdict = Verdict.UNKNOWN if problem.facts.get("stranger") else Verdict.CRITICAL
         words, numbers = [plain(str(problem))], {}
     except (KeyError, TypeError, ValueError, AttributeError):
-        verdict, words, numbers = Verdict.UNKNOWN, [f"{controller} does not answer as a controller does"], {}
+        verdict, words, numbers = Verdict.UNKNOWN, [f"{controller} does not answer like a controller"], {}
     if as_json:
         print_json({"status": verdict.name, "code": int(verdict), "messages": words, "performance": numbers})
     else:
@@ -62,15 +67,15 @@ def _look(controller: str, patience_s: float) -> tuple[list[dict[str, Any]], lis
 def judged(
     members: list[dict[str, Any]], topics: list[dict[str, Any]], least: int, longest_s: float
 ) -> tuple[Verdict, list[str], dict[str, str]]:
-    """The verdict, why, and numbers to be drawn."""
+    """The verdict, its reasons, and the performance data."""
     alive = sum(each["status"] == "alive" for each in members)
     lost = [f"{each['name']} is {each['status']}" for each in members if each["status"] not in ("alive", "joining")]
     missed = [_missed(each) for each in topics if each["slo_met"] is False]
     slow = [each for each in topics if (each["opening_s"] or 0) > longest_s]
     late = [f"{each['topic']} waits for {', '.join(each['waits_for']) or 'a broker'}" for each in slow]
-    unfit = [f"{each['topic']} fits nowhere" for each in topics if each["state"] == "no capacity"]
+    unfit = [f"{each['topic']} fits on no brokers" for each in topics if each["state"] == "no capacity"]
     short = [_short(each) for each in topics if each["shares"]["overdue"]]
-    critical = ([f"{alive} of at least {least} brokers alive"] if alive < least else []) + missed
+    critical = ([f"{alive} brokers alive, at least {least} required"] if alive < least else []) + missed
     warning = lost + late + unfit + short
     numbers = {
         "brokers_alive": f"{alive};;{least}:;0;{len(members)}",
@@ -90,9 +95,9 @@ def judged(
 def _slos(topics: list[dict[str, Any]]) -> str:
     met = sum(each["slo_met"] is True for each in topics)
     if not topics:
-        return "no topic under contract"
+        return "no topics under contract"
     if not met:
-        return f"{many(len(topics), 'topic')}, too little traffic to judge an SLO"
+        return f"{many(len(topics), 'topic')}, too little traffic to judge SLOs"
     return f"{many(len(topics), 'topic')}, " + (
         "every SLO met" if met == len(topics) else f"{many(met, 'SLO')} met, others idle"
     )
@@ -101,7 +106,7 @@ def _slos(topics: list[dict[str, Any]]) -> str:
 def _short(topic: dict[str, Any]) -> str:
     shares = topic["shares"]
     waits = f", waiting for {', '.join(shares['waits_for'])}" if shares["waits_for"] else ""
-    return f"{topic['topic']}: {shares['short_of']}, for {shares['short_since_s']:.0f} s now{waits}"
+    return f"{topic['topic']}: {shares['short_of']}, for {shares['short_since_s']:.0f} s{waits}"
 
 
 def _missed(topic: dict[str, Any]) -> str:
@@ -111,5 +116,5 @@ def _missed(topic: dict[str, Any]) -> str:
 
 
 def over_contract(topic: dict[str, Any]) -> str:
-    """Why messages of a topic wait that gets more than it may pass on."""
-    return f"{topic['rate']:,.0f} msg/s come, and its contract lets {topic['r']:,g} pass; raise r, or send less"
+    """Why the messages of a topic wait that receives more than its contract."""
+    return f"{topic['rate']:,.0f} msg/s arrive, but the contract passes {topic['r']:,g}; raise r or send less"

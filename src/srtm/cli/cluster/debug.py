@@ -1,4 +1,4 @@
-"""`srtm debug bundle`: everything that whoever helps will ask for, in one file, without secrets."""
+"""`srtm debug bundle`: everything needed to diagnose a problem, in one file, without secrets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import typer
 
 import srtm
 from srtm.cli.common import AsJson, print_json
+from srtm.cli.help import App
 from srtm.cli.remote import HERE, Controller, Token, ask, text_at, topic_at
 from srtm.errors import InputError, SRTMError
 
-app = typer.Typer(help="Collect what is needed to understand a problem.", no_args_is_help=True)
+app = App("Collect information for a bug report.")
 
 _MOST_LOG = 20 * 1024 * 1024  # bytes of each log, the last ones
 
@@ -32,21 +33,25 @@ def _debug() -> None:
 
 @app.command()
 def bundle(
-    out: Annotated[Path | None, typer.Option(help="The file to write (srtm-debug-TIME.tar.gz).")] = None,
-    logs: Annotated[list[Path] | None, typer.Option("--log", help="A log to put in as well; repeatable.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write", show_default="srtm-debug-TIME.tar.gz")
+    ] = None,
+    logs: Annotated[list[Path] | None, typer.Option("--log", metavar="FILE", help="Log to include; repeatable")] = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a tar.gz with versions, options, statistics, metrics, topics with their events, and brokers.
+    """Write a tar.gz with everything needed to diagnose a problem.
 
-    What cannot be had is listed in problems.json instead. Example:
+    The bundle holds versions, options, statistics, metrics, topics, events and brokers, but no secrets.
+    Anything that cannot be collected is listed in problems.json.
 
+    Example:
         srtm debug bundle --log controller.log
     """
     for log in logs or ():
         if not log.is_file():
-            raise InputError(f"there is no log {log}")
+            raise InputError(f"--log: no such file: {log}")
     target = out or Path(f"srtm-debug-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     found, problems = collect(controller, token)
     for number, log in enumerate(logs or ()):
@@ -63,12 +68,12 @@ def bundle(
         print_json({"file": str(target), "entries": sorted(found), "problems": problems})
         return
     for what, why in problems.items():
-        print(f"srtm: left out {what}: {why}", file=sys.stderr)
+        print(f"srtm: skipped {what}: {why}", file=sys.stderr)
     print(target)
 
 
 def collect(controller: str, token: str | None) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Files by name, and what could not be had."""
+    """Files by name, and the problems of those that could not be collected."""
     found: dict[str, bytes] = {"versions.json": _document(_versions())}
     problems: dict[str, str] = {}
 

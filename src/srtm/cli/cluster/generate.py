@@ -1,4 +1,4 @@
-"""`srtm generate`: what monitoring loads: Prometheus' alert rules and scrape configuration, Grafana's dashboard."""
+"""`srtm generate`: configuration for monitoring: Prometheus alert rules and scraping, a Grafana dashboard."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from srtm.cli.help import App
 from srtm.cli.remote import HERE, Controller
 
-app = typer.Typer(help="Write what Prometheus and Grafana load.", no_args_is_help=True)
+app = App("Generate configuration for Prometheus and Grafana.")
 
-Out = Annotated[Path | None, typer.Option(help="A file to write (stdout).")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write", show_default="stdout")]
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 _WIDTH, _HEIGHT = 8, 8
 # Title, unit, legend, expression; three to a row.
@@ -49,7 +50,7 @@ _PANELS: list[tuple[str, str, str, str]] = [
         "{{topic}}",
         'srtm_cluster_topic_latency_seconds{part="total",quantile="0.99",topic=~"$topic"}',
     ),
-    ("Messages that wait", "short", "{{topic}}", 'srtm_cluster_topic_waiting_messages{topic=~"$topic"}'),
+    ("Waiting messages", "short", "{{topic}}", 'srtm_cluster_topic_waiting_messages{topic=~"$topic"}'),
     ("k", "short", "{{topic}}", 'srtm_cluster_topic_brokers{topic=~"$topic"}'),
     (
         "Shares of r",
@@ -96,18 +97,18 @@ _PANELS: list[tuple[str, str, str, str]] = [
 @app.command()
 def prometheus(
     scrape: Annotated[
-        bool, typer.Option("--scrape", help="Instead: a configuration that scrapes the cluster.")
+        bool, typer.Option("--scrape", help="Write a scrape configuration instead of alert rules")
     ] = False,
     controller: Controller = HERE,
     out: Out = None,
 ) -> None:
-    """Write alert rules; or, with --scrape, a prometheus.yml that finds brokers through the controller.
+    """Write alert rules or a scrape configuration for Prometheus.
 
-    For example:
+    The scrape configuration discovers brokers through the controller.
 
-    srtm generate prometheus --out srtm-alerts.yml
-
-    srtm generate prometheus --scrape --out prometheus.yml
+    Examples:
+        srtm generate prometheus --out srtm-alerts.yml
+        srtm generate prometheus --scrape --out prometheus.yml
     """
     if scrape:
         _write(_scraped(controller), out)
@@ -117,11 +118,10 @@ def prometheus(
 
 @app.command()
 def grafana(out: Out = None) -> None:
-    """Write a dashboard to be imported; it asks for its Prometheus.
+    """Write a Grafana dashboard; on import, Grafana asks for its Prometheus data source.
 
-    For example:
-
-    srtm generate grafana --out srtm-dashboard.json
+    Example:
+        srtm generate grafana --out srtm-dashboard.json
     """
     _write(json.dumps(dashboard(), indent=1) + "\n", out)
 
@@ -148,7 +148,7 @@ scrape_configs:
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana keeps it."""
+    """The dashboard in Grafana's JSON model."""
     return {
         "title": "SRTM",
         "uid": "srtm",

@@ -17,7 +17,7 @@ from srtm.cli.remote import HERE, Controller, ask
 
 
 class Sort(StrEnum):
-    """What topics are sorted by."""
+    """The column that topics are sorted by."""
 
     NAME = "name"
     RATE = "rate"
@@ -31,12 +31,15 @@ _KEYS = {Sort.RATE: "rate", Sort.WAITING: "waiting", Sort.PENALTY: "penalty_ms"}
 
 def top(
     controller: Controller = HERE,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
-    sort: Annotated[Sort, typer.Option(help="What stands first: the largest of it, or names in order.")] = Sort.NAME,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Refresh interval")] = 1.0,
+    sort: Annotated[Sort, typer.Option(metavar="COLUMN", help=f"Sort key of topics: {', '.join(Sort)}")] = Sort.NAME,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every topic and broker, again and again; Ctrl-C ends it."""
+    """Show all topics and brokers, and refresh until Ctrl-C.
+
+    Without a terminal, or with --json, it prints once and exits.
+    """
     if as_json:
         print_json(look(controller, sort))
         return
@@ -53,7 +56,7 @@ def top(
 
 
 def look(controller: str, sort: Sort = Sort.NAME) -> dict[str, Any]:
-    """What there is to be seen."""
+    """All topics and brokers."""
     seen = {**ask(controller, None, "GET", "/v1/topics"), **ask(controller, None, "GET", "/v1/brokers")}
     seen["topics"].sort(key=lambda topic: (-_weight(topic, sort), topic["topic"]))
     return seen
@@ -67,7 +70,7 @@ def _weight(topic: dict[str, Any], sort: Sort) -> float:
 
 
 def tables(seen: dict[str, Any]) -> Group:
-    """The same, for a terminal."""
+    """Tables of topics and brokers."""
     brokers = new_table("broker", "status", "msg/s", "mcap", "rcap", "loop lag", "address")
     for broker in seen["brokers"]:
         brokers.add_row(

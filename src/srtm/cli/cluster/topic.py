@@ -12,31 +12,39 @@ import typer
 from rich.table import Table
 
 from srtm.cli.cluster.check import over_contract
-from srtm.cli.common import AsJson, in_ms, new_table, print_json, print_table
+from srtm.cli.common import (
+    SLO_P99,
+    AsJson,
+    PolicyName,
+    Slo,
+    in_ms,
+    known_policy,
+    many,
+    new_table,
+    print_json,
+    print_table,
+)
+from srtm.cli.help import App
 from srtm.cli.remote import HERE, Controller, Token, ask, topic_at
 from srtm.errors import InputError
+from srtm.model import defaults
+from srtm.model.placement import POLICIES
 from srtm.units import NS_PER_MS, parse_duration_ns
 
 if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
 
-app = typer.Typer(help="Put topics under contract, see how they do, and why.", no_args_is_help=True)
+app = App("Put topics under contract, watch them, and change them.")
 
 _POLL_S = 0.5
-Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
-
-
-class Policy(StrEnum):
-    """How publishers are placed."""
-
-    LB = "lb"
-    CONC = "conc"
-    MAX_MIN = "max_min"
-    SRTM = "srtm"
+_CONTRACT, _UNCHANGED = "Contract", "unchanged"
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic", show_default=False)]
+R = Annotated[float | None, typer.Option("--r", metavar="RATE", help="Tokens per second", rich_help_panel=_CONTRACT)]
+B = Annotated[float | None, typer.Option("--b", metavar="TOKENS", help="Bucket size", rich_help_panel=_CONTRACT)]
 
 
 class FitBy(StrEnum):
-    """How a fitting goes about it."""
+    """How a fitting finds the brokers of a topic."""
 
     MODEL = "model"
     MEASURE = "measure"
@@ -51,35 +59,45 @@ class Durability(StrEnum):
 
 
 class Overflow(StrEnum):
-    """What becomes of messages that find no token."""
+    """What happens to messages that find no token."""
 
     WAIT = "wait"
     DROP = "drop"
 
 
+Fit = Annotated[FitBy, typer.Option(metavar="METHOD", help="Fitting: model (predict, then confirm), measure or none")]
+
+
 @app.command()
 def create(
     name: Name,
-    r: Annotated[float | None, typer.Option("--r", help="Tokens a second.")] = None,
-    b: Annotated[float | None, typer.Option("--b", help="Tokens of a full bucket.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Instead: a trace to profile (r, b) from.")] = None,
-    slo_p99: Annotated[
-        str, typer.Option(help="Tail latency that is to hold, end to end; ms unless it has a unit.")
-    ] = "1ms",
-    policy: Annotated[Policy, typer.Option(help="How publishers are placed.")] = Policy.SRTM,
-    fit: Annotated[FitBy, typer.Option(help="Predict first and confirm, or search by measuring.")] = FitBy.MODEL,
-    durability: Annotated[Durability, typer.Option(help="Where messages are kept.")] = Durability.MEMORY,
-    overflow: Annotated[Overflow, typer.Option(help="What finds no token.")] = Overflow.WAIT,
-    adapt: Annotated[bool, typer.Option(help="Shares follow the traffic, or stay as placed.")] = True,
+    r: R = None,
+    b: B = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE", help="Trace to profile (r, b) from", rich_help_panel=_CONTRACT),
+    ] = None,
+    slo_p99: Slo = SLO_P99,
+    policy: PolicyName = defaults.POLICY,
+    fit: Fit = FitBy.MODEL,
+    durability: Annotated[
+        Durability, typer.Option(metavar="WHERE", help="Keep messages in memory or on disk")
+    ] = Durability.MEMORY,
+    overflow: Annotated[
+        Overflow, typer.Option(metavar="ACTION", help="Messages without a token: wait or drop")
+    ] = Overflow.WAIT,
+    adapt: Annotated[bool, typer.Option(help="Let the shares of brokers follow the traffic")] = True,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a topic under contract: a token bucket (r, b) and an SLO.
 
-    For example:
+    Give --r and --b, or a --trace to profile them from.
 
-    srtm topic create traffic --r 11000 --b 600 --slo-p99 1ms
+    Examples:
+        srtm topic create traffic --r 11000 --b 600 --slo-p99 1ms
+        srtm topic create traffic --trace trace.parquet --policy lb
     """
     from srtm.model.bucket import TokenBucket
 
@@ -89,12 +107,12 @@ def create(
     elif trace is None and r is not None and b is not None:
         bucket = TokenBucket.of(r, b)
     else:
-        raise InputError("give --r and --b, or a --trace to profile them from")
+        raise InputError("give --r and --b, or --trace to profile them from a trace")
     wish = {
         "r": bucket.r,
         "b": bucket.b,
         "slo_ms": parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS,
-        "policy": policy.value,
+        "policy": policy,
         "fit": fit.value,
         "durability": durability.value,
         "overflow": overflow.value,
@@ -111,43 +129,63 @@ def create(
 @app.command("set")
 def set_(
     name: Name,
-    r: Annotated[float | None, typer.Option("--r", help="Tokens a second.", show_default="as it is")] = None,
-    b: Annotated[float | None, typer.Option("--b", help="Tokens of a full bucket.", show_default="as it is")] = None,
-    slo_p99: Annotated[
-        str | None, typer.Option(help="Tail latency; ms unless it has a unit.", show_default="as it is")
+    r: Annotated[
+        float | None, typer.Option("--r", metavar="RATE", help="Tokens per second", show_default=_UNCHANGED)
     ] = None,
-    policy: Annotated[Policy | None, typer.Option(help="How publishers are placed.", show_default="as it is")] = None,
+    b: Annotated[
+        float | None, typer.Option("--b", metavar="TOKENS", help="Bucket size", show_default=_UNCHANGED)
+    ] = None,
+    slo_p99: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="p99 end-to-end latency to hold; a bare number is in ms",
+            show_default=_UNCHANGED,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help=f"Placement policy: {', '.join(POLICIES)}",
+            callback=known_policy,
+            show_default=_UNCHANGED,
+        ),
+    ] = None,
     fit: Annotated[
-        FitBy | None, typer.Option(help="Predict first, or search by measuring.", show_default="as it is")
+        FitBy | None,
+        typer.Option(metavar="METHOD", help="Fitting: model, measure or none", show_default=_UNCHANGED),
     ] = None,
     adapt: Annotated[
-        bool | None, typer.Option(help="Shares follow the traffic, or stay.", show_default="as it is")
+        bool | None,
+        typer.Option(help="Let the shares of brokers follow the traffic", show_default=_UNCHANGED),
     ] = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a topic's contract while it goes on; it is then fitted anew.
+    """Change a topic's contract while it runs, and fit the topic again.
 
-    A larger bucket is in force at once. A smaller one is when every broker has cut its share: before that, nobody gets
-    more. For example:
+    A larger bucket takes effect at once. A smaller one takes effect when every broker has cut its share; until then,
+    no share grows.
 
-    srtm topic set traffic --r 15000 --b 800
+    Example:
+        srtm topic set traffic --r 15000 --b 800
     """
     from srtm.model.bucket import TokenBucket
 
-    TokenBucket.of(1 if r is None else r, 1 if b is None else b)  # they are judged here
+    TokenBucket.of(1 if r is None else r, 1 if b is None else b)  # checks the values
     wish = {
         "r": r,
         "b": b,
         "slo_ms": parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS if slo_p99 is not None else None,
-        "policy": policy.value if policy else None,
+        "policy": policy,
         "fit": fit.value if fit else None,
         "adapt": adapt,
     }
     asked = {key: value for key, value in wish.items() if value is not None}
     if not asked:
-        raise InputError("nothing to be changed: give --r, --b, --slo-p99, --policy, --fit or --adapt")
+        raise InputError("nothing to change; give --r, --b, --slo-p99, --policy, --fit or --adapt")
     made = ask(controller, token, "PATCH", topic_at(name), asked)
     if as_json:
         print_json(made)
@@ -162,23 +200,23 @@ def _contract(topic: dict[str, Any]) -> str:
 
 
 def _from_trace(name: str, trace: Path) -> tuple[TokenBucket, list[dict[str, Any]]]:
-    """(r, b) of a trace's only topic, or of the one of that name, and its publishers with their rates and groups."""
-    from srtm.model.profile import CONTRACT_QUANTILE, profile
+    """(r, b) and the publishers of a trace's topic: its only one, or the one of that name."""
+    from srtm.model.profile import profile
     from srtm.workload.trace import load
 
     topics = load(trace)
     found = topics if len(topics) == 1 else [topic for topic in topics if topic.topic == name]
     if not found:
         held = ", ".join(topic.topic for topic in topics)
-        raise InputError(f"{trace} has no topic {name!r}, but {held}: give the topic one of these names")
-    bucket = profile(found[0].arrivals.times_ns, quantile=CONTRACT_QUANTILE).bucket
+        raise InputError(f"unknown topic {name!r} in {trace}; known topics: {held}")
+    bucket = profile(found[0].arrivals.times_ns).bucket
     publishers = [{"id": each.id, "rate": each.rate_mps, "group": each.group} for each in found[0].publishers]
     return bucket, publishers
 
 
 @app.command("ls")
 def list_(controller: Controller = HERE, as_json: AsJson = False) -> None:
-    """List topics under contract."""
+    """List the topics under contract."""
     found = ask(controller, None, "GET", "/v1/topics")
     if as_json:
         print_json(found)
@@ -187,7 +225,7 @@ def list_(controller: Controller = HERE, as_json: AsJson = False) -> None:
 
 
 def table_of(topics: list[dict[str, Any]]) -> Table:
-    """Topics, a line each."""
+    """A table of topics, one row each."""
     contract, traffic = ("topic", "state", "r", "b", "policy", "k"), ("publishers", "msg/s", "waiting")
     table = new_table(*contract, *traffic, "p99 access", "p99 total", "penalty", "SLO")
     for topic in topics:
@@ -196,7 +234,7 @@ def table_of(topics: list[dict[str, Any]]) -> Table:
 
 
 def _row(topic: dict[str, Any]) -> list[str]:
-    """A topic as a line of a table."""
+    """The row of a topic."""
     met = {None: "", True: "met", False: "not met"}[topic["slo_met"]]
     return [
         topic["topic"],
@@ -221,7 +259,7 @@ def _ms(points: dict[str, float] | None) -> str:
 
 @app.command()
 def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
-    """Show a topic: contract, shares, latencies, and what happened to it."""
+    """Show a topic's contract, shares, latencies and recent events."""
     topic = ask(controller, None, "GET", topic_at(name))
     if as_json:
         print_json(topic)
@@ -230,7 +268,7 @@ def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> 
 
 
 def print_topic(topic: dict[str, Any]) -> None:
-    """A topic, for people."""
+    """Print a topic."""
     title = f"{topic['topic']}: {topic['state']}, (r, b) = ({topic['r']:g}/s, {topic['b']:g}), {topic['policy']}"
     title += ", on disk" if topic["durability"] == "disk" else ""
     table = new_table("broker", "publishers", "msg/s", "r", "b", "waiting", "p99 access", "p99 total", title=title)
@@ -252,20 +290,23 @@ def print_topic(topic: dict[str, Any]) -> None:
 
 @app.command()
 def rm(name: Name, controller: Controller = HERE, token: Token = None) -> None:
-    """End a contract; the topic's messages then pass freely."""
+    """End a topic's contract; its messages then pass without a limit."""
     ask(controller, token, "DELETE", topic_at(name))
-    print(f"topic {name} is free")
+    print(f"topic {name}: contract ended; messages pass without a limit")
 
 
 @app.command()
 def fit(
     name: Name,
-    wait: Annotated[bool, typer.Option(help="Until it has ended.")] = True,
+    wait: Annotated[bool, typer.Option(help="Wait until the fitting ends")] = True,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Place a topic's publishers anew, and measure until the SLO holds on the fewest brokers."""
+    """Place a topic's publishers again, on the fewest brokers that hold its SLO.
+
+    The controller measures each placement until the SLO holds. With --wait, the exit code is 1 if the SLO is not met.
+    """
     topic = ask(controller, token, "POST", topic_at(name, "fit"))
     said = ""
     while wait and topic["fitting"]:
@@ -288,14 +329,14 @@ def fit(
 
 @app.command()
 def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
-    """Say why a topic is where it is, and what every other number of brokers would cost."""
+    """Explain a topic's placement, and predict its latency on other numbers of brokers."""
     found = ask(controller, None, "GET", topic_at(name, "explain"))
     if as_json:
         print_json(found)
         return
     quotas = ", ".join(f"{broker} {rate:,.0f} msg/s" for broker, rate in found["quotas"].items())
-    print(f"{name}: k = {found['k']} by {found['policy']}: {quotas or 'nobody is placed'}")
-    table = new_table("k", "p99 access", "p99 processing", "p99 total", "SLO", title="by the model")
+    print(f"{name}: k = {found['k']} by {found['policy']}: {quotas or 'no publisher is placed'}")
+    table = new_table("k", "p99 access", "p99 processing", "p99 total", "SLO", title="predicted by the model")
     for each in found["predicted"]:
         if each["possible"]:
             parts = [_ms(each[part]) for part in ("access_ms", "processing_ms", "total_ms")]
@@ -314,46 +355,45 @@ def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) 
 
 
 def _verdict(found: dict[str, Any]) -> str:
-    """What the table comes to."""
+    """The conclusion from the table."""
     if not found["predicted"]:
-        return str(found.get("note", "there is no broker to be placed on"))
+        return str(found.get("note", "no broker is available for placement"))
     meeting = [each["k"] for each in found["predicted"] if each["possible"] and each["meets_slo"]]
     if not meeting:
-        return "no number of brokers meets the SLO, the model says: a larger b, a longer SLO or less traffic would"
-    return f"the fewest brokers that meet the SLO, by the model: {meeting[0]}"
+        return "the model predicts that no number of brokers meets the SLO; raise b, relax the SLO, or send less"
+    return f"fewest brokers that meet the SLO, by the model: {meeting[0]}"
 
 
 @app.command()
 def move(
     name: Name,
-    publishers: Annotated[list[str], typer.Argument(help="Publishers.")],
-    to: Annotated[str, typer.Option("--to", help="The broker to send them to.")],
+    publishers: Annotated[list[str], typer.Argument(metavar="PUBLISHER", help="Ids of publishers", show_default=False)],
+    to: Annotated[str, typer.Option("--to", metavar="BROKER", help="Broker that they move to")],
     controller: Controller = HERE,
     token: Token = None,
 ) -> None:
-    """Send publishers to a broker."""
+    """Move publishers to a broker."""
     wish = {"publishers": publishers, "broker": to}
     ask(controller, token, "POST", topic_at(name, "move"), wish)
-    print(f"{len(publishers)} publishers of {name} go to {to}")
+    print(f"topic {name}: moving {many(len(publishers), 'publisher')} to {to}")
 
 
 @app.command()
 def publishers(
     name: Name,
-    rm: Annotated[str | None, typer.Option("--rm", metavar="ID", help="Forget this one, who will not return.")] = None,
+    rm: Annotated[str | None, typer.Option("--rm", metavar="ID", help="Forget this publisher")] = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """List a topic's publishers and their brokers, or forget one.
+    """List a topic's publishers and their brokers, or forget one that will not return.
 
-    For example:
-
-    srtm topic publishers traffic --rm sensor-17
+    Example:
+        srtm topic publishers traffic --rm sensor-17
     """
     if rm is not None:
         if not rm:
-            raise InputError("--rm '': give the id of a publisher")
+            raise InputError("--rm needs the id of a publisher, not ''")
         ask(controller, token, "DELETE", topic_at(name, "publishers", rm))
     found = ask(controller, None, "GET", topic_at(name, "publishers"))
     if as_json:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from srtm.cli.common import check_logs
+from srtm.cli.common import BrokerModel, Calibration, Mcap, check_logs
 from srtm.control.options import port_or_none
 from srtm.errors import ControlError
+from srtm.model.broker_models import DEFAULT_BROKER_MODEL
+from srtm.options import LOG_FORMAT, LOG_LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -22,63 +24,80 @@ _BAD_USAGE = 2  # the exit code
 
 
 def up(
-    brokers: Annotated[int, typer.Option(min=1, max=64, help="How many brokers, one process each.")] = 3,
-    host: Annotated[str, typer.Option(help="Address to listen on; this machine alone unless given.")] = "127.0.0.1",
+    brokers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Number of brokers")] = 3,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen address")] = "127.0.0.1",
+    web_port: Annotated[
+        str, typer.Option(metavar="PORT", help="Port of the web page; 0 picks a free one, none disables it")
+    ] = "4171",
+    free_ports: Annotated[bool, typer.Option("--free-ports", help="Pick free ports for everything")] = False,
     data_path: Annotated[
         Path | None,
-        typer.Option(help="A folder for disk topics and the controller's store (nothing is kept, without)."),
+        typer.Option(
+            metavar="FOLDER", help="Folder for disk topics and the controller's store", show_default="keep nothing"
+        ),
     ] = None,
     recover: Annotated[
-        bool, typer.Option("--recover", help="The controller's store is lost: begin a new one beside it.")
+        bool, typer.Option("--recover", help="Start with an empty store and rebuild it from the brokers' reports")
     ] = False,
-    trace_folder: Annotated[Path | None, typer.Option(help="A folder that runs may be recorded into.")] = None,
-    token: Annotated[str | None, typer.Option(envvar="SRTM_TOKEN", help="What changes have to show.")] = None,
-    mcap_mps: Annotated[float | None, typer.Option(help="Messages a second that a broker can take.")] = None,
-    calibration: Annotated[Path | None, typer.Option(help="Instead: what srtm calibrate --out wrote.")] = None,
-    lease_s: Annotated[float, typer.Option(help="Seconds that shares last without the controller.")] = 30.0,
-    log_format: Annotated[str, typer.Option(help="How its processes write their logs: text or json.")] = "text",
-    log_level: Annotated[str, typer.Option(help="From what on: debug, info, warning or error.")] = "warning",
-    web_port: Annotated[
-        int | None, typer.Option(parser=port_or_none, metavar="PORT", help="Port of the page; none serves none.")
-    ] = 4171,
-    free_ports: Annotated[bool, typer.Option("--free-ports", help="Take any free ports.")] = False,
+    trace_folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder that traces may be recorded in")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="SRTM_TOKEN", metavar="TOKEN", help="Token that clients must present to change anything"),
+    ] = None,
     engine: Annotated[
-        str,
-        typer.Option(
-            envvar="SRTM_ENGINE",
-            metavar="ENGINE",
-            help="Who delivers: local (brokers' channels), nsqd or nats (started here), or the address of one.",
-        ),
+        str, typer.Option(envvar="SRTM_ENGINE", metavar="ENGINE", help="Delivery engine: local, nsqd, nats or a URL")
     ] = "local",
+    model: BrokerModel = DEFAULT_BROKER_MODEL,
+    calibration: Calibration = None,
+    mcap_mps: Mcap = None,
+    lease_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time that a broker may use its full share without contact")
+    ] = 30.0,
+    log_format: Annotated[str, typer.Option(metavar="FORMAT", help=LOG_FORMAT[1])] = LOG_FORMAT[0],
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help=LOG_LEVEL[0])] = "warning",
 ) -> None:
-    """Start a controller and brokers, and stop them all with Ctrl-C. A broker that ends is started again.
+    """Start a controller and brokers on this machine; Ctrl-C stops them all.
 
-    srtm up --brokers 4
+    Each broker is a process of its own; one that fails is restarted. --engine nsqd or nats starts that engine, too.
 
-    srtm topic create traffic --r 11000 --b 600
+    Examples:
+        srtm up --brokers 4
+        srtm topic create traffic --r 11000 --b 600
     """
     from srtm import program
     from srtm.control.local.cluster import LocalCluster, LocalOptions
 
     check_logs(log_format, log_level)
-    told = ["--lease-s", str(lease_s)]
+    told = ["--lease-s", str(lease_s), "--broker-model", model]
     told += ["--mcap-mps", str(mcap_mps)] if mcap_mps is not None else []
     told += ["--calibration", str(calibration)] if calibration is not None else []
     logs = ["--log-format", log_format, "--log-level", log_level]
     options = LocalOptions(
-        brokers, host, data_path, trace_folder, token, free_ports, [*told, *logs], logs, web_port, engine, recover
+        brokers,
+        host,
+        data_path,
+        trace_folder,
+        token,
+        free_ports,
+        [*told, *logs],
+        logs,
+        port_or_none(web_port),
+        engine,
+        recover,
     )
     try:
         program.run(_serve(LocalCluster(options), host))
     except ControlError as problem:
-        if free_ports or problem.facts.get("code") == _BAD_USAGE:  # what was wrong with an option has been said
+        if free_ports or problem.facts.get("code") == _BAD_USAGE:  # the process has named the wrong option
             raise
-        remedy = "if a port is taken, take any with --free-ports, or another for the page with --web-port"
+        remedy = "if a port is in use, pick free ones with --free-ports, or another for the page with --web-port"
         raise ControlError(f"{problem}; {remedy}", **problem.facts) from None
 
 
 async def _serve(cluster: LocalCluster, host: str) -> None:
-    """Start, say where everything is, and stop when told to."""
+    """Start, print the addresses, and run until stopped."""
     from srtm import program
 
     stopped = asyncio.ensure_future(program.stop_signal().wait())
@@ -94,7 +113,7 @@ async def _serve(cluster: LocalCluster, host: str) -> None:
 
 
 async def _unless(stopped: asyncio.Future[Any], work: Coroutine[Any, Any, None]) -> bool:
-    """Work until it is done, or until somebody wants to stop; gives whether it was done."""
+    """Do the work unless stopped first; True if it was done."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if not task.done():
@@ -114,4 +133,4 @@ def _say(cluster: LocalCluster, host: str, seconds: float) -> None:
     if cluster.engines:
         places = ", ".join(f"{child.name} {host}:{child.ports['TCP']}" for child in cluster.engines)
         print(f"engine:     {places}")
-    print(f"ready after {seconds:.1f} s; Ctrl-C stops it", flush=True)
+    print(f"ready after {seconds:.1f} s; press Ctrl-C to stop", flush=True)

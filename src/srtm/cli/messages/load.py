@@ -1,4 +1,4 @@
-"""`srtm load`: publishers that send by a schedule, and what their messages took."""
+"""`srtm load`: publishers that send on a schedule, and the latency of their messages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from srtm.cli.cluster.topic import FitBy, Policy
-from srtm.cli.common import STOPPED, AsJson, new_table, print_json, print_table
-from srtm.cli.messages.pub import Brokers, run
+from srtm.cli.cluster.topic import FitBy
+from srtm.cli.common import (
+    SLO_P99,
+    STOPPED,
+    WORKLOAD,
+    AsJson,
+    Batch,
+    Duration,
+    GroupSize,
+    Jitter,
+    Process,
+    Publishers,
+    Rate,
+    Seed,
+    known_policy,
+    new_table,
+    print_json,
+    print_table,
+)
+from srtm.cli.messages.pub import Brokers
 from srtm.cli.remote import HERE, Controller, Engine, Token, topic_at
+from srtm.model import defaults
+from srtm.model.placement import POLICIES
 from srtm.units import NS_PER_MS, format_ns, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -20,56 +39,84 @@ if TYPE_CHECKING:
     from srtm.client.load import Load, LoadOptions, LoadReport, Second
 
 
+_CREATION = "Contract of a new topic"
+
+
 def load(
-    topic: Annotated[str, typer.Argument(help="The topic to publish to.", show_default=False)],
-    publishers: Annotated[int, typer.Option(help="How many publishers send, each with a connection.")] = 1_000,
-    rate: Annotated[float, typer.Option(help="Mean messages per second of each publisher.")] = 10.0,
-    batch: Annotated[int, typer.Option(help="Messages that a publisher sends at once.")] = 10,
-    process: Annotated[str, typer.Option(help="When publishers send: poisson or periodic.")] = "poisson",
-    group_size: Annotated[int, typer.Option(help="Publishers that send together (1: nobody does).")] = 25,
-    jitter: Annotated[str, typer.Option(help="Interval that the messages of a group are spread over.")] = "0ms",
-    duration: Annotated[str, typer.Option(help="How long they send.")] = "60s",
-    size: Annotated[int, typer.Option(help="Bytes of a message.")] = 64,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same schedule.")] = 1,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to publish to", show_default=False)],
+    publishers: Publishers = 1_000,
+    rate: Rate = 10.0,
+    batch: Batch = 10,
+    process: Process = "poisson",
+    group_size: GroupSize = 25,
+    jitter: Jitter = "0ms",
+    duration: Duration = "60s",
+    size: Annotated[int, typer.Option(metavar="BYTES", help="Size of a message", rich_help_panel=WORKLOAD)] = 64,
+    seed: Seed = 1,
     prefix: Annotated[
-        str, typer.Option(help="What publishers' names begin with: another for each load of several at once.")
+        str, typer.Option(metavar="TEXT", help="Prefix of publisher names; loads that run at once need different ones")
     ] = "p",
+    channel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHANNEL",
+            help="Channel to receive on; none measures acknowledgements only",
+            show_default="a new one",
+        ),
+    ] = None,
     controller: Controller = HERE,
     broker: Brokers = None,
     token: Token = None,
     engine: Engine = None,
-    channel: Annotated[
-        str | None,
-        typer.Option(
-            help="The channel on which the load hears its own messages (one of its own); none: it goes by answers."
-        ),
-    ] = None,
+    as_json: AsJson = False,
     create: Annotated[
         bool,
-        typer.Option("--create/--no-create", help="Create the topic if there is none, its (r, b) from the schedule."),
+        typer.Option("--create/--no-create", help="Create the topic if it does not exist", rich_help_panel=_CREATION),
     ] = True,
     quantile: Annotated[
-        str, typer.Option(help="Share of the schedule that must not wait for tokens, for a topic that is created.")
-    ] = "0.995",
+        str,
+        typer.Option(
+            metavar="FRACTION", help="Fraction of messages that must not wait for tokens", rich_help_panel=_CREATION
+        ),
+    ] = defaults.QUANTILE,
     slo_p99: Annotated[
-        str, typer.Option(help="Latency goal of a topic that is created; ms unless it has a unit.")
-    ] = "1ms",
-    policy: Annotated[Policy, typer.Option(help="Policy of a topic that is created.")] = Policy.SRTM,
-    fit: Annotated[FitBy, typer.Option(help="How a topic that is created is fitted.")] = FitBy.MODEL,
-    as_json: AsJson = False,
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="p99 end-to-end latency to hold; a bare number is in ms",
+            rich_help_panel=_CREATION,
+        ),
+    ] = SLO_P99,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help=f"Placement policy: {', '.join(POLICIES)}",
+            callback=known_policy,
+            rich_help_panel=_CREATION,
+        ),
+    ] = defaults.POLICY,
+    fit: Annotated[
+        FitBy, typer.Option(metavar="METHOD", help="Fitting: model, measure or none", rich_help_panel=_CREATION)
+    ] = FitBy.MODEL,
 ) -> None:
-    """Send by a schedule, whatever the cluster makes of it, and measure latency from the scheduled times.
+    """Send messages on a fixed schedule, and measure latency from the scheduled times.
 
-    The schedule is that of `srtm trace synth`; Ctrl-C ends it early, with a report. Exit code 1 if an acknowledged
-    message was lost, or one was refused or has no answer. Example:
+    The schedule is the same as that of srtm trace synth. The load never slows down for the cluster, so a slow cluster
+    shows as latency. A topic that does not exist is created with the (r, b) that the schedule needs.
 
+    Ctrl-C ends the load early, with a report. The exit code is 1 if an acknowledged message was lost, or if a message
+    was refused or not answered.
+
+    If the delivery engine needs credentials, pass them in SRTM_ENGINE, as in
+    nats+tls://user:password@host?ca=ca.pem; other users can see command lines.
+
+    Examples:
         srtm load traffic --publishers 1000 --batch 10 --group-size 25 --duration 60
-
-    or, without a controller, against any brokers or nsqds:
-
         srtm load traffic --broker 127.0.0.1:4150 --broker 127.0.0.1:4152
     """
     from srtm.client.load import LoadOptions, own_channel
+    from srtm.program import run
     from srtm.workload.publishers import Population, Workload
 
     spread_ns = parse_duration_ns(jitter, bare="ms")
@@ -78,9 +125,7 @@ def load(
     heard_on = None if channel == "none" else channel or own_channel()
     options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()), engine=engine)
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
-    contract: dict[str, object] | None = (
-        {"slo_ms": slo_ms, "policy": policy.value, "fit": fit.value} if create else None
-    )
+    contract: dict[str, object] | None = {"slo_ms": slo_ms, "policy": policy, "fit": fit.value} if create else None
     report = run(_load(options, controller, token, quantile, contract))
     if report is None:
         raise typer.Exit(STOPPED)
@@ -89,16 +134,16 @@ def load(
     else:
         print(
             f"{topic}: {report.publishers:,} publishers, {len(report.brokers)} brokers, {report.rate:,.0f} messages/s;"
-            f" {report.received:,} of {report.sent:,} received, {report.lost:,} lost, {report.doubled:,} doubled;"
+            f" {report.received:,} of {report.sent:,} received, {report.lost:,} lost, {report.doubled:,} duplicates;"
             f" {report.migrations:,} migrations, {report.reconnections:,} reconnections,"
-            f" {report.throttles:,} throttles; {report.cpu_us:.1f} µs of CPU a message here"
+            f" {report.throttles:,} throttles; {report.cpu_us:.1f} µs of CPU per message here"
         )
         print_table(_table(report))
     if report.bottleneck:
         _say_bottleneck(report)
     for count, what in ((report.refused, "refused"), (report.unanswered, "not answered")):
         if count:
-            print(f"srtm: {count:,} messages were {what}: {report.problem or 'nobody said why'}", file=sys.stderr)
+            print(f"srtm: {count:,} messages were {what}: {report.problem or 'no reason given'}", file=sys.stderr)
     if report.stopped:
         raise typer.Exit(STOPPED)
     if report.lost or report.refused or report.unanswered:
@@ -108,7 +153,7 @@ def load(
 async def _load(
     options: LoadOptions, controller: str, token: str | None, quantile: str, contract: dict[str, object] | None
 ) -> LoadReport | None:
-    """The report; None if it was stopped before there was anything to report."""
+    """The report; None if it was stopped before it sent anything."""
     from srtm.client.cluster import Cluster
     from srtm.client.load import Load
 
@@ -121,7 +166,7 @@ async def _load(
 
 
 async def _stoppable(load: Load) -> LoadReport | None:
-    """Go, and at Ctrl-C or SIGTERM send no more."""
+    """Run the load; Ctrl-C or SIGTERM ends the sending."""
     import asyncio
 
     from srtm import program
@@ -138,7 +183,7 @@ async def _stoppable(load: Load) -> LoadReport | None:
 
 
 async def _create(options: LoadOptions, cluster: Cluster, quantile: str, contract: dict[str, object]) -> None:
-    """A topic that nobody knows gets the contract that the schedule needs."""
+    """Create the topic, if it does not exist, with the contract that the schedule needs."""
     from srtm.errors import ClientError
     from srtm.model.profile import profile
 
@@ -173,8 +218,8 @@ def _say_bottleneck(report: LoadReport) -> None:
     assert report.lateness is not None
     late, total = report.lateness.p99, report.total.p99
     print(
-        f"srtm: the load itself was the bottleneck: it wrote {format_ns(late)} (p99) after the scheduled time,"
-        f" {late / total:.0%} of the p99 latency; these figures say little about the cluster."
-        " Send less, or from several processes, each with a --prefix and a --seed of its own.",
+        f"srtm: the load generator was the bottleneck: it wrote {format_ns(late)} (p99) after the scheduled time,"
+        f" {late / total:.0%} of the p99 latency, so these figures say little about the cluster."
+        " Send less, or from several processes, each with its own --prefix and --seed.",
         file=sys.stderr,
     )

@@ -1,11 +1,11 @@
-"""`srtm pub`: publish what stdin, a file or the command line says."""
+"""`srtm pub`: publish lines of stdin or a file, or one message."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -13,43 +13,47 @@ from srtm.cli.common import AsJson, print_json
 from srtm.cli.remote import HERE, Controller, Token, telling_if_late
 from srtm.errors import InputError
 
-T = TypeVar("T")
-
-_TOGETHER = 100  # messages of one command
-_AHEAD = 20  # commands without an answer
+_TOGETHER = 100  # messages in one command
+_AHEAD = 20  # unanswered commands
 
 Brokers = Annotated[
     list[str] | None,
-    typer.Option("--broker", metavar="HOST:PORT", help="Instead: a broker or an nsqd; repeatable."),
+    typer.Option("--broker", metavar="HOST:PORT", help="Broker or nsqd to use instead of the controller; repeatable"),
 ]
 
 
 def pub(
-    topic: Annotated[str, typer.Argument(help="The topic to publish to.", show_default=False)],
-    body: Annotated[str | None, typer.Option(help="One message, instead of stdin's lines.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file, of which every line is a message.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How often to publish all of it.")] = 1,
-    id: Annotated[str | None, typer.Option(help="Who publishes (somebody new).")] = None,  # noqa: A002
-    group: Annotated[str | None, typer.Option(help="The correlation group of that publisher.")] = None,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to publish to", show_default=False)],
+    body: Annotated[str | None, typer.Option(metavar="TEXT", help="Message to publish instead of stdin")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="File with one message per line")] = None,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Times to publish all of it")] = 1,
+    id: Annotated[  # noqa: A002
+        str | None, typer.Option(metavar="ID", help="Id of the publisher", show_default="a new one")
+    ] = None,
+    group: Annotated[str | None, typer.Option(metavar="GROUP", help="Correlation group of the publisher")] = None,
     controller: Controller = HERE,
-    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Instead: a broker or an nsqd.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Broker or nsqd to use instead of the controller")
+    ] = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish lines of stdin, of a file, or one message, and wait until all are acknowledged.
+    """Publish lines of stdin or a file, or one message.
 
-    Empty lines are passed over. Examples:
+    The command returns when all messages are acknowledged. Empty lines are skipped.
 
-    echo hello | srtm pub traffic
-
-    srtm pub traffic --body hello --count 10
+    Examples:
+        echo hello | srtm pub traffic
+        srtm pub traffic --body hello --count 10
     """
+    from srtm.program import run
+
     if body is not None and file is not None:
-        raise InputError("give --body or --file, not both")
+        raise InputError("--body and --file exclude each other; give one")
     if body == "":
-        raise InputError("--body '': a message must have at least one byte")
+        raise InputError("--body must not be empty; a message has at least one byte")
     if file is None and body is None and count > 1:
-        raise InputError("stdin is read once: give --count with --body or --file")
+        raise InputError("--count needs --body or --file; stdin can only be read once")
     where = {"controller": controller, "token": token} if broker is None else {"broker": broker}
     options = {**where, "id": id, "group": group}
     published = run(_publish(topic, options, _bodies(body, file, count), waits=body is None and file is None))
@@ -60,7 +64,7 @@ def pub(
 
 
 async def _publish(topic: str, options: dict[str, Any], bodies: Iterator[bytes], *, waits: bool) -> int:
-    """`waits`: bodies may take their time, as stdin does."""
+    """Publish all bodies and return their number; `waits` if reading them can block, as stdin does."""
     import asyncio
 
     from srtm.client import Publisher
@@ -101,11 +105,11 @@ def _opened(file: Path) -> IO[bytes]:
     try:
         return file.open("rb")
     except OSError as problem:
-        raise InputError(f"--file {file}: {problem.strerror}") from None
+        raise InputError(f"--file: cannot read {file}: {problem.strerror}") from None
 
 
 def _next(bodies: Iterator[bytes]) -> list[bytes]:
-    """As many messages as go into a command; of a terminal, each at once."""
+    """The messages of the next command; from a terminal, one at a time."""
     most = 1 if sys.stdin.isatty() else _TOGETHER
     found: list[bytes] = []
     for body in bodies:
@@ -114,14 +118,3 @@ def _next(bodies: Iterator[bytes]) -> list[bytes]:
             if len(found) == most:
                 break
     return found
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result, on the fastest loop that there is."""
-    import asyncio
-
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)

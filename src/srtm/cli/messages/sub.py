@@ -8,37 +8,50 @@ from typing import Annotated, Any
 
 import typer
 
-from srtm.cli.messages.pub import Brokers, run
+from srtm.cli.messages.pub import Brokers
 from srtm.cli.remote import HERE, Controller, Engine, Token, telling_if_late
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
 
 
 def sub(
-    topic: Annotated[str, typer.Argument(help="The topic to subscribe to.", show_default=False)],
-    channel: Annotated[str, typer.Option(help="The channel; others of the same name share its messages.")] = (
-        "sub#ephemeral"
-    ),
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages.")] = None,
-    timeout: Annotated[str | None, typer.Option(help="Stop when nothing came for so long, as in 5s.")] = None,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to subscribe to", show_default=False)],
+    channel: Annotated[
+        str, typer.Option(metavar="CHANNEL", help="Channel; subscribers of one channel share its messages")
+    ] = "sub#ephemeral",
+    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after this many messages")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Stop if no message arrives for this long, as in 5s")
+    ] = None,
     controller: Controller = HERE,
     broker: Brokers = None,
     lookupd: Annotated[
         list[str] | None,
-        typer.Option("--lookupd-http-address", metavar="HOST:PORT", help="Instead: an nsqlookupd; repeatable."),
+        typer.Option(
+            "--lookupd-http-address",
+            metavar="HOST:PORT",
+            help="nsqlookupd to use instead of the controller; repeatable",
+        ),
     ] = None,
     token: Token = None,
     engine: Engine = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Each message as a JSON object, one a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each message as a JSON object on its own line")
+    ] = False,
 ) -> None:
-    """Print the bodies of messages, one a line, until it is stopped (Ctrl-C) or --count have come.
+    """Print the messages of a topic, one per line, until Ctrl-C or --count.
 
-    It subscribes where the topic is delivered: at its brokers, or at their delivery engine. For example:
+    The command subscribes where the topic is delivered: at its brokers, or at their delivery engine. If the engine
+    needs credentials, pass them in SRTM_ENGINE, as in nats+tls://user:password@host?ca=ca.pem; other users can see
+    command lines.
 
-    srtm sub traffic --channel billing --count 10
+    Example:
+        srtm sub traffic --channel billing --count 10
     """
+    from srtm.program import run
+
     if broker and lookupd:
-        raise InputError("give --broker or --lookupd-http-address, not both")
+        raise InputError("--broker and --lookupd-http-address exclude each other; give one")
     options: dict[str, Any] = {"brokers": broker} if broker else {"lookupd": lookupd}
     if not broker and not lookupd:
         options = {"controller": controller, "token": token}
@@ -47,7 +60,7 @@ def sub(
     where = (lookupd or [controller])[0]
     printed = run(_print(topic, channel, options, where, count, wait_s, as_json))
     if count is not None and printed < count:
-        print(f"srtm: {printed:,} of {count:,} messages came within {timeout}", file=sys.stderr)
+        print(f"srtm: received {printed:,} of {count:,} messages; none for {timeout}", file=sys.stderr)
         raise typer.Exit(1)
 
 

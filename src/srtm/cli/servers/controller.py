@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from srtm.cli.common import check_logs, flags_of
+from srtm.cli.common import check_logs
+from srtm.cli.flags import flags_of
 from srtm.control.options import ControllerOptions
 
 
 @flags_of(ControllerOptions)
 def controller(options: ControllerOptions) -> None:
-    """Run the controller, until it is told to stop (Ctrl-C or SIGTERM).
+    """Run the controller until Ctrl-C or SIGTERM.
 
-    Brokers register with it, and consumers find them through it, as with nsqlookupd. Example:
+    Brokers register with the controller, and consumers find them through it, as with nsqlookupd.
+    The controller also keeps topics under contract: it places their publishers and grants brokers their shares.
 
-        srtm controller
-
-        srtm broker --lookupd-tcp-address 127.0.0.1:4160
+    Examples:
+        srtm controller --data-path data
+        srtm broker --controller 127.0.0.1:4160
     """
     from srtm import program
     from srtm.control.run import run

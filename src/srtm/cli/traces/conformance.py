@@ -1,4 +1,4 @@
-"""`srtm conformance`: did a recorded run keep to its contract?"""
+"""`srtm conformance`: whether a recorded run kept its contract."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ def conformance(
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Check that no window of a recorded run released more messages than b + r·Δt, for each topic as a whole.
+    """Check that a recorded run kept its contract.
 
-    The trace must hold release_ns. A contract that changed over time comes from a file (docs/pipeline.md). Exit code 1
-    if any topic broke its contract. Example:
+    A run conforms if no window of length Δt released more than b + r·Δt messages of a topic.
+    The trace must have the column release_ns. A contract that changed over time comes from --contract
+    (see docs/pipeline.md). The exit code is 1 if any topic broke its contract.
 
+    Example:
         srtm conformance run/ --r 11000 --b 6001
     """
     from srtm.pipeline.conformance import conformance as run
@@ -76,8 +78,8 @@ def facts(line: TopicConformance) -> dict[str, object]:
 
 
 def _table(lines: list[TopicConformance]) -> Table:
-    caption = "excess: messages beyond b + r·Δt in the worst window; below zero, none was too full"
-    table = new_table("topic", "messages", "kept", "excess", "worst window ends (ns)", caption=caption)
+    caption = "excess: messages beyond b + r·Δt in the worst window; negative if every window conformed"
+    table = new_table("topic", "messages", "conforms", "excess", "worst window ends (ns)", caption=caption)
     for line in lines:
         found = (f"{float(line.excess.tokens):,.6g}", str(line.excess.at_ns)) if line.excess else ("—", "—")
         kept = "—" if line.error else "yes" if line.conforms else "NO"

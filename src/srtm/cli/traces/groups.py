@@ -1,4 +1,4 @@
-"""`srtm groups`: which publishers of a trace burst together."""
+"""`srtm groups`: the publishers of a trace that burst together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import typer
 
 from srtm.cli.common import (
     AsJson,
+    Force,
     Form,
     Format,
     Master,
     Options,
     Remote,
+    Seed,
     Trace,
+    many,
     new_table,
     print_json,
     print_table,
@@ -28,36 +31,38 @@ if TYPE_CHECKING:
     from srtm.model.drift import Drift
     from srtm.pipeline.groups import TopicGroups
 
-_SHOWN = 20  # groups of a topic, and lines about drift, that a table shows
+_SHOWN = 20  # groups of a topic, and lines about drift
 
 
 def groups(
     trace: Trace,
     out: Annotated[
-        Path | None, typer.Option(help="Write the groups to this file, for srtm plan and srtm topic create.")
+        Path | None, typer.Option(metavar="FILE", help="JSON file to write the groups to, for srtm plan --groups")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
-    window: Annotated[str, typer.Option(help="Bursts that start within it of each other count as together.")] = "20ms",
-    silence: Annotated[str, typer.Option(help="A publisher's burst ends when it is silent for so long.")] = "20ms",
+    force: Force = False,
+    window: Annotated[
+        str, typer.Option(metavar="DURATION", help="Bursts that start within this time coincide")
+    ] = "20ms",
+    silence: Annotated[str, typer.Option(metavar="DURATION", help="Silence that ends a publisher's burst")] = "20ms",
     min_confidence: Annotated[
-        float, typer.Option(help="Part of the agreement that chance must not explain, in (0, 1].")
+        float, typer.Option(metavar="FRACTION", help="Minimum confidence of a group, in (0, 1]")
     ] = 0.25,
-    significance: Annotated[
-        float, typer.Option(help="Share of publishers that may be grouped where all are independent.")
-    ] = 0.001,
-    seed: Annotated[int, typer.Option(help="Of the random time shifts; the same seed gives the same groups.")] = 1,
+    significance: Annotated[float, typer.Option(metavar="FRACTION", help="Tolerated false-positive rate")] = 0.001,
+    seed: Seed = 1,
     master: Master = None,
     remote: Remote = None,
     spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Find which publishers burst together, from nothing but when their messages arrived.
+    """Find the publishers that burst together, from arrival times alone.
 
-    A group is trusted if its publishers agree more than the same publishers do after random shifts in time. Confidence
-    is the part of their agreement that such shifts do not explain: 0, it may all be chance; 1, none of it. Where
-    publishers declared groups, the drift says how far these still hold. Example:
+    A group is accepted if the bursts of its publishers coincide more often than they do after random shifts in time.
+    Its confidence is the part of the coincidences that such shifts do not explain: 0 if chance may explain all of
+    them, 1 if it explains none. --significance is the fraction of publishers that may be grouped when all are
+    independent. If publishers declared groups, the drift shows how well the declared groups match the found ones.
 
+    Example:
         srtm groups trace.parquet --window 20ms --out groups.json
     """
     from srtm.model import correlation
@@ -73,9 +78,9 @@ def groups(
         seed=seed,
     )
     if out and ((out.exists() and not out.is_file()) or not out.parent.is_dir()):
-        raise InputError(f"--out {out}: give the name of a file in a folder that exists")
+        raise InputError(f"--out: cannot write {out}; give a file in an existing folder")
     if out and out.exists() and not force:
-        raise InputError(f"--out {out} exists already: choose another name, or overwrite it with --force")
+        raise InputError(f"--out: {out} exists; choose another name, or overwrite it with --force")
     with spark_for(trace, "finding groups in", master, remote, spark_conf) as (spark, _):
         lines = run(trace, spark, options=options)
     if out:
@@ -92,11 +97,11 @@ def _show(line: TopicGroups) -> None:
     if line.error:
         return
     grouped = sum(len(group.publishers) for group in line.groups)
-    print(f"{line.topic}: {len(line.groups):,} groups hold {grouped:,} of {line.publishers:,} publishers")
+    print(f"{line.topic}: {many(len(line.groups), 'group')} with {grouped:,} of {line.publishers:,} publishers")
     if line.groups:
         table = new_table("group", "publishers", "confidence", "sends")
         for group in line.groups[:_SHOWN]:
-            sends = "by chance" if group.period_ns is None else f"every {group.period_ns / NS_PER_S:.6g} s"
+            sends = "at random" if group.period_ns is None else f"every {group.period_ns / NS_PER_S:.6g} s"
             table.add_row(group.name, f"{len(group.publishers):,}", f"{group.confidence:.2f}", sends)
         if len(line.groups) > _SHOWN:
             table.add_row(f"… and {len(line.groups) - _SHOWN:,} more", "", "", "")
@@ -106,8 +111,8 @@ def _show(line: TopicGroups) -> None:
 
 
 def _drift(found: Drift) -> list[str]:
-    lines = [f"drift: declared and found groups agree to {found.agreement:.3f} (adjusted Rand index; 1 is the same)"]
-    for verb, groups in (("is split into", found.split), ("holds publishers of", found.merged)):
+    lines = [f"drift: declared and found groups have an adjusted Rand index of {found.agreement:.3f} (1 is identical)"]
+    for verb, groups in (("is split into", found.split), ("contains publishers of", found.merged)):
         for group, parts in groups[:_SHOWN]:
             told = ", ".join(f"{part or 'no group'} ({count})" for part, count in parts[:_SHOWN])
             lines.append(f"  {group} {verb} {told}")

@@ -1,4 +1,4 @@
-"""`srtm trace import`: traces that others recorded."""
+"""`srtm trace import`: traces recorded by other programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from srtm.cli.common import Master, Options, Remote, print_json, spark_for
+from srtm.cli.common import AsJson, Force, Master, Options, Remote, many, print_json, spark_for
 from srtm.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,61 +18,83 @@ if TYPE_CHECKING:
 
 
 class From(StrEnum):
-    """What the files are."""
+    """Formats of files to import."""
 
     CSV = "csv"
     JSONL = "jsonl"
     PARQUET = "parquet"
 
 
+_COLUMNS, _CSV, _REJECTS = "Columns", "CSV", "Bad input"
+
+
 def import_trace(
-    files: Annotated[list[str], typer.Argument(help="Files, folders or patterns such as 'logs/*.csv.gz'.")],
-    out: Annotated[
-        Path, typer.Option(help="The folder to write, or one file if it ends in .parquet.", show_default=False)
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE", help="Files, folders or patterns such as 'logs/*.csv.gz'", show_default=False),
     ],
-    form: Annotated[From | None, typer.Option("--from", help="What the files are (by their endings).")] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="Folder to write, or a single .parquet file", show_default=False)
+    ],
+    form: Annotated[
+        From | None,
+        typer.Option(
+            "--from", metavar="FORMAT", help="Input format: csv, jsonl or parquet", show_default="by file extension"
+        ),
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=COLUMN",
-            help="Which column of the files is topic, publisher, group or arrival_ns; broker, release_ns and sent_ns"
-            " make it a recorded run. Columns of these very names are found without.",
-        ),
+        typer.Option(metavar="NAME=COLUMN", help="Column of the files that holds NAME", rich_help_panel=_COLUMNS),
     ] = None,
     unit: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="[NAME=]UNIT",
-            help="What times count in: s, ms, us, ns or iso8601. Parquet's own timestamps need none.",
-        ),
+        typer.Option(metavar="[NAME=]UNIT", help="Unit of times: s, ms, us, ns or iso8601", rich_help_panel=_COLUMNS),
     ] = None,
-    topic: Annotated[str | None, typer.Option(help="Name of the topic, where no column has it.")] = None,
-    publisher: Annotated[str | None, typer.Option(help="Name of the publisher, where no column has it.")] = None,
+    topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Topic, if no column holds it", rich_help_panel=_COLUMNS)
+    ] = None,
+    publisher: Annotated[
+        str | None, typer.Option(metavar="ID", help="Publisher, if no column holds it", rich_help_panel=_COLUMNS)
+    ] = None,
     relative: Annotated[
-        bool, typer.Option("--relative", help="Times count from the start of the recording, not from 1970.")
+        bool,
+        typer.Option(
+            "--relative", help="Times count from the start of the recording, not from 1970", rich_help_panel=_COLUMNS
+        ),
     ] = False,
-    delimiter: Annotated[str | None, typer.Option(help="What stands between columns of CSV (a comma).")] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="CHARACTER", help="Column separator, or tab", show_default="comma", rich_help_panel=_CSV),
+    ] = None,
     no_header: Annotated[
-        bool, typer.Option("--no-header", help="The first line of CSV is data; columns are called 1, 2, 3 …")
+        bool,
+        typer.Option("--no-header", help="The first line is data; columns are named 1, 2, …", rich_help_panel=_CSV),
     ] = False,
     max_rejects: Annotated[
-        str, typer.Option(help="Rows that may be left out, as in 100 or 0.5%; with more, nothing is written.")
+        str,
+        typer.Option(metavar="LIMIT", help="Bad rows to tolerate, as in 100 or 0.5%", rich_help_panel=_REJECTS),
     ] = "1%",
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Go on without files that are damaged or cut short.")
+        bool, typer.Option("--skip-unreadable", help="Skip damaged or truncated files", rich_help_panel=_REJECTS)
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the trace if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the import.")] = False,
     master: Master = None,
     remote: Remote = None,
     spark_conf: Options = None,
 ) -> None:
-    """Turn CSV, JSON lines or Parquet of any origin into a trace, sorted and ready for the other verbs.
+    """Convert CSV, JSON lines or Parquet into a sorted trace.
 
-    Rows that make no trace are counted by reason and shown, never dropped in silence. Example, a log of two columns in
-    seconds with a fraction, all of one topic:
+    A trace has the columns topic, publisher, group (optional) and arrival_ns; a recorded run also has broker,
+    release_ns and sent_ns. --column maps columns of the files to these names, and columns that already have them need
+    no mapping. --unit sets the unit of all times, or with NAME= of one column; Parquet timestamps need none.
 
-        srtm trace import 'logs/*.csv.gz' --topic cars --column publisher=car --column arrival_ns=at --unit s --out cars
+    Bad rows are counted by reason and shown. If there are more than --max-rejects, nothing is written.
+
+    Example: a log with two columns, times in seconds, and one topic:
+
+        srtm trace import 'logs/*.csv.gz' --topic cars --column publisher=car --column arrival_ns=at \\
+            --unit s --out cars
     """
     from srtm.pipeline.importing.foreign import find
     from srtm.pipeline.importing.ingest import ingest
@@ -82,7 +104,7 @@ def import_trace(
     mapping, units = _pairs(column or [], "--column", "publisher=device"), _units(unit or [])
     between = _delimiter(delimiter)
     check_output(out, force=force)
-    find(files, form)  # what is not there need not wait for Spark
+    find(files, form)  # a missing file is an error before Spark starts
     began = time.perf_counter()
     with spark_for(None, "importing", master, remote, spark_conf, heavy=True) as (spark, status):
         done = ingest(
@@ -104,9 +126,9 @@ def import_trace(
         )
     seconds = time.perf_counter() - began
     for file, why in done.skipped.items():
-        print(f"srtm: {file} was left out: {why}", file=sys.stderr)
+        print(f"srtm: skipped {file}: {why}", file=sys.stderr)
     if done.rejected:
-        print("\n".join([f"srtm: {done.rejects:,} rows were left out:", *lines(done.rejected)]), file=sys.stderr)
+        print("\n".join([f"srtm: rejected {many(done.rejects, 'row')}:", *lines(done.rejected)]), file=sys.stderr)
     if as_json:
         print_json(_facts(done, seconds))
     else:
@@ -118,9 +140,9 @@ def _pairs(given: list[str], option: str, example: str) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not (equals and name and value):
-            raise InputError(f"{option} {text}: write it as NAME={option[2:].upper()}, as in {option} {example}")
+            raise InputError(f"invalid {option} {text!r}; write NAME={option[2:].upper()}, as in {option} {example}")
         if name in pairs:
-            raise InputError(f"{option} {name} is given twice, as {pairs[name]} and as {value}")
+            raise InputError(f"{option} {name} is given twice: {pairs[name]} and {value}")
         pairs[name] = value
     return pairs
 
@@ -134,7 +156,7 @@ def _units(given: list[str]) -> str | dict[str, str] | None:
 def _delimiter(given: str | None) -> str | None:
     delimiter = {"tab": "\t", "\\t": "\t"}.get(given or "", given)
     if delimiter is not None and len(delimiter) != 1:
-        raise InputError(f"--delimiter {given}: give one character, or the word tab")
+        raise InputError(f"--delimiter must be one character or the word tab, not {given!r}")
     return delimiter
 
 
@@ -166,7 +188,7 @@ def _summary(done: Imported, seconds: float) -> str:
     from srtm.pipeline.importing.columns import iso
 
     return (
-        f"{done.out}: {done.written:,} messages of {done.read:,} rows in {done.files:,} files;"
-        f" topics {done.topics:,}, publishers {done.publishers:,};"
+        f"{done.out}: {done.written:,} messages from {done.read:,} rows in {many(done.files, 'file')};"
+        f" {many(done.topics, 'topic')}, {many(done.publishers, 'publisher')};"
         f" from {iso(done.first_ns)} to {iso(done.last_ns)}; {done.bytes:,} bytes, in {seconds:.1f} s"
     )

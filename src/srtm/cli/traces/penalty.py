@@ -1,4 +1,4 @@
-"""`srtm penalty`: what splitting the bucket cost a recorded run."""
+"""`srtm penalty`: what splitting the token bucket cost a recorded run."""
 
 from __future__ import annotations
 
@@ -37,18 +37,20 @@ def penalty(
     r: R = None,
     b: B = None,
     contract: Contract = None,
-    window: Annotated[str, typer.Option(help="Length of the windows that time is told in.")] = "1m",
-    worst: Annotated[int, typer.Option(min=0, help="How many of the costliest windows to list.")] = 5,
+    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of the reporting windows")] = "1m",
+    worst: Annotated[int, typer.Option(min=0, metavar="N", help="Number of the costliest windows to list")] = 5,
     master: Master = None,
     remote: Remote = None,
     spark_conf: Options = None,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Say what messages of a recorded run waited for tokens, and what they would have waited with one bucket.
+    """Measure what splitting the token bucket cost a recorded run: the DRL penalty.
 
-    The difference is the DRL penalty: the price of the split. The trace must hold broker and release_ns. Example:
+    The penalty is how much longer messages waited for tokens than they would have with one bucket.
+    The trace must have the columns broker and release_ns.
 
+    Example:
         srtm penalty run/ --r 11000 --b 6001 --window 10s
     """
     from srtm.pipeline.penalty import penalty as run
@@ -105,13 +107,13 @@ def _waits(waits: Waits) -> dict[str, int]:
 def _table(line: TopicPenalty, worst: int) -> Table:
     assert line.whole is not None
     heads = ("", "messages", "waited", "mean", "p99", "longest", "one: mean", "one: p99", "penalty")
-    table = new_table(*heads, title=f"{line.topic}: what messages waited for tokens; one: had there been one bucket")
+    table = new_table(*heads, title=f"{line.topic}: time that messages waited for tokens, split and with one bucket")
     table.add_row("all", *_cells(line.whole), end_section=True)
     for number, (broker, cost) in enumerate(line.brokers.items()):
         table.add_row(broker, *_cells(cost), end_section=number == len(line.brokers) - 1)
     for window in line.worst(worst):
         table.add_row(format_instant(window.begin_ns), *_cells(window.whole))
-    table.caption = "penalty: what the split cost a message on average"
+    table.caption = "penalty: mean cost of the split per message"
     if worst:
         table.caption += f"; last rows: the costliest {min(worst, len(line.windows))} of {len(line.windows)} windows"
     return table

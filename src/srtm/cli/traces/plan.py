@@ -1,9 +1,10 @@
-"""`srtm plan`: what every split of a topic would cost."""
+"""`srtm plan`: the predicted latency of every split of a topic."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,27 @@ import typer
 from rich.console import Console
 
 from srtm.cli.common import (
+    BROKERS,
+    SLO_P99,
     AsJson,
+    Batch,
+    BrokerModel,
+    Calibration,
+    Duration,
     Form,
     Format,
+    GroupSize,
+    Jitter,
     Master,
+    Mcap,
     Options,
+    Process,
+    Publishers,
+    Rate,
     Remote,
+    Seed,
+    Slo,
+    many,
     new_table,
     plain,
     print_json,
@@ -24,75 +40,99 @@ from srtm.cli.common import (
     spark_for,
 )
 from srtm.errors import InputError
+from srtm.model.broker_models import DEFAULT_BROKER_MODEL, ServiceModel, broker_model
+from srtm.model.broker_models import BrokerModel as KnownModel
+from srtm.model.placement import POLICIES
 from srtm.units import NS_PER_MS, parse_duration_ns
+from srtm.workload.calibration import read_calibration
 
 if TYPE_CHECKING:
     from srtm.model.latency import Distribution
     from srtm.pipeline.plan import Plan, Plans
     from srtm.sim.simulate import SimulatedBroker
 
-_WORKLOAD = "Workload, where there is no trace"
-_BROKERS = "Brokers"
-
 
 def plan(
     trace: Annotated[
-        Path | None, typer.Argument(help="A trace: a Parquet file, or a folder of them.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="TRACE",
+            help="Parquet file, or folder of them; without it, a synthetic workload",
+            show_default=False,
+        ),
     ] = None,
+    slo_p99: Slo = SLO_P99,
+    policies: Annotated[str, typer.Option(metavar="NAMES", help="Policies to try, comma-separated")] = ",".join(
+        POLICIES
+    ),
+    ks: Annotated[
+        str | None,
+        typer.Option("--k", metavar="NUMBERS", help="Numbers of brokers to try, as in 1,2,4", show_default="all"),
+    ] = None,
+    fit: Annotated[bool, typer.Option(help="Also let each policy search for its own fit")] = True,
+    r: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Tokens per second", show_default="from srtm profile")
+    ] = None,
+    b: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Bucket size", show_default="from srtm profile")
+    ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Correlation groups from srtm groups --out", show_default="as declared in the trace"
+        ),
+    ] = None,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Topic to plan, if the trace has several")] = None,
+    seed: Seed = 1,
+    compare: Annotated[bool, typer.Option("--compare", help="Print all plans, not only the chosen one")] = False,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw all plans into an HTML file, overwriting it")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the trace that the chosen plan would record")
+    ] = None,
+    form: Form = Format.TABLE,
+    as_json: AsJson = False,
     brokers: Annotated[
         str,
-        typer.Option(help="How many brokers there are, or a JSON file that describes each.", rich_help_panel=_BROKERS),
-    ] = "6",
-    mcap: Annotated[
-        float | None, typer.Option(help="msg/s that a broker can carry (its model's).", rich_help_panel=_BROKERS)
-    ] = None,
-    load: Annotated[float, typer.Option(help="msg/s that it carries already.", rich_help_panel=_BROKERS)] = 0.0,
-    load_batch: Annotated[int, typer.Option(help="Messages per read of that load.", rich_help_panel=_BROKERS)] = 10,
-    service: Annotated[
-        str,
         typer.Option(
-            help="A preset, or ns per read, per message and in any case, as in 9000,8000,150000.",
-            rich_help_panel=_BROKERS,
+            metavar="N|FILE", help="Number of brokers, or a JSON file that lists them", rich_help_panel=BROKERS
         ),
-    ] = "paper-testbed",
-    slo_p99: Annotated[
-        str, typer.Option("--slo-p99", help="99 % of the messages within this time; ms unless it has a unit.")
-    ] = "1ms",
-    policies: Annotated[str, typer.Option(help="Which policies, with commas between.")] = "lb,conc,max_min,srtm",
-    ks: Annotated[str | None, typer.Option("--k", help="How many brokers to try, as in 1,2,4 (all).")] = None,
-    fit: Annotated[bool, typer.Option(help="Also let each policy search for its own fit.")] = True,
-    r: Annotated[str | None, typer.Option(help="Tokens a second (as srtm profile says).")] = None,
-    b: Annotated[str | None, typer.Option(help="Tokens of a full bucket (as srtm profile says).")] = None,
-    groups: Annotated[
-        Path | None, typer.Option(help="Who bursts together, as srtm groups --out wrote it (as the trace declares).")
-    ] = None,
-    topic: Annotated[str | None, typer.Option(help="Which topic of the trace, if it has several.")] = None,
-    publishers: Annotated[int, typer.Option(help="How many send.", rich_help_panel=_WORKLOAD)] = 1_000,
-    rate: Annotated[float, typer.Option(help="msg/s of each.", rich_help_panel=_WORKLOAD)] = 10.0,
-    batch: Annotated[int, typer.Option(help="Messages at once.", rich_help_panel=_WORKLOAD)] = 10,
-    process: Annotated[str, typer.Option(help="poisson or periodic.", rich_help_panel=_WORKLOAD)] = "poisson",
-    group_size: Annotated[int, typer.Option(help="Publishers that send together.", rich_help_panel=_WORKLOAD)] = 1,
-    jitter: Annotated[str, typer.Option(help="Spread of a group's messages.", rich_help_panel=_WORKLOAD)] = "0ms",
-    duration: Annotated[str, typer.Option(help="How long they send.", rich_help_panel=_WORKLOAD)] = "60s",
-    seed: Annotated[int, typer.Option(help="The same seed makes the same plans.")] = 1,
-    compare: Annotated[bool, typer.Option("--compare", help="Print every plan, not only the one to take.")] = False,
-    figure: Annotated[Path | None, typer.Option(help="Draw all plans into this HTML file, over what is there.")] = None,
-    record: Annotated[
-        Path | None, typer.Option(help="Write the trace that the chosen plan's run would record into this folder.")
-    ] = None,
+    ] = "6",
+    model: BrokerModel = DEFAULT_BROKER_MODEL,
+    calibration: Calibration = None,
+    mcap_mps: Mcap = None,
+    load: Annotated[
+        float,
+        typer.Option(
+            metavar="RATE", help="Messages per second that each broker already carries", rich_help_panel=BROKERS
+        ),
+    ] = 0.0,
+    load_batch: Annotated[
+        int, typer.Option(metavar="N", help="Messages per read of that load", rich_help_panel=BROKERS)
+    ] = 10,
+    publishers: Publishers = 1_000,
+    rate: Rate = 10.0,
+    batch: Batch = 10,
+    process: Process = "poisson",
+    group_size: GroupSize = 1,
+    jitter: Jitter = "0ms",
+    duration: Duration = "60s",
     master: Master = None,
     remote: Remote = None,
     spark_conf: Options = None,
-    form: Form = Format.TABLE,
-    as_json: AsJson = False,
 ) -> None:
-    """Predict what messages would see under every policy on every number of brokers, and say which plan to take.
+    """Predict latency under every policy on every number of brokers, and choose a plan.
 
-    That is the one that meets the SLO on the fewest brokers. Exit code 1 if none does. Examples:
+    The chosen plan meets the SLO on the fewest brokers. The exit code is 1 if no plan meets it. Without a trace, the
+    plan is for the synthetic workload that the options under Workload describe.
 
-        srtm plan trace.parquet --brokers 6 --slo-p99 1ms --compare
+    --broker-model takes a name, or three costs in ns (per read, per message, constant), as in 9000,8000,150000.
+    paper-testbed is the broker of the paper.
 
-        srtm plan --publishers 1000 --batch 10 --group-size 25 --brokers 8
+    Examples:
+        srtm plan trace.parquet --brokers 6 --slo-p99 5ms --compare
+        srtm plan --publishers 1000 --batch 10 --group-size 25 --brokers 8 --broker-model paper-testbed
     """
     from srtm.model.bucket import TokenBucket
     from srtm.model.latency import SLO
@@ -101,12 +141,12 @@ def plan(
     from srtm.workload.publishers import Population, Workload
 
     if (r is None) != (b is None):
-        raise InputError("give both --r and --b, or neither")
+        raise InputError("--r and --b must be given together")
     if record and record.exists():
-        raise InputError(f"--record {record} exists already: name a folder that does not")
+        raise InputError(f"--record: {record} exists; name a new folder")
     bucket = TokenBucket.of(r, b) if r is not None and b is not None else None
     slo = SLO(parse_duration_ns(slo_p99, bare="ms"))
-    fleet = fleet_from(brokers, mcap, load, load_batch, service)
+    fleet = fleet_from(brokers, model, calibration, mcap_mps, load, load_batch)
     traffic: Path | Workload
     if trace is None:
         population = Population(publishers, rate, batch, process, group_size, parse_duration_ns(jitter, bare="ms"))  # type: ignore[arg-type]
@@ -142,7 +182,7 @@ def plan(
 
 
 def as_document(plans: Plans) -> dict[str, Any]:
-    """The JSON document of plans."""
+    """The JSON document of all plans."""
     chosen = plans.chosen
     return {
         "topic": plans.topic,
@@ -181,8 +221,10 @@ def _print(plans: Plans, *, compare: bool) -> None:
     limit = plans.slo.limit_ns / NS_PER_MS
     console.print(f"{plain(plans.topic)}: r = {plans.bucket.r:,g}/s, b = {plans.bucket.b:,g}; SLO p99 ≤ {limit:g} ms")
     if compare:
-        heads = ("policy", "k", "access", "processing", "total", "at worst", "SLO")
-        caption = "p99 in ms, of all messages and at the worst broker, where the SLO must hold too; ★ fitted by itself"
+        heads = ("policy", "k", "access", "processing", "total", "worst broker", "SLO")
+        caption = (
+            "p99 in ms, of all messages and at the worst broker, which must also meet the SLO; ★ fitted by the policy"
+        )
         table = new_table(*heads, caption=caption)
         for each in sorted(plans.plans, key=lambda each: (each.policy, each.fitted, each.k)):
             name, k = each.policy + (" ★" if each.fitted else ""), str(each.k or "—")
@@ -197,15 +239,15 @@ def _print(plans: Plans, *, compare: bool) -> None:
     chosen = plans.chosen
     if chosen is None:
         reasons = {each.error for each in plans.plans if each.error}
-        console.print(f"no plan can be made: {'; '.join(sorted(reasons))}")
+        console.print(f"no plan is possible: {'; '.join(sorted(reasons))}")
         return
     assert chosen.latency is not None
     how = "fitted" if chosen.fitted else "split by rates"
     tail = f"p99 {chosen.latency.total.p99 / NS_PER_MS:.3f} ms"
     if chosen.meets_slo:
-        console.print(f"take {chosen.policy} on {chosen.k} broker{'s' * (chosen.k > 1)}, {how}: {tail}")
+        console.print(f"chosen: {chosen.policy} on {many(chosen.k, 'broker')}, {how}: {tail}")
     else:
-        console.print(f"no plan meets the SLO; {chosen.policy} on {chosen.k}, {how}, comes closest: {tail}")
+        console.print(f"no plan meets the SLO; closest: {chosen.policy} on {many(chosen.k, 'broker')}, {how}: {tail}")
     table = new_table("broker", "publishers", "r (tokens/s)", "b (tokens)", "p99 (ms)")
     for broker in chosen.brokers:
         sizes = (f"{broker.bucket.r:,.6g}", f"{broker.bucket.b:,.6g}", f"{broker.total.p99 / NS_PER_MS:.3f}")
@@ -214,65 +256,63 @@ def _print(plans: Plans, *, compare: bool) -> None:
 
 
 def fleet_from(
-    brokers: str, mcap: float | None = None, load: float = 0.0, load_batch: int = 10, service: str = "paper-testbed"
+    brokers: str,
+    model: str = DEFAULT_BROKER_MODEL,
+    calibration: Path | None = None,
+    mcap_mps: float | None = None,
+    load: float = 0.0,
+    load_batch: int = 10,
 ) -> list[SimulatedBroker]:
-    """Brokers all alike, or as a file describes them."""
-    from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel
+    """Identical brokers, or those that a file describes."""
+    from srtm.model.service import Background
     from srtm.sim.simulate import SimulatedBroker
 
+    known = broker_model(model) if calibration is None else read_calibration(calibration)
+    if mcap_mps is not None and not 0 < mcap_mps < math.inf:
+        raise InputError(f"--mcap-mps must be a rate above 0, not {mcap_mps:g}")
+    most = mcap_mps if mcap_mps is not None else known.mcap_mps
+    if not most:
+        raise InputError(f"--broker-model {model}: no rate keeps p99 within 1 ms; give --mcap-mps")
     if not brokers.isdigit():
-        return _described(Path(brokers))
-    if service in PRESETS:
-        model = PRESETS[service]
-    else:
-        costs = service.split(",")
-        if len(costs) != 3 or not all(cost.strip().isdigit() for cost in costs):
-            raise InputError(
-                f"--service {service!r}: give {', '.join(PRESETS)} or three costs in ns, as in 9000,8000,150000"
-            )
-        model = ServiceModel(*(int(cost) for cost in costs))
-    if mcap is not None and not 0 < mcap < math.inf:
-        raise InputError(f"--mcap {mcap:g}: it must be a positive rate")
-    most = mcap if mcap is not None else PAPER_MCAP_MPS
+        return _described(Path(brokers), replace(known, mcap_mps=most))
     if load > most:
-        raise InputError(f"--load {load:g}: it is more than the {most:g} msg/s that a broker can carry")
+        raise InputError(f"--load {load:g} exceeds the {most:g} msg/s that a broker can carry (--mcap-mps)")
     if not 1 <= int(brokers) <= 10_000:
-        raise InputError(f"--brokers {brokers}: there must be between 1 and 10,000")
+        raise InputError(f"--brokers must be from 1 to 10,000, not {brokers}")
     background = Background(load, load_batch) if load else None
-    return [SimulatedBroker(f"broker-{n + 1}", most, model, background) for n in range(int(brokers))]
+    return [SimulatedBroker(f"broker-{n + 1}", most, known.service, background) for n in range(int(brokers))]
 
 
-def _described(path: Path) -> list[SimulatedBroker]:
+def _described(path: Path, usual: KnownModel) -> list[SimulatedBroker]:
     """Brokers from a file: [{"broker", "mcap", "load", "load_batch", "read_ns", "message_ns", "base_ns"}, …]."""
-    from srtm.model.service import PAPER_MCAP_MPS, PRESETS, Background, ServiceModel
+    from srtm.model.service import Background
     from srtm.sim.simulate import SimulatedBroker
 
     try:
         listed = json.loads(path.read_text())
     except OSError as error:
-        raise InputError(f"--brokers {path}: give a number, or a JSON file of brokers ({error.strerror})") from None
+        raise InputError(f"--brokers: cannot read {path}: {error.strerror}; give a number or a JSON file") from None
     except ValueError as error:
-        raise InputError(f"--brokers {path} is not JSON: {error}") from None
+        raise InputError(f"--brokers: {path} is not JSON: {error}") from None
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and "broker" in entry for entry in listed):
-        raise InputError(f'--brokers {path}: it must hold a list of brokers, [{{"broker": name, "mcap": msg/s, …}}]')
-    usual = PRESETS["paper-testbed"]
+        raise InputError(f'--brokers: {path} must hold a list of brokers, [{{"broker": name, "mcap": msg/s, …}}]')
     known = {"broker", "mcap", "load", "load_batch", "read_ns", "message_ns", "base_ns"}
     fleet = []
     for entry in listed:
         if unknown := sorted(entry.keys() - known):
-            raise InputError(f"--brokers {path}: {unknown[0]!r} is unknown; a broker has {', '.join(sorted(known))}")
-        where = f"--brokers {path}, {entry['broker']!r}"
+            raise InputError(f"--brokers: unknown key {unknown[0]!r} in {path}; known keys: {', '.join(sorted(known))}")
+        where = f"--brokers: {path}, broker {entry['broker']!r}"
         wrong = [name for name, value in entry.items() if name != "broker" and not _is_amount(value)]
         if wrong:
             raise InputError(f"{where}: {wrong[0]} must be a number of at least 0, not {entry[wrong[0]]!r}")
-        mcap, load = entry.get("mcap", PAPER_MCAP_MPS), entry.get("load", 0)
+        mcap, load = entry.get("mcap", usual.mcap_mps), entry.get("load", 0)
         if load > mcap:
-            raise InputError(f"{where}: its load of {load:g} msg/s is more than its mcap of {mcap:g}")
+            raise InputError(f"{where}: load of {load:g} msg/s exceeds mcap of {mcap:g}")
         try:
             costs = ServiceModel(
-                entry.get("read_ns", usual.read_ns),
-                entry.get("message_ns", usual.message_ns),
-                entry.get("base_ns", usual.base_ns),
+                entry.get("read_ns", usual.service.read_ns),
+                entry.get("message_ns", usual.service.message_ns),
+                entry.get("base_ns", usual.service.base_ns),
             )
             background = Background(load, entry.get("load_batch", 10))
         except InputError as error:
@@ -280,7 +320,7 @@ def _described(path: Path) -> list[SimulatedBroker]:
         fleet.append(SimulatedBroker(str(entry["broker"]), mcap, costs, background if load else None))
     names = [broker.name for broker in fleet]
     if not fleet or len(set(names)) < len(names):
-        raise InputError(f"--brokers {path}: there must be brokers, of different names, not {names}")
+        raise InputError(f"--brokers: {path} must list brokers with different names, not {names}")
     return fleet
 
 
@@ -292,4 +332,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"--k {text!r}: give whole numbers with commas between, as in 1,2,4") from None
+        raise InputError(f"--k must be whole numbers separated by commas, as in 1,2,4, not {text!r}") from None

@@ -1,4 +1,4 @@
-"""`srtm profile`: what the topics of a trace need."""
+"""`srtm profile`: the token bucket that each topic of a trace needs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from srtm.cli.common import (
     spark_for,
 )
 from srtm.errors import TraceError
+from srtm.model import defaults
 from srtm.units import NS_PER_MS, NS_PER_S, format_ns
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ _DRAWN = 20  # figures on a page
 
 def profile(
     trace: Trace,
-    headroom: Annotated[str, typer.Option(help="r is this times the mean rate.")] = "1.1",
-    quantile: Annotated[str, typer.Option(help="Share of the messages that must not wait for tokens.")] = "0.99",
+    headroom: Annotated[str, typer.Option(metavar="FACTOR", help="Ratio of r to the mean rate")] = defaults.HEADROOM,
+    quantile: Annotated[
+        str, typer.Option(metavar="FRACTION", help="Fraction of messages that must not wait for tokens")
+    ] = defaults.QUANTILE,
     figure: Annotated[
-        Path | None,
-        typer.Option(help="Draw envelopes with (r, b) into this HTML file, over what is there."),
+        Path | None, typer.Option(metavar="FILE", help="Draw envelopes with (r, b) into an HTML file, overwriting it")
     ] = None,
     master: Master = None,
     remote: Remote = None,
@@ -47,12 +49,13 @@ def profile(
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Say what each topic of a trace sent, and the token bucket (r, b) that it needs.
+    """Report each topic's traffic in a trace and the token bucket (r, b) it needs.
 
-    r is the mean rate with some headroom; b is the smallest bucket for which the given share of the messages does not
-    wait. Example:
+    r is the mean rate times --headroom; b is the smallest bucket for which a fraction of --quantile of the messages
+    does not wait. The paper uses 0.99, which leaves a p99 SLO no room for processing.
 
-        srtm profile trace.parquet --quantile 0.995
+    Example:
+        srtm profile trace.parquet --quantile 0.999
     """
     from srtm.pipeline.profile import profile as run
 
@@ -72,7 +75,7 @@ def _draw(path: Path, lines: list[TopicProfile]) -> None:
 
     known = sorted((line for line in lines if line.bucket), key=lambda line: -line.messages)
     if not known:
-        raise TraceError(f"--figure {path}: there is no topic to draw")
+        raise TraceError(f"--figure: no topic to draw in {path}")
     title = "Envelopes" if len(known) <= _DRAWN else f"Envelopes of the {_DRAWN} largest of {len(known)} topics"
     figures.write_page(path, title, [figures.envelope(line) for line in known[:_DRAWN]])
 
@@ -107,7 +110,7 @@ def _rate(mps: float) -> str:
 
 def _table(lines: list[TopicProfile]) -> Table:
     peaks = [f"peak {format_ns(ns)}" for ns in _SCALES_NS[::2]]
-    caption = "rate, peaks: msg/s on average and in the fullest window; batch: of a publisher at once, p99; r: tokens/s"
+    caption = "rate, peak: msg/s, mean and in the fullest window; batch: p99 of messages sent at once; r: tokens/s"
     table = new_table("topic", "messages", "publishers", "rate", *peaks, "batch", "r", "b", caption=caption)
     for line in lines:
         if line.bucket is None:

@@ -1,4 +1,4 @@
-"""`srtm report`: everything about a trace on one page."""
+"""`srtm report`: one HTML page about a trace."""
 
 from __future__ import annotations
 
@@ -8,58 +8,72 @@ from typing import Annotated
 import typer
 
 from srtm.cli.common import (
+    BROKERS,
+    SLO_P99,
+    AsJson,
     B,
+    BrokerModel,
+    Calibration,
     Contract,
+    Force,
     Master,
     Options,
     R,
     Remote,
+    Slo,
     Trace,
     contracts_from,
+    many,
     print_json,
     report_errors,
     spark_for,
 )
 from srtm.cli.traces.plan import fleet_from
 from srtm.errors import InputError
+from srtm.model.broker_models import DEFAULT_BROKER_MODEL
 from srtm.units import parse_duration_ns
 
 
 def report(
     trace: Trace,
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="HTML file to write")] = Path("report.html"),
+    force: Force = False,
     r: R = None,
     b: B = None,
     contract: Contract = None,
-    window: Annotated[str, typer.Option(help="Length of the windows that waits are told in.")] = "1m",
+    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of the reporting windows")] = "1m",
+    slo_p99: Slo = SLO_P99,
+    as_json: AsJson = False,
     brokers: Annotated[
-        str | None, typer.Option(help="Also plan: how many brokers there are, or a JSON file that describes each.")
+        str | None,
+        typer.Option(
+            metavar="N|FILE", help="Also plan for N brokers, or those in a JSON file", rich_help_panel=BROKERS
+        ),
     ] = None,
-    slo_p99: Annotated[
-        str, typer.Option("--slo-p99", help="99 % of the messages within this time; ms unless it has a unit.")
-    ] = "1ms",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
+    model: BrokerModel = DEFAULT_BROKER_MODEL,
+    calibration: Calibration = None,
     master: Master = None,
     remote: Remote = None,
     spark_conf: Options = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the page.")] = False,
 ) -> None:
-    """Write one self-contained HTML page: profile, groups, and of a recorded run also penalty and conformance.
+    """Write one self-contained HTML page about a trace.
 
-    The contract that a recorded run is held against is its own profile unless it is given. Exit code 1 if a topic
-    could not be judged; a contract that was broken is for the page to tell, and for srtm conformance. Example:
+    The page shows profiles and groups, and for a recorded run also penalty and conformance. Without --r and --b or
+    --contract, the run is checked against its own profile. The exit code is 1 if a topic could not be analyzed; a
+    broken contract appears on the page and does not change it (see srtm conformance).
 
+    Example:
         srtm report run/ --r 11000 --b 6001 --brokers 6 --out report.html
     """
     from srtm.model.latency import SLO
     from srtm.pipeline.report import findings, write_report
 
     if not out.parent.is_dir() or out.is_dir():
-        raise InputError(f"--out {out}: give the name of a file in a folder that exists")
+        raise InputError(f"--out: cannot write {out}; give a file in an existing folder")
     if out.exists() and not force:
-        raise InputError(f"--out {out} exists already: choose another name, or overwrite it with --force")
+        raise InputError(f"--out: {out} exists; choose another name, or overwrite it with --force")
     contracts = contracts_from(r, b, contract) if r or b or contract else None
-    fleet = fleet_from(brokers) if brokers else []
+    fleet = fleet_from(brokers, model, calibration) if brokers else []
     with spark_for(trace, "reporting on", master, remote, spark_conf) as (spark, status):
         found = findings(
             trace,
@@ -74,5 +88,5 @@ def report(
     if as_json:
         print_json({"out": str(out), "topics": len(found.profiles), "bytes": out.stat().st_size})
     else:
-        print(f"{out}: {len(found.profiles)} topics, {out.stat().st_size:,} bytes")
+        print(f"{out}: {many(len(found.profiles), 'topic')}, {out.stat().st_size:,} bytes")
     report_errors(found.errors())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,21 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from srtm.cli.common import (
+    WORKLOAD,
+    AsJson,
+    Batch,
+    Force,
+    GroupSize,
+    Jitter,
+    Process,
+    Publishers,
+    Rate,
+    Seed,
+    many,
+    print_json,
+)
+from srtm.cli.help import App
 from srtm.cli.traces.ingest import import_trace
 from srtm.errors import WorkloadError
 from srtm.units import NS_PER_S, parse_duration_ns
@@ -18,32 +32,40 @@ from srtm.units import NS_PER_S, parse_duration_ns
 if TYPE_CHECKING:
     from srtm.workload.publishers import Population, Workload
 
-app = typer.Typer(help="Make trace files: Parquet, one row a message.", no_args_is_help=True)
+app = App("Make trace files: Parquet with one row per message.")
 app.command("import")(import_trace)
 
 
 @app.command()
 def synth(
-    out: Annotated[Path, typer.Option(help="The Parquet file to write.", show_default=False)],
-    topic: Annotated[str, typer.Option(help="Name of the topic.")] = "topic",
-    publishers: Annotated[int, typer.Option(help="How many publishers send.")] = 1_000,
-    rate: Annotated[float, typer.Option(help="Mean messages per second of each publisher.")] = 10.0,
-    batch: Annotated[int, typer.Option(help="Messages that a publisher sends at once.")] = 1,
-    process: Annotated[str, typer.Option(help="When publishers send: poisson or periodic.")] = "poisson",
-    group_size: Annotated[int, typer.Option(help="Publishers that send together (1: nobody does).")] = 1,
-    jitter: Annotated[str, typer.Option(help="Interval that the messages of a group are spread over.")] = "0ms",
-    duration: Annotated[str | None, typer.Option(help="How long they send, as in 10m (60s unless given).")] = None,
-    messages: Annotated[
-        float | None, typer.Option(help="Instead of a duration: about how many messages, as in 1e8.")
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Parquet file to write", show_default=False)],
+    force: Force = False,
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="Name of the topic")] = "topic",
+    start_ns: Annotated[int, typer.Option(metavar="NS", help="Time of the first moment, in ns")] = 0,
+    seed: Seed = 1,
+    as_json: AsJson = False,
+    publishers: Publishers = 1_000,
+    rate: Rate = 10.0,
+    batch: Batch = 1,
+    process: Process = "poisson",
+    group_size: GroupSize = 1,
+    jitter: Jitter = "0ms",
+    duration: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Length of the traffic, as in 10m", rich_help_panel=WORKLOAD, show_default="60s"
+        ),
     ] = None,
-    start_ns: Annotated[int, typer.Option(help="Time of the trace's beginning, in ns.")] = 0,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same trace.")] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document about the trace.")] = False,
+    messages: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N", help="Approximate number of messages instead of --duration", rich_help_panel=WORKLOAD
+        ),
+    ] = None,
 ) -> None:
-    """Make a trace of publishers that send by chance or by the clock, alone or in groups.
+    """Make a trace of publishers that send at random or periodically, alone or in groups.
 
-    Example, a topic of 1,000 sensors that report in groups of 25:
+    Example: 1,000 sensors that report in groups of 25:
 
         srtm trace synth --publishers 1000 --batch 10 --group-size 25 --duration 60s --out trace.parquet
     """
@@ -52,11 +74,11 @@ def synth(
     population = Population(publishers, rate, batch, process, group_size, parse_duration_ns(jitter, bare="ms"))  # type: ignore[arg-type]
     workload = Workload((population,), _duration_ns(duration, messages, population), seed, start_ns)
     if not topic:
-        raise WorkloadError("the topic must have a name")
+        raise WorkloadError("--topic must not be empty")
     if (out.exists() and not out.is_file()) or not out.parent.is_dir():
-        raise WorkloadError(f"--out {out}: give the name of a file in a folder that exists")
+        raise WorkloadError(f"--out: cannot write {out}; give a file in an existing folder")
     if out.exists() and not force:
-        raise WorkloadError(f"--out {out} exists already: choose another name, or overwrite it with --force")
+        raise WorkloadError(f"--out: {out} exists; choose another name, or overwrite it with --force")
     began = time.perf_counter()
     written = _write(workload, topic, out)
     facts = {
@@ -71,10 +93,10 @@ def synth(
         "seconds": round(time.perf_counter() - began, 3),
     }
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         print(
-            f"{out}: {written:,} messages of {publishers:,} publishers over {facts['duration_s']:g} s,"
+            f"{out}: {written:,} messages from {many(publishers, 'publisher')} over {facts['duration_s']:g} s,"
             f" {facts['bytes']:,} bytes, in {facts['seconds']:.1f} s"
         )
 
@@ -106,9 +128,9 @@ def _write(workload: Workload, topic: str, out: Path) -> int:
 
 def _duration_ns(duration: str | None, messages: float | None, population: Population) -> int:
     if duration is not None and messages is not None:
-        raise WorkloadError("give --duration or --messages, not both")
+        raise WorkloadError("--duration and --messages exclude each other; give one")
     if messages is None:
         return parse_duration_ns(duration or "60s")
     if not 1 <= messages < 1e15:
-        raise WorkloadError(f"--messages {messages:g}: it must lie between 1 and 1e15")
+        raise WorkloadError(f"--messages must be between 1 and 1e15, not {messages:g}")
     return max(1, round(messages / population.total_mps * NS_PER_S))

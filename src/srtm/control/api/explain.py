@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from srtm.control.placing.expected import expected
-from srtm.control.topic import described
+from srtm.control.placing.fitted import described
 from srtm.errors import SRTMError
 from srtm.model.latency import SLO, Distribution
 from srtm.model.scan import access_delays
@@ -15,35 +15,35 @@ from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from srtm.control.controller import Controller
-    from srtm.control.topic import Topic
+    from srtm.control.topic import ManagedTopic
 
 _SEED = 0
 
 
-def one_bucket_ns(topic: Topic) -> int:
+def one_bucket_ns(topic: ManagedTopic) -> int:
     """p99 of access if what its publishers declare went through the contract's bucket unsplit: the penalty's zero."""
-    arrivals = expected(list(topic.publishers.values()), _SEED).times_ns
+    arrivals = expected(list(topic.layout.publishers.values()), _SEED).times_ns
     return Distribution.of(access_delays(arrivals, topic.contract.bucket)).p99
 
 
-def explained(topic: Topic, controller: Controller) -> dict[str, Any]:
+def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
     """The explanation; takes a while, because each k is simulated."""
-    contract, publishers = topic.contract, list(topic.publishers.values())
-    rates = topic.rates()
+    contract, publishers = topic.contract, list(topic.layout.publishers.values())
+    rates = topic.layout.rates()
     document: dict[str, Any] = {
         "topic": topic.name,
         "policy": contract.policy,
-        "k": len(set(topic.place.values())),
+        "k": len(topic.layout.place.brokers),
         "quotas": dict(sorted(rates.items())),
-        "measured": described(topic.fitted) if topic.fitted else None,
+        "measured": described(topic.fitting.last) if topic.fitting.last else None,
         "predicted": [],
     }
     if not publishers:
         document["note"] = "no publishers are registered, so nothing can be predicted"
         return document
     brokers = [
-        SimulatedBroker(broker.name, broker.mcap_mps, controller.service)
-        for broker in controller.brokers_for(topic, set(topic.publishers))
+        SimulatedBroker(broker.name, broker.mcap_mps, controller.placing.service)
+        for broker in controller.placing.brokers_for(topic, set(topic.layout.publishers))
     ]
     traffic = SimulatedTopic([each.publisher for each in publishers], expected(publishers, _SEED), contract.bucket)
     slo = SLO(contract.slo_ns, contract.quantile)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from srtm.control.controller import Controller
-    from srtm.control.topic import Topic
+    from srtm.control.topic import ManagedTopic
 
 PERIOD_S = 1.0
 STEP_S = 5  # between two points of a history
@@ -70,7 +70,7 @@ class Feed:
         while True:
             await asyncio.sleep(PERIOD_S)
             for topic in self._to_predict():
-                roster = topic.roster
+                roster = topic.layout.roster
                 try:
                     found = await asyncio.to_thread(one_bucket_ns, topic)
                 except SRTMError as problem:
@@ -141,16 +141,16 @@ class Feed:
             kept = ("access_ms", "processing_ms", "total_ms", "penalty_ms", "rate", "waiting", "k")
             self._points[name].append({"at_ms": document["at_ms"], **{key: topic[key] for key in kept}})
 
-    def _to_predict(self) -> list[Topic]:
+    def _to_predict(self) -> list[ManagedTopic]:
         """Topics whose publishers are others than the model was asked about, and the same as a second ago."""
         topics = self._controller.topics
-        before, self._rosters = self._rosters, {topic.name: topic.roster for topic in topics.values()}
+        before, self._rosters = self._rosters, {topic.name: topic.layout.roster for topic in topics.values()}
         return [
             topic
             for topic in topics.values()
-            if topic.publishers
-            and topic.roster == before.get(topic.name)
-            and (topic.one_bucket is None or topic.one_bucket[0] != topic.roster)
+            if topic.layout.publishers
+            and topic.layout.roster == before.get(topic.name)
+            and (topic.one_bucket is None or topic.one_bucket[0] != topic.layout.roster)
         ]
 
 

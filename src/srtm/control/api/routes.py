@@ -39,13 +39,13 @@ from srtm.control.clock import now_ns
 from srtm.control.placing.expected import expected
 from srtm.control.service import Service
 from srtm.errors import InputError, SRTMError
-from srtm.model.profile import CONTRACT_QUANTILE, profile
+from srtm.model.profile import profile
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from srtm.control.members import Declared
+    from srtm.control.members import DeclaredPublisher
     from srtm.model.bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def router(service: Service) -> APIRouter:
 
     def known(topic: str) -> Any:
         if topic not in controller.topics:
-            raise HTTPException(404, f"no topic {topic!r} is under contract; create it first")
+            raise HTTPException(404, f"topic {topic!r} is not under contract; create it first")
         return controller.topics[topic]
 
     @api.get("/topics")
@@ -211,8 +211,8 @@ def router(service: Service) -> APIRouter:
         return {
             "topic": topic,
             "publishers": [
-                {"id": each.id, "group": each.group, "rate": each.rate_mps, "broker": found.place.get(each.id)}
-                for each in found.publishers.values()
+                {"id": each.id, "group": each.group, "rate": each.rate_mps, "broker": found.layout.place.get(each.id)}
+                for each in found.layout.publishers.values()
             ],
         }
 
@@ -291,7 +291,7 @@ def router(service: Service) -> APIRouter:
         """How the controller was started; of what is secret, only whether it is there."""
         started = asdict(controller.options)
         secret = {name: "(given)" for name in ("token", "control_token") if started[name] is not None}
-        return {"version": srtm.__version__, "epoch": controller.epoch, "options": {**started, **secret}}
+        return {"version": srtm.__version__, "epoch": controller.state.epoch, "options": {**started, **secret}}
 
     api.include_router(changes)
     return api
@@ -316,12 +316,12 @@ def refused(_: Request, problem: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(problem)}, status_code=422)
 
 
-def _profiled(publishers: list[Declared]) -> TokenBucket:
-    return profile(expected(publishers, 0).times_ns, quantile=CONTRACT_QUANTILE).bucket
+def _profiled(publishers: list[DeclaredPublisher]) -> TokenBucket:
+    return profile(expected(publishers, 0).times_ns).bucket
 
 
 def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
-    member = service.controller.least_loaded()
+    member = service.controller.placing.least_loaded()
     if member is None:
         raise HTTPException(503, "no broker is there: start one with --controller")
     place = PlaceOut(broker=member.name, address=member.address)
@@ -337,7 +337,7 @@ def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
 def _brokers(service: Service, topic: str) -> set[str]:
     """Brokers that have messages of a topic, or get some."""
     found = service.controller.topics.get(topic)
-    return service.producers_of(topic) | (found.brokers() if found else set())
+    return service.producers_of(topic) | (found.layout.brokers() if found else set())
 
 
 def _addresses(service: Service, topic: str) -> dict[str, str]:
@@ -356,7 +356,7 @@ async def _events(service: Service, topic: str) -> AsyncIterator[str]:
     told: dict[str, Any] | None = None
     noted = 0
     found = service.controller.topics.get(topic)
-    since = found.events[-1] if found and found.events else None
+    since = found.journal.events[-1] if found and found.journal.events else None
     changes = service.changes(topic, _ALIVE_S)
     changed = True
     while True:
@@ -367,7 +367,7 @@ async def _events(service: Service, topic: str) -> AsyncIterator[str]:
             told = places
             yield _event("brokers", {"topic": topic, **places})
         found = service.controller.topics.get(topic)
-        for event in found.events if found else ():
+        for event in found.journal.events if found else ():
             if since is None or event.at_ns > since.at_ns:
                 since = event
                 noted += 1

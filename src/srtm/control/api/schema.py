@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from srtm.control.members import Declared, Seen, Status
-from srtm.control.topic import described
+from srtm.control import liveness
+from srtm.control.members import DeclaredPublisher, Status
+from srtm.control.placing.fitted import described
+from srtm.control.reports import Seen
 from srtm.errors import InputError
+from srtm.model import defaults
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import Sketch
+from srtm.model.placement import POLICIES
 from srtm.model.shares import in_force_ratio
 from srtm.protocol.exchange import Contract
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
@@ -21,7 +25,7 @@ from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exa
 if TYPE_CHECKING:
     from srtm.control.controller import Controller
     from srtm.control.members import Member
-    from srtm.control.topic import Topic
+    from srtm.control.topic import ManagedTopic
 
 STATUSES = get_args(Status)  # of a broker
 STATES = ("opening", "fitting", "moving", "placed", "fitted", "no capacity")  # of a topic
@@ -34,7 +38,10 @@ Rate = Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)]
 
 Tokens = Annotated[float, Field(ge=1, le=4e9, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
-Policy = Literal["lb", "conc", "max_min", "srtm"]
+if TYPE_CHECKING:
+    Policy = str
+else:
+    Policy = Literal[tuple(POLICIES)]  # one list; the schema shows its names
 FitBy = Literal["model", "measure", "none"]
 
 
@@ -66,9 +73,9 @@ class PublisherIn(_Strict):
     batch: int = Field(1, ge=1, le=100_000)
     jitter_ms: float = Field(0.0, ge=0, le=60_000, allow_inf_nan=False)
 
-    def declared(self) -> Declared:
+    def declared(self) -> DeclaredPublisher:
         """As the controller keeps it."""
-        return Declared(
+        return DeclaredPublisher(
             self.id,
             self.rate if self.rate is not None else 1.0,
             self.group,
@@ -92,7 +99,7 @@ class TopicIn(_Strict):
     b: Tokens | None = Field(None, description="tokens; likewise")
     slo_ms: Milliseconds = 1.0
     quantile: Quantile = "0.99"
-    policy: Policy = "srtm"
+    policy: Policy = defaults.POLICY
     durability: Literal["memory", "disk"] = "memory"
     overflow: Literal["wait", "drop"] = "wait"
     fit: FitBy = "model"
@@ -206,13 +213,13 @@ def members_out(controller: Controller) -> list[dict[str, Any]]:
     declared: Counter[str] = Counter()
     for topic in controller.topics.values():
         conformant = topic.conformant
-        declared.update({name: rate * conformant for name, rate in topic.rates().items()})
+        declared.update({name: rate * conformant for name, rate in topic.layout.rates().items()})
     return [member_out(member, declared[member.name]) for member in controller.members.values()]
 
 
 def member_out(member: Member, declared_mps: float) -> dict[str, Any]:
     """A broker, for people, given what publishers that are placed there declare."""
-    allocated = declared_mps + member.free_mps
+    allocated = declared_mps + member.condition.free_mps
     return {
         "name": member.name,
         "address": member.address,
@@ -222,12 +229,12 @@ def member_out(member: Member, declared_mps: float) -> dict[str, Any]:
         "mcap": member.mcap_mps,
         "rcap": max(0.0, member.mcap_mps - allocated),
         "allocated": allocated,
-        "rate": member.rate_mps,
-        "lag_ms": member.lag_ns / NS_PER_MS,
-        "engine": member.engine,
-        "engine_problem": member.engine_problem,
-        "engine_address": member.engine_address,
-        "oddities": member.oddities,
+        "rate": member.condition.rate_mps,
+        "lag_ms": member.condition.lag_ns / NS_PER_MS,
+        "engine": member.condition.engine,
+        "engine_problem": member.condition.engine_problem,
+        "engine_address": member.condition.engine_address,
+        "oddities": member.link.oddities,
     }
 
 
@@ -239,10 +246,10 @@ def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[
     members = [member for _, member in sorted(controller.members.items())]
     found: defaultdict[str, list[str]] = defaultdict(list)
     for member in members:
-        if member.engine_address is not None:
-            if member.engine_address not in found[member.engine]:
-                found[member.engine].append(member.engine_address)
-        elif member.engine == "local" and member.name in brokers and member.status != "dead":
+        if member.condition.engine_address is not None:
+            if member.condition.engine_address not in found[member.condition.engine]:
+                found[member.condition.engine].append(member.condition.engine_address)
+        elif member.condition.engine == "local" and member.name in brokers and member.status != "dead":
             found["local"].append(member.address)
     return [
         {"engine": engine, "addresses": addresses, "subject": topic if engine == "nats" else None}
@@ -250,14 +257,14 @@ def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[
     ]
 
 
-def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool = True) -> dict[str, Any]:
+def topic_out(topic: ManagedTopic, controller: Controller, now_ns: int, *, events: bool = True) -> dict[str, Any]:
     """A topic, for people."""
     contract, held = topic.contract, topic.transfer.held
-    rates, places = topic.rates(), Counter(topic.place.values())
+    rates, places = topic.layout.rates(), Counter(topic.layout.place.values())
     over, sent, lately_mps, brokers = 0, 0, 0.0, []
     whole = Seen()
-    for name in sorted(topic.brokers() | held.keys()):
-        here, share = topic.seen.get(name) or Seen(), held.get(name)
+    for name in sorted(topic.layout.brokers() | held.keys()):
+        here, share = topic.layout.seen.get(name) or Seen(), held.get(name)
         whole.total.add(here.total)
         whole.access.add(here.access)
         whole.processing.add(here.processing)
@@ -287,7 +294,7 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "topic": topic.name,
         "state": state_of(topic),
         "birth": topic.birth,
-        "waits_for": controller.unaware_of(topic) if not topic.opened else [],
+        "waits_for": liveness.unaware_of(controller.state, topic) if not topic.opened else [],
         "opening_s": None if topic.opened else (now_ns - topic.since_ns) / NS_PER_S,
         "shares": shares_out(topic, controller, now_ns),
         "paused": topic.paused,
@@ -300,10 +307,10 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "overflow": contract.overflow,
         "fit": contract.fit,
         "adapt": contract.adapt,
-        "publishers": len(topic.publishers),
-        "declared_rate": topic.rate_mps,
-        "rate": sum(seen.rate_mps for seen in topic.seen.values()),
-        "waiting": sum(seen.waiting for seen in topic.seen.values()),
+        "publishers": len(topic.layout.publishers),
+        "declared_rate": topic.layout.rate_mps,
+        "rate": sum(seen.rate_mps for seen in topic.layout.seen.values()),
+        "waiting": sum(seen.waiting for seen in topic.layout.seen.values()),
         "over_contract": lately_mps * MILLI_PER_TOKEN > contract.r_mtps,
         "k": len(places),
         "slo_met": _met(sent, over, allowed),
@@ -312,30 +319,30 @@ def topic_out(topic: Topic, controller: Controller, now_ns: int, *, events: bool
         "total_ms": points_ms(whole.total),
         "one_bucket_ms": one_bucket_ms,
         "penalty_ms": _penalty_ms(access, one_bucket_ms, split=len(held) > 1),
-        "moving": len(topic.moving),
+        "moving": len(topic.layout.migration.publishers),
         "brokers": brokers,
-        "fitted": described(topic.fitted) if topic.fitted else None,
+        "fitted": described(topic.fitting.last) if topic.fitting.last else None,
         "fitting": fitting_out(topic),
-        "generation": topic.generation,
+        "generation": topic.journal.generation,
     }
     if events:
         document["events"] = [
             {"ago_s": round((now_ns - event.at_ns) / NS_PER_S, 1), "kind": event.kind, "text": event.text}
-            for event in topic.events
+            for event in topic.journal.events
         ]
     return document
 
 
-def shares_out(topic: Topic, controller: Controller, now_ns: int) -> dict[str, Any]:
+def shares_out(topic: ManagedTopic, controller: Controller, now_ns: int) -> dict[str, Any]:
     """How much of (r, b) brokers report in force; while that is too little, since when, why, and who holds it up."""
-    missing = controller.missing(topic)
-    since_ns = topic.short_since_ns if topic.short_since_ns is not None else now_ns
+    missing = liveness.missing(controller.state, topic)
+    since_ns = topic.sharing.short_since_ns if topic.sharing.short_since_ns is not None else now_ns
     return {
         "in_force_ratio": in_force_ratio(topic.contract.bucket, topic.transfer.held),
         "short_since_s": None if missing is None else (now_ns - since_ns) / NS_PER_S,
         "short_of": missing,
-        "overdue": topic.told_short,
-        "waits_for": controller.waited_for(topic) if missing is not None else [],
+        "overdue": topic.sharing.told_short,
+        "waits_for": liveness.waited_for(controller.state, topic) if missing is not None else [],
     }
 
 
@@ -357,24 +364,28 @@ def _penalty_ms(access: dict[str, float] | None, one_bucket_ms: float | None, *,
     return max(0.0, access["p99"] - (one_bucket_ms or 0.0)) if split else 0.0
 
 
-def fitting_out(topic: Topic) -> dict[str, Any] | None:
+def fitting_out(topic: ManagedTopic) -> dict[str, Any] | None:
     """How far a fitting has come."""
-    if topic.fit is None:
+    if topic.fitting.running is None:
         return None
-    return {"state": topic.fit.state, "rounds": len(topic.fit.rounds), "publishers": topic.fit.size}
+    return {
+        "state": topic.fitting.running.state,
+        "rounds": len(topic.fitting.running.rounds),
+        "publishers": topic.fitting.running.size,
+    }
 
 
-def state_of(topic: Topic) -> str:
+def state_of(topic: ManagedTopic) -> str:
     """A word for how a topic is doing."""
     if not topic.opened:
         return "opening"
-    if topic.fit is not None:
+    if topic.fitting.running is not None:
         return "fitting"
-    if topic.moving:
+    if topic.layout.migration.publishers:
         return "moving"
-    if topic.fitted is None:
+    if topic.fitting.last is None:
         return "placed"
-    return "fitted" if topic.fitted.met else "no capacity"
+    return "fitted" if topic.fitting.last.met else "no capacity"
 
 
 def bucket_of(wish: TopicIn) -> TokenBucket | None:

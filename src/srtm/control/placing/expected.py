@@ -1,7 +1,7 @@
-"""Traffic as publishers declared it: what the model predicts from before anything was measured.
+"""Expected traffic: synthetic arrivals by what publishers declare, for predictions before anything was measured.
 
-In: declared publishers. Out: sorted arrivals over a stretch of time, from a seed. Publishers of one correlation group
-that declare alike send at the same events, each a batch, spread over the jitter; all others send on their own.
+In: declared publishers. Out: sorted arrivals of up to a minute, from a seed. Publishers of one correlation group that
+declare the same send a batch each at the same events, spread over the jitter; all others send independently.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from srtm.workload.publishers import Arrivals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from srtm.control.members import Declared
+    from srtm.control.members import DeclaredPublisher
 
-_MESSAGES = 300_000  # that are enough to know a 99th percentile by
-_MOST_MPS = 2_000_000  # that are predicted: what is made of more would not fit into memory
+_MESSAGES = 300_000  # enough for a stable 99th percentile
+_MOST_MPS = 2_000_000  # arrivals of a higher rate would not fit into memory
 _LONGEST_S = 60
 
 
-def expected(publishers: Sequence[Declared], seed: int) -> Arrivals:
-    """Arrivals of these publishers, in the order in which they are listed."""
+def expected(publishers: Sequence[DeclaredPublisher], seed: int) -> Arrivals:
+    """Arrivals of these publishers; each sender is an index into the list."""
     rng = np.random.default_rng(seed)
     total_mps = sum(publisher.rate_mps for publisher in publishers)
     if total_mps > _MOST_MPS:
         raise WorkloadError(
-            f"publishers declare {total_mps:,.0f} msg/s in all, and no more than {_MOST_MPS:,} can be predicted: give"
-            " r and b, and fit by measuring",
+            f"cannot predict {total_mps:,.0f} msg/s, the total that publishers declare; the limit is {_MOST_MPS:,}."
+            " Give r and b, and fit by measuring",
             rate_mps=total_mps,
         )
     duration_ns = int(min(_LONGEST_S, max(1.0, _MESSAGES / total_mps)) * NS_PER_S)

@@ -1,8 +1,8 @@
 """Places for publishers that have none: those of a new topic, those that come later, those whose broker is lost.
 
-In: a topic as it is placed, the homeless, brokers with room. Out: a broker for each of them. A new topic is placed as
-the Load Distributor's first two steps would (`model.placement.place`); who comes later goes where the topic is already
-and there is room, away from its group, and to another broker only where there is none.
+In: a topic's layout, publishers without a place, brokers with room. Out: a broker for each of them. A new topic is
+placed by the Load Distributor's first two steps (`model.placement.place`). A publisher that comes later goes to a
+broker of the topic with room for it, away from its group, and to another broker only if there is none.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from srtm.model.placement import Broker, place, policy_named
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Set
 
-    from srtm.control.members import Declared, Member
-    from srtm.control.topic import Topic
+    from srtm.control.members import DeclaredPublisher, Member
+    from srtm.control.topic import ManagedTopic
 
 
-def housed(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker], seed: int) -> dict[str, str]:
-    """The broker of each publisher; everybody gets one, even if all of them together are too small.
+def housed(
+    topic: ManagedTopic, homeless: Sequence[DeclaredPublisher], brokers: Sequence[Broker], seed: int
+) -> dict[str, str]:
+    """A broker for each publisher, even if the brokers together are too small.
 
     A broker without a token of b cannot send anything, so no more brokers are used than b has tokens.
     """
     brokers = _no_more(topic, brokers)
-    if not topic.place:
+    if not topic.layout.place:
         try:
             chosen = place([each.publisher for each in homeless], brokers, topic.contract.policy, seed)
         except InputError:
@@ -37,43 +39,48 @@ def housed(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker]
     return _one_by_one(topic, homeless, brokers)
 
 
-def room(topic: Topic, movable: Set[str], topics: Iterable[Topic], members: Iterable[Member]) -> list[Broker]:
-    """Usable brokers, with what they carry besides these publishers of the topic."""
+def room(
+    topic: ManagedTopic, movable: Set[str], topics: Iterable[ManagedTopic], members: Iterable[Member]
+) -> list[Broker]:
+    """Usable brokers, with the rate that they carry besides these publishers of the topic."""
     fitting = (member for member in members if member.usable and member.can_have(topic.contract))
     usable = sorted(fitting, key=lambda member: member.name)
-    carried = {member.name: float(member.free_mps) for member in usable}
+    carried = {member.name: float(member.condition.free_mps) for member in usable}
     for other in topics:
-        conformant = other.conformant
-        for publisher, broker in other.place.items():
+        conformant, publishers = other.conformant, other.layout.publishers
+        for publisher, broker in other.layout.place.items():
             if broker in carried and (other is not topic or publisher not in movable):
-                carried[broker] += other.publishers[publisher].rate_mps * conformant
+                carried[broker] += publishers[publisher].rate_mps * conformant
     return [Broker(each.name, each.mcap_mps, min(carried[each.name], each.mcap_mps)) for each in usable]
 
 
-def on_fewest(topic: Topic, brokers: Sequence[Broker], seed: int) -> bool:
-    """Whether a topic is placed on as few brokers as its rate takes, all of which may be used."""
-    names = {broker.name for broker in brokers}
-    if not topic.publishers.keys() <= topic.place.keys() or not set(topic.place.values()) <= names:
+def on_fewest(topic: ManagedTopic, brokers: Sequence[Broker], seed: int) -> bool:
+    """Whether a topic is on as few brokers as its rate takes, and on none but these."""
+    layout, names = topic.layout, {broker.name for broker in brokers}
+    if not layout.publishers.keys() <= layout.place.keys() or not layout.place.brokers <= names:
         return False
     try:
-        publishers = [each.publisher for each in topic.publishers.values()]
+        publishers = [each.publisher for each in layout.publishers.values()]
         fewest = place(publishers, brokers, topic.contract.policy, seed).k
     except InputError:
         return False
-    return len(set(topic.place.values())) == fewest
+    return len(layout.place.brokers) == fewest
 
 
-def _no_more(topic: Topic, brokers: Sequence[Broker]) -> list[Broker]:
-    in_use = set(topic.place.values())
+def _no_more(topic: ManagedTopic, brokers: Sequence[Broker]) -> list[Broker]:
+    in_use = topic.layout.place.brokers
     most = max(1, int(topic.contract.bucket.b))
     best = sorted(brokers, key=lambda each: (each.name not in in_use, each.allocated_mps - each.mcap_mps, each.name))
     return sorted(best[:most], key=lambda each: each.name)
 
 
-def _one_by_one(topic: Topic, homeless: Sequence[Declared], brokers: Sequence[Broker]) -> dict[str, str]:
+def _one_by_one(
+    topic: ManagedTopic, homeless: Sequence[DeclaredPublisher], brokers: Sequence[Broker]
+) -> dict[str, str]:
+    layout = topic.layout
     room = {broker.name: broker.mcap_mps - broker.allocated_mps for broker in brokers}
-    together = Counter((broker, topic.publishers[each].group) for each, broker in topic.place.items())
-    in_use = set(topic.place.values()) & room.keys()
+    together = Counter((broker, layout.publishers[each].group) for each, broker in layout.place.items())
+    in_use = layout.place.brokers & room.keys()
     spreads = not policy_named(topic.contract.policy).concentrates
     found = {}
     for publisher in homeless:

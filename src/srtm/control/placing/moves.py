@@ -1,7 +1,7 @@
-"""Publishers on their way: who has been told to go elsewhere, and who has to be told again.
+"""Publishers on the move: orders to go to another broker, and reminders.
 
-In: a topic's places before and now, and where publishers are connected. Out: orders, to be carried by the next exchange
-with the broker where they are. Time as an argument; no IO.
+In: a topic's old and new places, and where publishers are connected. Out: orders for the next exchange with the broker
+that a publisher is connected to. Time is an argument; no IO.
 """
 
 from __future__ import annotations
@@ -16,66 +16,69 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from srtm.control.members import Member
-    from srtm.control.topic import Topic
+    from srtm.control.topic import ManagedTopic
 
-_NOTICED_S = 0.2  # until rolls tell who has gone
-_SETTLE_S = 1.0  # until brokers that were left have sent what waited there
-_REMIND_S = 2.0  # between two orders to a publisher that is not where it should be
+_NOTICED_S = 0.2  # until rolls show which publishers left
+_SETTLE_S = 1.0  # until brokers have sent the backlog of publishers that left
+_REMIND_S = 2.0  # between two orders to a publisher that is not where it belongs
 
 
 class Moves:
-    """Orders that wait for an exchange, by the broker that has to pass them on."""
+    """Orders that wait for an exchange, by the broker that passes them on."""
 
     def __init__(self, members: Mapping[str, Member]) -> None:
         self._members = members
         self._orders: defaultdict[str, list[Move]] = defaultdict(list)
 
     def take(self, broker: str) -> list[Move]:
-        """What a broker has to pass on."""
+        """Remove and return the orders that a broker must pass on."""
         return self._orders.pop(broker, [])
 
-    def send(self, topic: Topic, before: Mapping[str, str], now_ns: int) -> set[str]:
-        """Order publishers whose place has changed to go there; returns the brokers that this concerns."""
+    def send(self, topic: ManagedTopic, before: Mapping[str, str], now_ns: int) -> set[str]:
+        """Order publishers whose place is not what it was before to go there; returns the brokers concerned."""
+        layout = topic.layout
         changed = [
             (old, new, publisher)
             for publisher, old in before.items()
-            if (new := topic.place.get(publisher, old)) != old
+            if (new := layout.place.get(publisher, old)) != old
         ]
         if changed:
-            topic.moving.update(publisher for _, _, publisher in changed)
-            topic.moving_since_ns = now_ns
+            layout.migration.publishers.update(publisher for _, _, publisher in changed)
+            layout.migration.since_ns = now_ns
         return self._order(topic, changed)
 
-    def remind(self, topic: Topic, now_ns: int) -> set[str]:
-        """Order publishers home that are elsewhere: they could not reach their broker, or did not hear the order."""
-        if now_ns - max(topic.moving_since_ns, topic.reminded_ns) < _REMIND_S * NS_PER_S:
+    def remind(self, topic: ManagedTopic, now_ns: int) -> set[str]:
+        """Order stray publishers home: they could not reach their broker, or missed the order."""
+        layout, migration = topic.layout, topic.layout.migration
+        if now_ns - max(migration.since_ns, migration.reminded_ns) < _REMIND_S * NS_PER_S:
             return set()
         alive = {name for name, member in self._members.items() if member.status == "alive"}
         astray = [
-            (broker, topic.place[publisher], publisher)
-            for broker, wrong in topic.misplaced().items()
-            if broker in alive  # others would only pile up what they are told
+            (broker, layout.place[publisher], publisher)
+            for broker, wrong in layout.misplaced().items()
+            if broker in alive  # orders for others would only pile up
             for publisher in wrong
-            if topic.place[publisher] in alive and self._members[topic.place[publisher]].usable
+            if layout.place[publisher] in alive and self._members[layout.place[publisher]].usable
         ]
         if astray:
-            topic.reminded_ns = now_ns
+            migration.reminded_ns = now_ns
         return self._order(topic, astray)
 
-    def settle(self, topic: Topic, now_ns: int, patience_s: float) -> None:
-        """See who has arrived; after a while, who has not is not waited for."""
-        if not topic.moving:
+    def settle(self, topic: ManagedTopic, now_ns: int, patience_s: float) -> None:
+        """Take publishers that have arrived off the list; after `patience_s`, all of them."""
+        layout, migration = topic.layout, topic.layout.migration
+        if not migration.publishers:
             return
-        waited_s = (now_ns - topic.moving_since_ns) / NS_PER_S
+        waited_s = (now_ns - migration.since_ns) / NS_PER_S
         if waited_s > patience_s:
-            topic.moving.clear()
+            migration.publishers.clear()
         elif waited_s > _NOTICED_S:
-            topic.moving &= set().union(*topic.misplaced().values())
-        if not topic.moving:
-            topic.forget_rates()
-            topic.settling_until_ns = now_ns + round(_SETTLE_S * NS_PER_S)
+            migration.publishers &= set().union(*layout.misplaced().values())
+        if not migration.publishers:
+            layout.forget_rates()
+            migration.settling_until_ns = now_ns + round(_SETTLE_S * NS_PER_S)
 
-    def _order(self, topic: Topic, moves: Iterable[tuple[str, str, str]]) -> set[str]:
+    def _order(self, topic: ManagedTopic, moves: Iterable[tuple[str, str, str]]) -> set[str]:
         by_way: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for old, new, publisher in moves:
             by_way[old, new].append(publisher)

@@ -49,7 +49,7 @@ def run(world: Live, point: Point, seed: int) -> list[Row]:
 def draw(rows: Rows) -> Panel:
     """p99 access delay by the length of stalls."""
     shown = [Series.of(name, rows.where(stamps=name), "stall_ms", "access_p99_ms") for name in ("user space", "kernel")]
-    title = f"Live: a stall each {EVERY_MS} ms"
+    title = f"Live: a stall every {EVERY_MS} ms"
     return Panel(title, "length of a stall (ms)", "p99 access delay (ms)", shown)
 
 

@@ -13,9 +13,9 @@ from srtm.lab.live.fig9a import GROUP_SIZES, fit_facts
 from srtm.lab.live.world import NOISE
 from srtm.lab.result import Claim, Panel, Point, Result, Row, Rows, Series, listed, points
 from srtm.lab.world import WITH_MARGIN
+from srtm.model.broker_models import broker_model
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.model.service import PRESETS
 from srtm.sim.simulate import SimulatedBroker, Topic, simulate
 from srtm.units import NS_PER_MS
 
@@ -37,7 +37,7 @@ def _expected(world: Live, workload: Workload) -> int:
     """Rounds of a measured search in simulation."""
     arrivals = workload.arrivals()
     topic = Topic(workload.publishers(), arrivals, profile(arrivals.times_ns, quantile=WITH_MARGIN).bucket)
-    service = PRESETS["srtm-broker"]
+    service = broker_model("srtm-broker").service
     brokers = [SimulatedBroker(f"broker-{n}", world.mcap_mps, service) for n in range(1, world.brokers + 1)]
     return simulate(topic, brokers, "srtm", SLO(round(world.slo_ms * NS_PER_MS))).rounds
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from srtm.errors import InputError, ProtocolError
-from srtm.net.credentials import Credentials, explained
+from srtm.net.credentials import Credentials
+from srtm.net.explain import explained
 from srtm.pipeline.streaming.logs import Away, Refused
 from srtm.protocol import greeting, nats
 from srtm.protocol.nats import Err, Event, Info, Msg, NatsProtocol, Ping, Pong

@@ -16,7 +16,7 @@ import ssl
 import time
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
 import httpx
@@ -29,7 +29,7 @@ from srtm.protocol.server import Auth, Dpub, Mpub, Pub, Sub, auth_first, unautho
 if TYPE_CHECKING:
     import asyncio
 
-    from srtm.broker.connection import Connection
+    from srtm.broker.clients.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -137,13 +137,22 @@ class Authority:
             await self._client.aclose()
 
 
+class Guarded(Protocol):
+    """A client that may do only what an authority allows."""
+
+    connection: Connection
+
+    def carry_out(self, events: list[Any], arrival_ns: int) -> None:
+        """Carry out commands, in order."""
+
+
 class Guard:
     """Stands between one client's commands and the broker."""
 
-    __slots__ = ("_asking", "_authority", "_connection", "_permit", "_secret")
+    __slots__ = ("_asking", "_authority", "_client", "_permit", "_secret")
 
-    def __init__(self, connection: Connection, authority: Authority) -> None:
-        self._connection = connection
+    def __init__(self, client: Guarded, authority: Authority) -> None:
+        self._client = client
         self._authority = authority
         self._permit: Permit | None = None
         self._secret = b""
@@ -174,7 +183,7 @@ class Guard:
                     return [*events[:number], unauthorized(verb, event.topic, channel)]
             else:
                 continue
-            self._connection.hold()
+            self._client.connection.hold()
             self._asking = self._authority.loop.create_task(self._ask(events[number:], arrival_ns))
             return events[:number]
         return events
@@ -184,7 +193,7 @@ class Guard:
         return self._permit is not None and bool(self._permit.authorizations)
 
     async def _ask(self, events: list[Any], arrival_ns: int) -> None:
-        connection = self._connection
+        connection = self._client.connection
         tls = connection.transport.tls if connection.transport else None
         remote_ip = connection.address.rpartition(":")[0]
         name = tls.common_name if tls else ""
@@ -196,9 +205,10 @@ class Guard:
         else:
             if type(events[0]) is Auth:
                 events = self._answered(self._permit, events)
-        if connection.sock.fileno() >= 0:
-            connection.carry_out(self.admit(events, arrival_ns), arrival_ns)
-            connection.broker.wake()
+        self._asking = None
+        if not connection.closed:
+            self._client.carry_out(self.admit(events, arrival_ns), arrival_ns)
+            connection.keeper.turn.wake()
             connection.release()
 
     def _answered(self, permit: Permit, events: list[Any]) -> list[Any]:
@@ -209,7 +219,7 @@ class Guard:
             "identity_url": permit.identity_url,
             "permission_count": len(permit.authorizations),
         }
-        self._connection.send(frames.response(gojson.write(about)))
+        self._client.connection.send(frames.response(gojson.write(about)))
         return events[1:]
 
     def close(self) -> None:

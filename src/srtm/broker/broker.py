@@ -1,0 +1,134 @@
+"""A broker: its parts, put together, and the loop that turns them.
+
+A turn begins with the reads that the poller found ready. Each read is stamped by the kernel and parsed whole; the
+intake puts its messages before their topics with that stamp. When all reads are done, `Turn.end` lets every touched
+topic release what has tokens. docs/adr/0011-arrival-times.md says which stamp a read gets; a read without one gets the
+time of reading, and `/stats` counts it.
+
+Loop, clock, poller and sockets are arguments: `listen` serves a TCP port, `clients.add` any object that behaves like a
+non-blocking socket.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from srtm.broker.clients.clients import Clients
+from srtm.broker.control import Control
+from srtm.broker.engines.kinds import engine_of
+from srtm.broker.intake import Intake
+from srtm.broker.listener import Listener
+from srtm.broker.message import ids
+from srtm.broker.options import settled
+from srtm.broker.poller import Poller
+from srtm.broker.ticks import Ticks
+from srtm.broker.topics import Topics
+from srtm.broker.turn import Turn
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from srtm.broker.disk.durable import Durable
+    from srtm.broker.engines.engine import Engine
+    from srtm.broker.options import BrokerOptions
+    from srtm.broker.turn import Clock
+
+_LATE_NS = 2_000_000  # a message that was read later than this after its arrival was not read in time
+_STOPPED_NS = 5_000_000  # longer than a turn reads
+
+
+class Broker:
+    """A broker at work: listens, serves, and stops."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock = time,
+        poller: Callable[..., Poller] = Poller,
+    ) -> None:
+        self.options = options = settled(options)
+        self.started_ns = clock.time_ns()
+        self.tcp_port = self.http_port = self.https_port = 0
+        self.turn = turn = Turn(loop, clock.time_ns)
+        self.poller = poller(loop, self._take_turn, clock.time_ns)
+        engine = engine_of(options, turn, self.poller)
+        self.topics = Topics(turn, engine, options.max_held_messages, options.max_held_bytes)
+        groups: dict[str, str | None] = {}
+        self.durable: Durable | None = None
+        if options.data_path:
+            from srtm.broker.disk.durable import Durable
+
+            self.durable = Durable(Path(options.data_path), options, self.topics, turn, groups)
+        self.control = Control(options, self.topics, turn, groups, self.started_ns)
+        self.intake = Intake(self.topics, turn, ids(secrets.randbits(62)).__next__, self.durable)
+        self.clients = Clients(options, turn, self.poller, self.topics, self.intake, self.control)
+        self._ticks = Ticks(turn, clock, self.topics, self.control, self.clients.heartbeats)
+        self._listener: Listener | None = None
+        turn.engine, turn.disk = engine, self.durable
+        self.topics.disk, self.topics.contracts = self.durable, self.control
+
+    @property
+    def engine(self) -> Engine | None:
+        """The delivery engine; None if the broker's own channels deliver."""
+        return self.topics.engine
+
+    def listen(self) -> int:
+        """Accept clients from now on; returns the port."""
+        self._listener = Listener(self.options, self.turn, self.clients.add)
+        self.tcp_port = self._listener.port
+        self.start()
+        self._listener.start()
+        return self.tcp_port
+
+    def start(self) -> None:
+        """Connect to the engine, bring back what the disk has, and begin to tick."""
+        if self.engine is not None:
+            self.engine.start(self.tcp_port)
+        if self.durable is not None:
+            self.durable.recover(self.started_ns)
+        self._ticks.start()
+
+    def _take_turn(self, readers: Iterable[Callable[[], None]], *, more: bool = False) -> None:
+        """Read from clients that have something to say, and do what follows from it."""
+        turn, poller = self.turn, self.poller
+        self._read(readers)
+        if more and self._stood_still():
+            return
+        late = turn.now_ns() - poller.began_ns > _STOPPED_NS
+        if late and any(topic.limiter for topic in turn.to_drain):
+            # Stopped while it read: a client that was read since may have spoken later than one that is ready now.
+            self._read(poller.again())
+        turn.end(more=more)
+
+    def _read(self, readers: Iterable[Callable[[], None]]) -> None:
+        for read in readers:
+            try:
+                read()
+            except Exception as error:  # other clients must not suffer from one
+                self.turn.loop.call_exception_handler({"message": "a client was not understood", "exception": error})
+
+    def _stood_still(self) -> bool:
+        """Whether messages waited to be read for a while: others that came before them may not be read yet."""
+        late_ns = self.poller.began_ns - _LATE_NS
+        return any(
+            topic.limiter is not None and any(message.arrival_ns < late_ns for message in topic.arrived)
+            for topic in self.turn.to_drain
+        )
+
+    def stop(self) -> None:
+        """Accept no more clients, close every connection, and save what is not finished."""
+        self._ticks.stop()
+        if self._listener is not None:
+            self._listener.close()
+        self.clients.close()
+        if self.engine is not None:
+            self.engine.stop()
+        self.turn.close()
+        self.poller.close()
+        if self.durable is not None:
+            self.durable.close()

@@ -1,0 +1,1 @@
+"""Clients of a broker: their bytes, their commands, and what a subscriber was sent."""

@@ -1,0 +1,320 @@
+"""The bytes of one client: reads with the kernel's time, one write a turn, and the layers between.
+
+In: bytes of a socket. Out: commands to the client's `Speaker`, bytes in `out`. A client that must wait, for a full
+topic, a disk or an authority, is held: not read. So is a client that does not read its answers, and one that is being
+closed.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Protocol
+
+from srtm.broker.clients.transport import Transport
+from srtm.net.compression import BadStream
+from srtm.net.tls import HANDSHAKE_S
+from srtm.protocol import frames
+from srtm.protocol.server import ServerProtocol
+from srtm.units import NS_PER_S
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from srtm.broker.poller import Poller, Socket
+    from srtm.broker.turn import Turn
+    from srtm.errors import ProtocolError
+    from srtm.protocol.identify import Identity
+    from srtm.protocol.names import Settings
+
+LAST_WORDS_S = 5.0  # for a client that is being closed to read what it was sent
+AGAIN_S = 0.1  # before a held client's read is looked at again
+_LITTLE = 4096  # about thirty messages: less than a tenth of a millisecond's work
+_NOT_SOON_NS = NS_PER_S  # since the read before, for bytes that came with an earlier read
+_TIMESPEC = Struct("@ll")
+_ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
+_timespec = _TIMESPEC.unpack
+
+
+class Buffers:
+    """The buffer of all reads, whole or only its beginning, and the number of reads without a kernel stamp."""
+
+    __slots__ = ("little", "unstamped", "view", "whole")
+
+    def __init__(self, size: int) -> None:
+        self.view = memoryview(bytearray(size))
+        self.whole = [self.view]
+        self.little = [self.view[:_LITTLE]]  # for publishers whose messages must wait for tokens
+        self.unstamped = 0
+
+
+class Keeper(Protocol):
+    """What connections share, and who must know when one closes."""
+
+    turn: Turn
+    poller: Poller
+    buffers: Buffers
+    tls: ssl.SSLContext | None
+    max_unsent: int  # bytes that a consumer may leave unread before it gets no more messages
+    most_unsent: int  # and any client, before it is not read either
+
+    def rest(self, connection: Connection) -> None:
+        """Read a busy consumer now and then, instead of waking for each FIN."""
+
+    def end_rest(self, connection: Connection) -> None:
+        """Read a resting client again as soon as it says something."""
+
+    def closed(self, connection: Connection) -> None:
+        """Forget it."""
+
+
+class Speaker(Protocol):
+    """What a client says, command by command."""
+
+    def hear(self, events: list[Any], arrival_ns: int, since_ns: int) -> None:
+        """Carry out the commands of a read, which came so long after the read before."""
+
+    def drained(self) -> None:
+        """Go on: everything is written that the kernel had not taken at first."""
+
+    def fell_silent(self, *, cut: bool) -> None:
+        """The client sends no more; `cut` if it stopped in the middle of a command."""
+
+    def hungry(self) -> bool:
+        """Whether it must be read soon to be sent more messages."""
+
+    def leave(self) -> None:
+        """Leave everything that it takes part in; it gets no more answers."""
+
+
+class Connection:
+    """One client's socket, and what is read from and written to it."""
+
+    __slots__ = (
+        "address",
+        "choked",
+        "closing",
+        "heard_ns",
+        "holds",
+        "keeper",
+        "out",
+        "protocol",
+        "read_into",
+        "resting",
+        "sent",
+        "sock",
+        "speaker",
+        "transport",
+        "writing",
+    )
+
+    speaker: Speaker
+
+    def __init__(self, keeper: Keeper, sock: Socket, address: str, settings: Settings) -> None:
+        self.keeper = keeper
+        self.sock = sock
+        self.address = address
+        self.protocol = ServerProtocol(settings)
+        self.transport: Transport | None = None  # TLS and compression
+        self.read_into = keeper.buffers.whole  # for the next read: less if it floods its topic
+        self.holds = 0  # reasons not to read from it
+        self.resting = False  # a busy consumer, read now and then
+        self.out = bytearray()
+        self.writing = False  # the kernel took less than there was; it says when it takes more
+        self.choked = False  # held, because it does not read what it is sent
+        self.closing = False
+        self.sent: Callable[[], None] | None = None  # is called after each complete write
+        self.heard_ns = keeper.turn.now_ns()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the socket is closed."""
+        return self.sock.fileno() < 0
+
+    def send(self, data: bytes) -> None:
+        """Write bytes at the end of this turn."""
+        if not self.out:
+            self.keeper.turn.to_flush.append(self)
+        self.out += data
+
+    def readable(self) -> None:
+        """Read what is there, and carry out what it says; the caller ends the turn."""
+        buffers = self.keeper.buffers
+        read_into, self.read_into = self.read_into, buffers.whole
+        try:
+            size, ancillary, _, _ = self.sock.recvmsg_into(read_into, _ANCILLARY)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        if not size:
+            self._ended()
+            return
+        if ancillary:
+            seconds, nanoseconds = _timespec(ancillary[0][2])
+            arrival_ns = seconds * NS_PER_S + nanoseconds
+        else:
+            arrival_ns = self.keeper.turn.now_ns()
+            buffers.unstamped += 1
+        since_ns = arrival_ns - self.heard_ns
+        self.heard_ns = arrival_ns
+        if self.transport is None:
+            self._take(buffers.view[:size], arrival_ns, since_ns)
+        else:
+            self._receive(self.transport, buffers.view[:size], arrival_ns, since_ns)
+
+    def _take(self, data: bytes | memoryview, arrival_ns: int, since_ns: int) -> None:
+        self.speaker.hear(self.protocol.feed(data), arrival_ns, since_ns)
+        if self.writing and not self.choked and len(self.out) > self.keeper.most_unsent:
+            self.choked = True
+            self.hold()
+
+    def _receive(self, transport: Transport, data: bytes | memoryview, arrival_ns: int, since_ns: int) -> None:
+        """Take what comes out of the layers."""
+        try:
+            plain = transport.receive(data)
+        except BadStream:
+            with suppress(OSError):
+                if not self.writing:
+                    self.sock.send(transport.wire)  # an alert says why
+            self.close()
+            return
+        self.protocol.tls = transport.tls is not None and transport.ready
+        self.keeper.turn.to_flush.append(self)
+        self._take(plain, arrival_ns, since_ns)
+        if self.closed:
+            return
+        if transport.more:
+            self.hold()
+            self.keeper.turn.loop.call_soon(self._take_more, transport, arrival_ns)
+        elif transport.ended:
+            self._ended()
+
+    def _take_more(self, transport: Transport, arrival_ns: int) -> None:
+        """Go on with a read that was too much for one turn, once nothing else holds the client."""
+        turn = self.keeper.turn
+        if self.closed:
+            return
+        if self.holds > 1:
+            turn.loop.call_later(AGAIN_S, self._take_more, transport, arrival_ns)
+            return
+        turn.wake()
+        self._receive(transport, b"", arrival_ns, _NOT_SOON_NS)
+        self.release()
+
+    def upgrade(self, identity: Identity, arrival_ns: int) -> None:
+        """Go on through the layers that IDENTIFY settled; it was the last command before them."""
+        turn, rest = self.keeper.turn, self.protocol.take_unparsed()
+        self.transport = Transport(identity, self.keeper.tls, bytes(self.out))
+        self.out.clear()
+        turn.to_flush.append(self)
+        if not self.transport.ready:
+            turn.loop.call_later(HANDSHAKE_S, self._check_handshake)
+        if rest:
+            self._receive(self.transport, rest, arrival_ns, _NOT_SOON_NS)
+
+    def _check_handshake(self) -> None:
+        if self.transport is not None and not self.transport.ready:
+            self.close()
+
+    def hold(self) -> None:
+        """Read no more from it, until it has been released as often as it was held."""
+        self.holds += 1
+        if self.holds == 1:
+            self.keeper.poller.remove(self.sock)
+
+    def release(self) -> None:
+        """Take back one reason not to read from it."""
+        self.holds -= 1
+        if not self.holds and not self.resting and not self.closed:
+            self.heard_ns = self.keeper.turn.now_ns()  # it could not be heard
+            self.keeper.poller.add(self.sock, self.readable)
+
+    def _ended(self) -> None:
+        """The client sends no more; a command that it had begun gets nsqd's error."""
+        problem = self.protocol.end()
+        if self.writing:  # what it does not read while it speaks, it will not read now
+            self.close()
+            return
+        self.hold()
+        if problem and not self.closing:
+            self.send(frames.error(problem))
+        self.speaker.fell_silent(cut=problem is not None)
+
+    def fail(self, problem: ProtocolError) -> None:
+        """Tell the client what is wrong, and close it; others get what it had in flight at once."""
+        self.speaker.leave()
+        self.send(frames.error(problem))
+        self.protocol.closed = True
+        self.hold()
+        self.end()
+
+    def end(self) -> None:
+        """Close it when it has read what there is for it, or after a while."""
+        turn = self.keeper.turn
+        self.closing = True
+        turn.to_flush.append(self)
+        turn.loop.call_later(LAST_WORDS_S, self.close)
+        turn.wake()
+
+    def flush(self) -> None:
+        """Write everything there is, at once. What the kernel does not take is kept, and written when it does."""
+        if self.writing:
+            return
+        wire = self.out if self.transport is None else self.transport.encode(self.out)
+        if wire:
+            try:
+                sent = self.sock.send(wire)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.close()
+                return
+            if sent < len(wire):
+                del wire[:sent]
+                self.writing = True
+                self.keeper.poller.add_writer(self.sock, self._writable)
+                return
+            wire.clear()
+        if self.sent is not None:
+            self.sent()
+        if self.closing:
+            self.close()
+
+    def _writable(self) -> None:
+        wire = self.out if self.transport is None else self.transport.wire
+        try:
+            sent = self.sock.send(wire)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        del wire[:sent]
+        if wire:
+            return
+        self.writing = False
+        self.keeper.poller.remove_writer(self.sock)
+        self.flush()
+        if self.closed:
+            return
+        if self.choked and not self.writing:
+            self.choked = False
+            self.release()
+        self.speaker.drained()
+
+    def close(self) -> None:
+        """Close the socket; others get what the client had in flight."""
+        if self.closed:
+            return
+        poller = self.keeper.poller
+        poller.remove(self.sock)
+        if self.writing:
+            poller.remove_writer(self.sock)
+        self.sock.close()
+        self.out.clear()
+        self.keeper.closed(self)
+        self.speaker.leave()

@@ -1,0 +1,156 @@
+"""A turn of the loop: everything that its reads have touched, and the one place where that takes effect.
+
+During a turn, reads put messages before topics and mark what they touched. At its end every touched topic releases the
+messages that have tokens, channels hand them to consumers, and each connection gets one write. One alarm wakes the loop
+for the next token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from srtm.broker.backpressure import Backpressure, Farewells
+from srtm.net.alarm import Alarm
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from srtm.broker.channel import Channel
+    from srtm.broker.recorder import Recorder
+    from srtm.broker.topic import Topic
+
+
+class Clock(Protocol):
+    """The clocks of a broker; the module `time` has them."""
+
+    def time_ns(self) -> int:
+        """Return the time of the clock that the kernel stamps with."""
+
+    def monotonic_ns(self) -> int:
+        """Return the time of the clock that leases run by."""
+
+
+class Flushed(Protocol):
+    """Something that is written once a turn."""
+
+    def flush(self) -> None:
+        """Write everything that this turn has for it."""
+
+
+class Turn:
+    """What this turn has touched: topics to drain, channels to pump, connections to write to."""
+
+    __slots__ = (
+        "_alarm",
+        "_awake",
+        "_limited",
+        "disk",
+        "engine",
+        "farewells",
+        "lag_ns",
+        "loop",
+        "now_ns",
+        "pressure",
+        "recorder",
+        "to_deliver",
+        "to_drain",
+        "to_flush",
+        "to_pump",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
+        self.loop = loop
+        self.now_ns = now_ns
+        self.to_drain: dict[Topic, None] = {}
+        self.to_pump: dict[Channel, None] = {}
+        self.to_deliver: list[Flushed] = []  # before answers: the latency of a message ends with its own write
+        self.to_flush: list[Flushed] = []
+        self.disk: Flushed | None = None
+        self.engine: Flushed | None = None
+        self.recorder: Recorder | None = None
+        self.pressure = Backpressure(self.wake)
+        self.farewells = Farewells(loop, self.touch)
+        self.lag_ns = 0  # the largest delay of a tick in the last second
+        self._limited: dict[Topic, int] = {}  # topics in which messages wait for tokens, and the time of the next one
+        self._awake = False
+        self._alarm = Alarm(loop, self.end)
+
+    def wake(self) -> None:
+        """Have a turn soon: there is work that no socket has brought."""
+        if not self._awake:
+            self._awake = True
+            self.loop.call_soon(self._woken)
+
+    def _woken(self) -> None:
+        self._awake = False
+        self.end()
+
+    def touch(self, topic: Topic) -> None:
+        """Drain a topic soon."""
+        self.to_drain[topic] = None
+        self.wake()
+
+    def pump(self, channel: Channel) -> None:
+        """Pump a channel soon."""
+        self.to_pump[channel] = None
+        self.wake()
+
+    def end(self, *, more: bool = False) -> None:
+        """Carry out what the turn has touched; answers wait if `more` reads follow at once."""
+        if self.disk is not None:
+            self.disk.flush()
+        now_ns = self.now_ns()
+        to_drain, self.to_drain = self.to_drain, {}
+        for topic, release_ns in self._limited.items():
+            if release_ns <= now_ns:
+                to_drain[topic] = None
+        for topic in to_drain:
+            self._drain(topic, now_ns)
+        to_pump, self.to_pump = self.to_pump, {}
+        for channel in to_pump:
+            channel.pump(now_ns)
+        if self.engine is not None:
+            self.engine.flush()
+        to_deliver, self.to_deliver = self.to_deliver, []
+        for connection in to_deliver:
+            connection.flush()
+        if self.pressure.blocked:
+            self.pressure.unblock()
+        if not more:
+            to_flush, self.to_flush = self.to_flush, []
+            for connection in to_flush:
+                connection.flush()
+        if self._limited:
+            self._alarm.set(min(self._limited.values()), self.now_ns())
+
+    def _drain(self, topic: Topic, now_ns: int) -> None:
+        released = topic.drain(now_ns)
+        if released and self.recorder is not None:
+            self.recorder.released(topic.name, released)
+        if released or topic.unclaimed:
+            topic.distribute(released, now_ns)
+            for channel in topic.channels.values():
+                self.to_pump[channel] = None
+        if topic.waiting and topic.limiter is not None and not topic.stalled:
+            self._limited[topic] = topic.next_release_ns()
+            for sender in topic.senders:
+                sender.slow()
+        else:
+            self._limited.pop(topic, None)
+        if topic in self.farewells.waiting:
+            self.farewells.let_go(topic)
+        if topic.senders:
+            if topic.crowded:
+                self.pressure.block(topic)
+            topic.senders.clear()
+
+    def forget(self, topic: Topic) -> None:
+        """Drop a topic that was deleted, and let its publishers go on."""
+        self.to_drain.pop(topic, None)
+        self._limited.pop(topic, None)
+        self.pressure.forget(topic)
+
+    def close(self) -> None:
+        """Ring no more."""
+        self._alarm.close()

@@ -1,0 +1,56 @@
+"""Liveness of a topic's shares: whether all of (r, b) is in force, and which brokers hold that up.
+
+The rule is `srtm.model.shares`. docs/adr/0016-identity-and-liveness.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from srtm.model.shares import patience_s, short
+from srtm.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from srtm.control.state import ControllerState
+    from srtm.control.topic import ManagedTopic
+
+
+def unaware_of(state: ControllerState, topic: ManagedTopic) -> list[str]:
+    """Brokers that have yet to learn of a contract."""
+    return sorted(
+        member.name
+        for member in state.members.values()
+        if member.status != "dead" and member.link.version < topic.version
+    )
+
+
+def waited_for(state: ControllerState, topic: ManagedTopic) -> list[str]:
+    """Brokers that hold up a topic: they have yet to learn of its contract, to answer, or to give up a share."""
+    silent = topic.transfer.possible.keys() - set(state.alive)
+    return sorted({*unaware_of(state, topic), *topic.transfer.awaited, *silent})
+
+
+def missing(state: ControllerState, topic: ManagedTopic) -> str | None:
+    """What a topic is short of by its brokers' reports; None if nothing is missing, or no broker is alive."""
+    alive = set(state.alive)
+    if not alive:
+        return None
+    waiting = {name: seen.waiting for name, seen in topic.layout.seen.items() if name in alive}
+    return short(topic.contract.bucket, topic.transfer.held, waiting)
+
+
+def watch(state: ControllerState, topic: ManagedTopic, now_ns: int) -> None:
+    """Record an event if a topic is short for longer than any fault explains, and when that ends."""
+    sharing, lacking = topic.sharing, missing(state, topic)
+    patience_ns = patience_s(state.options.lease_s, state.options.exchange_s) * NS_PER_S
+    if lacking is None:
+        if sharing.told_short:
+            topic.journal.note(now_ns, "shares", "all of (r, b) is in force again")
+        sharing.short_since_ns, sharing.told_short = None, False
+        return
+    sharing.short_since_ns = now_ns if sharing.short_since_ns is None else sharing.short_since_ns
+    if now_ns - sharing.short_since_ns > patience_ns and not sharing.told_short:
+        sharing.told_short = True
+        brokers = ", ".join(waited_for(state, topic))
+        why = f"; waiting for {brokers}" if brokers else ""
+        topic.journal.note(now_ns, "shares", f"{lacking}, for more than {patience_ns / NS_PER_S:g} s{why}")

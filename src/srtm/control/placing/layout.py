@@ -1,0 +1,160 @@
+"""A topic's publishers: what they declared, which broker each belongs to, and what brokers report of them.
+
+`Places` holds where each publisher belongs. Everybody reads it as a mapping; only `Places.assign` writes it, and only
+`srtm.control.placing.placing` calls that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from srtm.control.placing.attendance import Attendance
+from srtm.control.reports import Seen
+from srtm.model.tb_adaptor import LEAST_STEPS, History
+
+if TYPE_CHECKING:
+    from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+
+    from srtm.control.members import DeclaredPublisher
+
+log = logging.getLogger(__name__)
+
+Reason = Literal[
+    "registered",  # a publisher asked for a place
+    "unreachable",  # it cannot use the place it had
+    "unregistered",
+    "adopted",  # it was connected there before the controller knew it
+    "recovered",  # a broker reported it to a controller that lost its store
+    "evacuated",  # its broker died, is drained, or refuses its share
+    "fitted",
+    "shed",  # its broker was too busy
+    "moved",  # an operator asked for it
+]
+
+
+class Places(Mapping[str, str]):
+    """The broker of each publisher of a topic."""
+
+    def __init__(self, topic: str, places: Mapping[str, str] | None = None) -> None:
+        self._topic = topic
+        self._broker_of = dict(places or {})
+
+    def assign(self, places: Mapping[str, str | None], reason: Reason) -> None:
+        """Change where these publishers belong; None takes a publisher's place away."""
+        for publisher, broker in places.items():
+            if broker is None:
+                self._broker_of.pop(publisher, None)
+            else:
+                self._broker_of[publisher] = broker
+        if places:
+            log.debug("TOPIC(%s): new places for %d publishers: %s", self._topic, len(places), reason)
+
+    def at(self, broker: str) -> list[str]:
+        """The publishers that belong to a broker."""
+        return [publisher for publisher, where in self._broker_of.items() if where == broker]
+
+    @property
+    def brokers(self) -> set[str]:
+        """The brokers that publishers belong to."""
+        return set(self._broker_of.values())
+
+    def __getitem__(self, publisher: str) -> str:
+        return self._broker_of[publisher]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._broker_of)
+
+    def __len__(self) -> int:
+        return len(self._broker_of)
+
+    # The views of a dict are several times as fast as those that Mapping would make.
+
+    def keys(self) -> KeysView[str]:
+        """All publishers that have a place."""
+        return self._broker_of.keys()
+
+    def values(self) -> ValuesView[str]:
+        """Their brokers."""
+        return self._broker_of.values()
+
+    def items(self) -> ItemsView[str, str]:
+        """Both."""
+        return self._broker_of.items()
+
+
+@dataclass(slots=True)
+class Migration:
+    """Publishers of a topic that were told to go to another broker and have not arrived yet."""
+
+    publishers: set[str] = field(default_factory=set)
+    since_ns: int = 0
+    reminded_ns: int = 0  # when stray publishers were last told again
+    left: Counter[str] = field(default_factory=Counter)  # publishers that left a broker, since the last event about it
+    settling_until_ns: int = 0  # until then, shares follow what brokers report of publishers that just moved
+
+
+@dataclass(slots=True)
+class Layout:
+    """A topic's publishers and their brokers."""
+
+    place: Places
+    publishers: dict[str, DeclaredPublisher] = field(default_factory=dict)
+    undeclared: set[str] = field(default_factory=set)  # reported by a broker, never registered
+    roster: int = 0  # counts changes of what publishers declare
+    attendance: Attendance = field(default_factory=Attendance)
+    migration: Migration = field(default_factory=Migration)
+    seen: defaultdict[str, Seen] = field(default_factory=lambda: defaultdict(Seen))  # by broker
+
+    @property
+    def rate_mps(self) -> float:
+        """Declared rate of all publishers."""
+        return sum(publisher.rate_mps for publisher in self.publishers.values())
+
+    @property
+    def observed(self) -> bool:
+        """Whether every broker with publishers has reported enough traffic to judge it by."""
+        return all(len(self.seen[broker].history) >= LEAST_STEPS for broker in self.place.brokers)
+
+    def brokers(self) -> set[str]:
+        """Brokers that publishers belong to, or that have traffic of the topic."""
+        active = {name for name, seen in self.seen.items() if seen.publishers or seen.waiting or seen.rate_mps}
+        return self.place.brokers | active
+
+    def rates(self) -> dict[str, float]:
+        """Declared rate by broker."""
+        rates: defaultdict[str, float] = defaultdict(float)
+        for publisher, broker in self.place.items():
+            rates[broker] += self.publishers[publisher].rate_mps
+        return dict(rates)
+
+    def bursts(self) -> dict[str, int]:
+        """The largest number of messages that publishers of one broker send together, by broker."""
+        largest: dict[str, int] = {}
+        together: Counter[tuple[str, str | None]] = Counter()
+        for publisher, broker in self.place.items():
+            declared = self.publishers[publisher]
+            key = (broker, declared.group if declared.group is not None else f"\0{publisher}")
+            together[key] += declared.batch
+            largest[broker] = max(largest.get(broker, 1), together[key])
+        return largest
+
+    def misplaced(self) -> dict[str, set[str]]:
+        """Publishers connected to another broker than theirs, by the broker they are connected to."""
+        return {
+            broker: wrong
+            for broker, seen in self.seen.items()
+            if seen.roll and (wrong := {name for name in seen.roll if self.place.get(name, broker) != broker})
+        }
+
+    def uneven(self, broker: str) -> bool:
+        """Whether a broker has more or fewer connected publishers than belong there."""
+        return broker in self.seen and self.seen[broker].publishers != sum(at == broker for at in self.place.values())
+
+    def forget_rates(self) -> None:
+        """Drop the history of all brokers: publishers moved, and the traffic of each broker with them."""
+        for seen in self.seen.values():
+            seen.history = History()

@@ -1,0 +1,122 @@
+"""The search of a live fitting: which assignment of publishers to brokers to try next, by `model.fitting`.
+
+In: publishers as declared, brokers with room, latencies as measured. Out: the broker of each publisher. Predictions
+make a search slow, so `begin` and `tell` are for a thread beside everything else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from srtm.control.placing.expected import expected
+from srtm.errors import SRTMError
+from srtm.model.fitting import Fitting, Measure, NoCapacity, Placed
+from srtm.model.latency import SLO
+from srtm.model.placement import Roster, rcap
+from srtm.model.service import Background
+from srtm.sim.simulate import SimulatedBroker, SimulatedCluster
+from srtm.sim.simulate import Topic as SimulatedTopic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from srtm.control.members import DeclaredPublisher
+    from srtm.model.broker_models import ServiceModel
+    from srtm.model.placement import Broker
+    from srtm.protocol.exchange import Contract
+
+
+class Search:
+    """The search for a place for publishers of one topic."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        publishers: Sequence[DeclaredPublisher],
+        brokers: Sequence[Broker],
+        service: ServiceModel,
+        *,
+        predicts: bool,
+        seed: int = 0,
+    ) -> None:
+        """With `predicts`, the model comes first and measuring confirms it."""
+        self.contract = contract
+        self.publishers = tuple(publishers)
+        self.brokers = tuple(brokers)
+        self.predicts = predicts
+        self.problem = ""  # why no search is possible
+        self._service = service
+        self._seed = seed
+        self._fitting: Fitting | None = None
+
+    @property
+    def order(self) -> Measure | Placed | NoCapacity | None:
+        """What to do next; None if no search is possible."""
+        return self._fitting.order if self._fitting is not None else None
+
+    @property
+    def to_measure(self) -> list[str]:
+        """The brokers to measure in this round."""
+        return [self.brokers[number].name for number in self._measure.brokers]
+
+    @property
+    def k(self) -> int:
+        """How many brokers carry publishers in this round."""
+        broker_of = self._measure.broker_of
+        return len(np.unique(broker_of[broker_of >= 0]))
+
+    def begin(self) -> None:
+        """Start the search."""
+        try:
+            self._fitting = Fitting(
+                Roster(publisher.publisher for publisher in self.publishers),
+                self.brokers,
+                self.contract.policy,
+                self.contract.slo_ns,
+                seed=self._seed,
+                max_brokers=int(self.contract.bucket.b),
+                predict=self._prediction() if self.predicts else None,
+            )
+        except SRTMError as problem:
+            self.problem = str(problem)
+
+    def tell(self, latency_ns: Mapping[str, int], seconds: float) -> None:
+        """Go on from the latencies that a round measured, by broker."""
+        assert self._fitting is not None
+        numbers = {number: latency_ns[each.name] for number, each in enumerate(self.brokers) if each.name in latency_ns}
+        self._fitting.tell(numbers, seconds)
+
+    def places(self, order: Measure | Placed) -> dict[str, str]:
+        """The broker of each publisher; unplaced ones are parked at the roomiest broker that is not measured."""
+        measured = order.brokers if isinstance(order, Measure) else ()
+        park = max(range(len(self.brokers)), key=lambda i: (i not in measured, rcap(self.brokers[i]), -i))
+        return {
+            publisher.id: self.brokers[broker if broker >= 0 else park].name
+            for publisher, broker in zip(self.publishers, order.broker_of.tolist(), strict=True)
+        }
+
+    @property
+    def _measure(self) -> Measure:
+        order = self.order
+        assert isinstance(order, Measure)
+        return order
+
+    def _prediction(self) -> Callable[[Measure], Mapping[int, int]]:
+        contract = self.contract
+        traffic = SimulatedTopic(
+            [publisher.publisher for publisher in self.publishers],
+            expected(self.publishers, self._seed),
+            contract.bucket,
+        )
+        simulated = [
+            SimulatedBroker(
+                broker.name,
+                broker.mcap_mps,
+                self._service,
+                Background(broker.allocated_mps) if broker.allocated_mps else None,
+            )
+            for broker in self.brokers
+        ]
+        return SimulatedCluster(traffic, simulated, SLO(contract.slo_ns, contract.quantile), self._seed).measure

@@ -1,0 +1,94 @@
+"""What one broker has reported of one topic, and which reports are plausible."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from srtm.errors import InputError
+from srtm.model.latency import Sketch
+from srtm.model.tb_adaptor import History, Step
+from srtm.units import NANO_PER_TOKEN, NS_PER_S
+
+if TYPE_CHECKING:
+    from srtm.model.bucket import TokenBucket
+    from srtm.protocol.exchange import Second
+
+MOST_MESSAGES = 10_000_000  # a second, or waiting: more than any broker can have
+KEPT_S = 10  # seconds of history; brokers keep as many
+_MOMENT_NS = 40_000_000  # too short an interval to measure a rate over
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one broker has reported of one topic."""
+
+    history: History = field(default_factory=History)
+    seconds: deque[Second] = field(default_factory=lambda: deque(maxlen=KEPT_S))
+    waiting: int = 0
+    carried_mps: float = 0.0  # between its last two reports
+    arrived: int | None = None  # messages since the broker started, and when it reported them
+    arrived_ns: int = 0
+    publishers: int = 0
+    roll: frozenset[str] | None = None
+    durable: bool = False
+    heard_ns: int = 0  # when its newest second came, by our clock
+    # Latencies over the seconds kept: from arrival to subscriber, waiting for tokens, and the rest.
+    total: Sketch = field(default_factory=Sketch)
+    access: Sketch = field(default_factory=Sketch)
+    processing: Sketch = field(default_factory=Sketch)
+
+    @property
+    def last_number(self) -> int:
+        """The number of the newest second."""
+        return self.seconds[-1].number if self.seconds else 0
+
+    @property
+    def rate_mps(self) -> float:
+        """Messages of the newest second."""
+        return self.seconds[-1].messages if self.seconds else 0.0
+
+    @property
+    def mean_mps(self) -> float:
+        """Mean rate over the window; before the first second is known, the rate between the last two reports."""
+        return float(self.history.mean_messages) if len(self.history) else self.carried_mps
+
+    def count(self, arrived: int, lately_mps: int, now_ns: int) -> None:
+        """Update the current rate; the first report counts with its last second, whichever contract that was under."""
+        if self.arrived is None or arrived < self.arrived:
+            self.carried_mps = min(lately_mps, MOST_MESSAGES)
+        elif now_ns - self.arrived_ns < _MOMENT_NS:
+            return
+        else:
+            self.carried_mps = min((arrived - self.arrived) * NS_PER_S / (now_ns - self.arrived_ns), MOST_MESSAGES)
+        self.arrived, self.arrived_ns = arrived, now_ns
+
+    def forget(self) -> None:
+        """Drop all seconds: the broker's clock was set."""
+        self.seconds.clear()
+        self.history = History()
+        self.total, self.access, self.processing = Sketch(), Sketch(), Sketch()
+
+    def hear(self, second: Second, now_ns: int) -> None:
+        """Add a second, and drop the oldest."""
+        forgotten = self.seconds[0] if len(self.seconds) == KEPT_S else None
+        self.seconds.append(second)
+        self.heard_ns = now_ns
+        for part in ("total", "access", "processing"):
+            window: Sketch = getattr(self, part)
+            window.add(Sketch.read(getattr(second, part)))
+            if forgotten is not None:
+                window.remove(Sketch.read(getattr(forgotten, part)))
+        self.history.add(Step(second.number, second.messages, second.max_backlog_ntok, max(1, second.largest_batch)))
+
+
+def believable(second: Second, bucket: TokenBucket) -> bool:
+    """Whether a broker can have seen such a second of a topic under this bucket."""
+    try:
+        sketches = Sketch.read(second.access), Sketch.read(second.total), Sketch.read(second.processing)
+    except InputError:
+        return False
+    counts = (second.messages, second.largest_batch, second.sent, *(sketch.total for sketch in sketches))
+    backlog_ntok = second.max_backlog_ntok - bucket.b_ntok
+    return second.over <= second.sent and max(*counts, backlog_ntok // NANO_PER_TOKEN) <= MOST_MESSAGES

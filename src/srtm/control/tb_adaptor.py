@@ -1,0 +1,171 @@
+"""The TB Adaptor at work: shares of topics follow their traffic. The rule itself is `srtm.model.tb_adaptor`.
+
+In: topics with their layout and what brokers hold (`model.transfer`), once a second (`follow`) and at every change
+(`share`). Out: the shares that brokers should hold, and grants, saved before they are sent. Shares follow observed
+traffic. While a topic is new, its publishers move, or it is fitted, they follow what publishers declare and what waits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from srtm.errors import InputError
+from srtm.model.split import split_among, within
+from srtm.model.tb_adaptor import adapt
+from srtm.units import NANO_PER_TOKEN, NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Set
+
+    from srtm.control.state import ControllerState
+    from srtm.control.topic import ManagedTopic
+    from srtm.model.bucket import TokenBucket
+
+_NOISE = 0.25  # relative change of a measured rate that shares do not follow
+_FRESH_NS = 3 * NS_PER_S  # a broker without a newer second keeps its share
+
+
+class TBAdaptor:
+    """Decides which broker should hold how much of a topic's bucket."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+
+    def follow(self, topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
+        """A period is over: let shares follow the traffic, or, if the contract says not to, the publishers."""
+        if topic.contract.adapt:
+            _adapt(topic, alive, now_ns)
+        else:
+            topic.sharing.stale = topic.sharing.stale or _elsewhere(topic, alive)
+
+    def share(self, topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
+        """Decide what brokers should hold, and grant what is free now."""
+        sharing, transfer = topic.sharing, topic.transfer
+        settling = topic.settling(now_ns)
+        busy = sharing.stale or settling or topic.fitting.running is not None
+        if not busy and sharing.planned == (transfer.changes, self._state.turns):
+            return
+        if busy:
+            _share_out(topic, alive, flush=settling)
+        elif alive and not _all_wanted(topic, alive):  # a part is meant for nobody: give it to a broker that can use it
+            if topic.contract.adapt:
+                _adapt(topic, alive, now_ns)
+            if not _all_wanted(topic, alive):
+                _share_out(topic, alive)
+        grants = transfer.orders()
+        if grants:
+            self._state.store.save_topic(topic)
+            self._state.due |= {grant.broker for grant in grants}
+        sharing.planned = (transfer.changes, self._state.turns)
+
+
+def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
+    """Let shares follow the observed traffic."""
+    layout, transfer = topic.layout, topic.transfer
+    usable = alive - topic.sharing.refused.keys()
+    kept = _kept(topic, usable)
+    wanting = layout.brokers() & usable
+    if not wanting:  # shares stay where they were useful last
+        return
+    shares = {name: transfer.wanted.get(name) for name in sorted(wanting)}
+    left = _without(transfer.whole, kept.values())
+    target = kept
+    if left is not None:
+        # Brokers number seconds by their own clocks, so our clock judges how old they are.
+        fresh = {name for name in wanting if now_ns - layout.seen[name].heard_ns <= _FRESH_NS}
+        histories = {name: layout.seen[name].history for name in fresh}
+        waiting = {name: layout.seen[name].waiting for name in fresh}
+        try:
+            target = kept | adapt(left, shares, histories, number=0, waiting=waiting)
+        except InputError:  # brokers without fresh seconds hold more than is left
+            topic.sharing.stale = True
+            return
+    if target != transfer.wanted:
+        transfer.retarget(target)
+
+
+def _share_out(topic: ManagedTopic, alive: Set[str], *, flush: bool = False) -> None:
+    """Share by declared rates and, while publishers are on the move, by where they are still connected.
+
+    With `flush`, tokens go first to waiting messages. A share without traffic stays where it is, or goes to one broker.
+    """
+    transfer = topic.transfer
+    usable = alive - topic.sharing.refused.keys()
+    weights, guessed = _weights(topic)
+    wanting = {broker: weight for broker, weight in weights.items() if broker in usable}
+    if not wanting and usable:
+        idle = transfer.wanted.keys() & usable or {min(usable)}
+        wanting = dict.fromkeys(idle, 1.0)
+    target = _split(topic, wanting, usable, flush=flush)
+    # Measured rates always vary a little. Shares that follow every change are never in force: they are on their way.
+    if flush or not guessed or _changed_much(transfer.wanted, target) or not _all_wanted(topic, usable):
+        transfer.retarget(target)
+    topic.sharing.stale = False
+
+
+def _weights(topic: ManagedTopic) -> tuple[Mapping[str, float], set[str]]:
+    """The rate of each broker, and the brokers whose rate is measured because a publisher declared nothing."""
+    layout = topic.layout
+    weights: defaultdict[str, float] = defaultdict(float)
+    for broker, rate in layout.rates().items():
+        weights[broker] += rate
+    for broker, wrong in layout.misplaced().items():
+        weights[broker] += sum(layout.publishers[name].rate_mps for name in wrong)
+    guessed = {layout.place[name] for name in layout.undeclared if name in layout.place}
+    for broker, seen in layout.seen.items():
+        if broker in guessed:
+            weights[broker] = max(weights[broker], seen.mean_mps)
+        elif broker not in weights and (seen.waiting or seen.carried_mps or seen.publishers):
+            weights[broker] = max(seen.carried_mps, 0.01 * layout.rate_mps, 0.001)
+    return weights, guessed
+
+
+def _split(topic: ManagedTopic, rates: Mapping[str, float], usable: Set[str], *, flush: bool) -> dict[str, TokenBucket]:
+    """Shares of r by rates, and of b by rates and backlogs: tokens release a backlog at once, a rate slowly."""
+    seen, kept = topic.layout.seen, _kept(topic, usable)
+    left = _without(topic.transfer.whole, kept.values())
+    shares = {}
+    if left and rates:
+        b_each = left.b / sum(rates.values())
+        waiting = {name: seen[name].waiting if flush and name in seen else 0 for name in rates}
+        bursts = {name: repr(rate * b_each + min(waiting[name], left.b)) for name, rate in rates.items()}
+        shares = split_among(left, {name: repr(rate) for name, rate in rates.items()}, bursts)
+    return kept | shares
+
+
+def _kept(topic: ManagedTopic, usable: Set[str]) -> dict[str, TokenBucket]:
+    """What other brokers may have in force, and keep; nothing if that is more than the whole bucket."""
+    kept = {name: share for name, share in topic.transfer.possible.items() if name not in usable}
+    return kept if within(topic.transfer.whole, kept.values()) else {}
+
+
+def _all_wanted(topic: ManagedTopic, alive: Set[str]) -> bool:
+    """Whether what live brokers should hold, and what others may still hold, is the whole bucket."""
+    transfer = topic.transfer
+    shares = [share for name, share in transfer.wanted.items() if name in alive]
+    shares += [share for name, share in transfer.possible.items() if name not in alive]
+    return (
+        sum(share.r_mtps for share in shares) >= transfer.whole.r_mtps
+        and sum(share.b_ntok for share in shares) >= transfer.whole.b_ntok
+    )
+
+
+def _elsewhere(topic: ManagedTopic, alive: Set[str]) -> bool:
+    """Whether other brokers should hold shares than those with publishers or traffic."""
+    wanting = topic.layout.brokers() & alive - topic.sharing.refused.keys()
+    return bool(wanting) and wanting != topic.transfer.wanted.keys() & alive
+
+
+def _changed_much(old: Mapping[str, TokenBucket], new: Mapping[str, TokenBucket]) -> bool:
+    if old.keys() != new.keys():
+        return True
+    return any(abs(old[name].r_mtps - new[name].r_mtps) > _NOISE * old[name].r_mtps for name in new)
+
+
+def _without(whole: TokenBucket, shares: Iterable[TokenBucket]) -> TokenBucket | None:
+    """What is left of a bucket; None if that is too little for a bucket."""
+    r_mtps, b_ntok = whole.r_mtps, whole.b_ntok
+    for share in shares:
+        r_mtps, b_ntok = r_mtps - share.r_mtps, b_ntok - share.b_ntok
+    return type(whole)(r_mtps, b_ntok) if r_mtps >= 1 and b_ntok >= NANO_PER_TOKEN else None

@@ -1,0 +1,70 @@
+"""HTTP of one ASGI application on one port: uvicorn on a socket of ours, with signals left to the program."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from srtm.net.sockets import listen
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator
+
+_GRACE_S = 1  # for answers in progress when the site stops; event streams never end by themselves
+
+
+class Site:
+    """Serves an ASGI application, with TLS or without."""
+
+    def __init__(self, app: Callable[..., Any], host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._listener = listen(host, port)
+        self.port = int(self._listener.getsockname()[1])
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # the program has configured logging
+            log_level="warning",
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        config.load()
+        config.ssl = tls
+        self._server = _Server(config)
+
+    def start(self) -> None:
+        """Serve; a loop must be running."""
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._listener]))
+
+    async def stop(self) -> None:
+        """Finish the requests in progress, and stop serving."""
+        self._server.should_exit = True
+        with _quiet(logging.getLogger("uvicorn.error")):  # cutting off event streams is not an error
+            await self._task
+        self.close()
+
+    def close(self) -> None:
+        """Release the port."""
+        self._listener.close()
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that leaves signals to the program."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

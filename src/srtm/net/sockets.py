@@ -1,0 +1,68 @@
+"""Sockets, connected and listening: addresses, families and options in one place.
+
+A connection tries the addresses of a host in the resolver's order; if none accepts, the first error counts, because the
+resolver puts the preferred address first. Callers bound the time with `asyncio.timeout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import Any
+
+from srtm.errors import InputError
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; InputError if the text is anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"invalid address {address!r}: write host:port, as in 127.0.0.1:4150", address=address)
+    return host.strip("[]"), int(port)
+
+
+async def connect(host: str, port: int) -> socket.socket:
+    """Return a connected, non-blocking socket; port 0 means that `host` is the path of a unix socket."""
+    if not port:
+        return await _connected(socket.AF_UNIX, host)
+    refused: OSError | None = None
+    for family, target in await _resolve(host, port):
+        try:
+            return await _connected(family, target)
+        except OSError as error:  # a name may have addresses of both families, and its server listen on one
+            refused = refused or error
+    raise refused or OSError(f"{host} has no address")
+
+
+async def open_streams(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect, for code that reads and writes asyncio's streams."""
+    return await asyncio.open_connection(sock=await connect(host, port))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, reuse_port=False)
+
+
+async def _connected(family: int, target: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
+    for family in (socket.AF_INET, socket.AF_INET6):  # a literal address needs no resolver, and no thread for it
+        with suppress(OSError):
+            socket.inet_pton(family, host)
+            return [(family, (host, port))]
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]
