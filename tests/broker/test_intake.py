@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srtm.broker.http.api import HttpSender
+from srtm.broker.http.publishing import HttpSender
 from srtm.errors import PublishRefused
 from srtm.protocol import client as say
 from tests.broker.conftest import Start

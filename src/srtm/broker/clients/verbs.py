@@ -16,9 +16,26 @@ from typing import TYPE_CHECKING, Any, Final
 from srtm.broker.backpressure import PARTING_S, resume, throttle
 from srtm.broker.clients.subscription import Subscription
 from srtm.broker.receipts import Receipt
+from srtm.broker.statistics import ClientStatistics
 from srtm.errors import BrokerError, LogError, ProtocolError, PublishRefused
 from srtm.protocol import frames
-from srtm.protocol.server import Auth, Cls, Dpub, Fin, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
+from srtm.protocol.server import (
+    CLOSING,
+    INIT,
+    SUBSCRIBED,
+    Auth,
+    Cls,
+    Dpub,
+    Fin,
+    Identify,
+    Mpub,
+    Nop,
+    Pub,
+    Rdy,
+    Req,
+    Sub,
+    Touch,
+)
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -35,6 +52,7 @@ REST_S: Final = 0.002  # how long a busy consumer may not be read
 _REST_NS: Final = int(REST_S * NS_PER_S)
 _OK: Final = frames.OK
 _is_full: Final = attrgetter("full")
+_STATES: Final = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
 
 
 class Verbs:
@@ -77,6 +95,33 @@ class Verbs:
         self._pending: deque[Receipt] = deque()  # commands whose messages are not safe yet, and those after them
         self._postponed: tuple[list[Any], int] | None = None  # commands that wait for the answers to these
         self._parting = False  # it is closed when these are answered
+
+    def statistics(self) -> ClientStatistics:
+        """A snapshot."""
+        connection, subscription = self.connection, self.subscription
+        identity, host = connection.protocol.identity, connection.address.rpartition(":")[0]
+        tls = connection.transport.tls.ssl if connection.transport and connection.transport.tls else None
+        permit = self.guard.permit if self.guard else None
+        return ClientStatistics(
+            identity.client_id or host,
+            identity.hostname or host,
+            connection.address,
+            _STATES[connection.protocol.state],
+            subscription.ready if subscription else 0,
+            len(subscription.flights) if subscription else 0,
+            subscription.messages if subscription else 0,
+            subscription.finished if subscription else 0,
+            subscription.requeued if subscription else 0,
+            tuple(self.published.items()),
+            self.connected_ns,
+            identity.msg_timeout_ms,
+            identity.sample_rate,
+            identity.deflate,
+            identity.snappy,
+            ((tls.cipher() or ("",))[0], tls.version() or "") if tls else None,
+            identity.user_agent,
+            (permit.identity, permit.identity_url) if permit else None,
+        )
 
     def hear(self, events: list[Any], arrival_ns: int, since_ns: int) -> None:
         """Carry out the commands of a read, as far as they may be."""
