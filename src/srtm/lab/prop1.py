@@ -36,7 +36,7 @@ def smallest_b(batch: int) -> int:
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """Mean delays of an even split; and S(t) against it, and against shares and lanes drawn at random."""
+    """Mean delays of an even split; and S(t) against it, and against shares and assignments drawn at random."""
     k, batch = int(point["k"]), int(point["batch"])
     whole = TokenBucket.of(R_MPS, smallest_b(batch))
     shares = split(whole, [1] * k)

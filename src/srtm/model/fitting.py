@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from srtm.model.placement import Broker
 
-    Lanes = NDArray[np.int32]
+    Indices = NDArray[np.int32]
     Latencies = dict[int, int]
     Trial = Generator["Measure", Latencies, "Placed | NoCapacity"]
 
@@ -58,7 +58,7 @@ _CORRECTIONS = 2
 class Measure:
     """Try this assignment (broker number of every publisher, or UNPLACED) and measure these brokers."""
 
-    broker_of: Lanes
+    broker_of: Indices
     brokers: tuple[int, ...]
 
 
@@ -66,7 +66,7 @@ class Measure:
 class Placed:
     """Done: every broker of this assignment was measured within the SLO with the publishers that it has here."""
 
-    broker_of: Lanes
+    broker_of: Indices
     latency_ns: Mapping[int, int]
 
     @property
@@ -196,7 +196,7 @@ class _Assignments:
         too_much = [cap + 1 for cap in caps]  # the least rate that each broker could not carry
         loads = allocated(self.brokers)
         in_use: set[int] = set()
-        broker_of: Lanes | None = None
+        broker_of: Indices | None = None
         while True:
             quotas = self.policy.choose(self.roster.rate, caps, loads, in_use)
             if quotas is None:
@@ -266,7 +266,7 @@ class _Assignments:
                 return outcome
         return NoCapacity("out of brokers: the ones that are left cannot take ua_rate", self.best)
 
-    def confirm(self, broker_of: Lanes) -> Trial:
+    def confirm(self, broker_of: Indices) -> Trial:
         """Measure what is not known of this assignment; Placed if all of it is within the SLO."""
         unknown = [broker for broker, latency in self._known(broker_of).items() if latency is None]
         if unknown:
@@ -311,11 +311,11 @@ class _Assignments:
             heard[broker] = math.ceil(latency)
         return heard
 
-    def seen(self, broker_of: Lanes) -> Latencies:
+    def seen(self, broker_of: Indices) -> Latencies:
         """Measured latency of every broker of this assignment that was measured with just these publishers."""
         return {broker: latency for broker, latency in self._known(broker_of).items() if latency is not None}
 
-    def _narrow(self, broker_of: Lanes, searches: dict[int, Halving]) -> Generator[Measure, Latencies, Lanes]:
+    def _narrow(self, broker_of: Indices, searches: dict[int, Halving]) -> Generator[Measure, Latencies, Indices]:
         enough_ns = (1 - self.stop_within) * self.slo_ns
         trial = broker_of.copy()
         while True:
@@ -333,20 +333,20 @@ class _Assignments:
             for broker in active:
                 searches[broker].hear(heard[broker], self.slo_ns, enough_ns)
 
-    def _pick(self, quotas: Sequence[int], current: Lanes | None = None) -> Lanes:
+    def _pick(self, quotas: Sequence[int], current: Indices | None = None) -> Indices:
         return pick(self.roster, quotas, by_group=self.policy.by_group, seed=self.seed, current=current)
 
-    def _known(self, broker_of: Lanes) -> dict[int, int | None]:
+    def _known(self, broker_of: Indices) -> dict[int, int | None]:
         return {
             int(broker): self._heard.get(self._key(broker_of, int(broker)))
             for broker in np.unique(broker_of[broker_of >= 0])
         }
 
-    def _hear(self, broker_of: Lanes, latencies_ns: Latencies) -> None:
+    def _hear(self, broker_of: Indices, latencies_ns: Latencies) -> None:
         for broker, latency_ns in latencies_ns.items():
             self._heard[self._key(broker_of, broker)] = latency_ns
 
-    def _key(self, broker_of: Lanes, broker: int) -> tuple[int, bytes]:
+    def _key(self, broker_of: Indices, broker: int) -> tuple[int, bytes]:
         return broker, np.packbits(broker_of == broker).tobytes()
 
 

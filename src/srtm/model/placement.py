@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
 
     Ints = NDArray[np.int64]
-    Lanes = NDArray[np.int32]
+    Indices = NDArray[np.int32]
 
 _MILLI = 1_000
 UNPLACED = -1
@@ -90,7 +90,7 @@ class Roster:
         """The topic's rate, in thousandths of a message a second."""
         return int(self.rates.sum())
 
-    def rates_by_broker(self, broker_of: Lanes, brokers: int) -> Ints:
+    def rates_by_broker(self, broker_of: Indices, brokers: int) -> Ints:
         """Rate that each broker carries under an assignment."""
         placed = broker_of >= 0
         totals = np.zeros(brokers, np.int64)
@@ -194,7 +194,7 @@ def policy_named(name: str) -> Policy:
 class Placement:
     """A topic placed by rates alone: broker number of every publisher; each broker's quota, and what it carries."""
 
-    broker_of: Lanes
+    broker_of: Indices
     quotas_mps: tuple[float, ...]
     rates_mps: tuple[float, ...]
 
@@ -253,7 +253,7 @@ def check_fits(roster: Roster, brokers: Sequence[Broker]) -> None:
         )
 
 
-def shares(whole: TokenBucket, roster: Roster, broker_of: Lanes, brokers: int) -> dict[int, TokenBucket]:
+def shares(whole: TokenBucket, roster: Roster, broker_of: Indices, brokers: int) -> dict[int, TokenBucket]:
     """Sub-token bucket of every broker in use, by the rate that it carries; what is unplaced leaves its part unused."""
     rates = roster.rates_by_broker(broker_of, brokers).tolist()
     used = [broker for broker, rate in enumerate(rates) if rate]
@@ -268,8 +268,8 @@ def pick(
     by_group: bool,
     seed: int,
     among: Ints | None = None,
-    current: Lanes | None = None,
-) -> Lanes:
+    current: Indices | None = None,
+) -> Indices:
     """Choose publishers for the brokers' quotas; returns each publisher's broker (UNPLACED where not `among`).
 
     Publishers without a group, and all of them unless `by_group`, are chosen at random. Where `current` says that
@@ -296,7 +296,7 @@ def pick(
     return result
 
 
-def _seat(roster: Roster, group: Ints, slots: list[int], room: list[int], now: Lanes, result: Lanes) -> None:
+def _seat(roster: Roster, group: Ints, slots: list[int], room: list[int], now: Indices, result: Indices) -> None:
     """Give the publishers of one group their broker: `slots[l]` of them to broker l, the fastest first."""
     movers = []
     for publisher in group.tolist():
@@ -317,7 +317,7 @@ def _seat(roster: Roster, group: Ints, slots: list[int], room: list[int], now: L
         result[publisher] = broker
 
 
-def _pour(roster: Roster, members: Ints, room: list[int], now: Lanes, result: Lanes) -> None:
+def _pour(roster: Roster, members: Ints, room: list[int], now: Indices, result: Indices) -> None:
     """Give each publisher, the fastest first, to the broker with most room left."""
     movers = []
     for publisher in members.tolist():
