@@ -1,4 +1,4 @@
-# Every verb sets up what it needs. `make` alone lists them.
+# Every target sets up what it needs; `make` alone lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,35 +8,35 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .PHONY: help demo setup check test test-fast bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-page bench-demo lab docs constraints clean
 help:
-	@echo "make demo    a city on SRTM: see the penalty happen, and disappear (about 90 seconds)"
-	@echo "make setup   make .venv with pinned versions (done by the others as needed; tests and docs add theirs)"
-	@echo "make check   ruff and mypy"
-	@echo "make test    check, then all tests (PYTEST='-k bucket' for some)"
-	@echo "make test-fast   the tests without Spark, browser and other programs"
-	@echo "make bench   measure; prints tables"
-	@echo "make bench-pipeline   measure the Spark jobs against polars, duckdb, numpy and numba"
-	@echo "make bench-streaming   measure Spark's source and sink"
-	@echo "make bench-broker   measure the broker beside nsqd, NATS and a bare forwarder (PART=loads for some)"
-	@echo "make bench-engines   measure what SRTM costs in front of nsqd and JetStream, and what it is good for"
-	@echo "make bench-shares   measure how soon a contract that replaces another is in force, and kill -9 meanwhile (PART=cycles for some)"
-	@echo "make bench-page   measure the page with 100 topics on 20 brokers (needs Chromium)"
-	@echo "make bench-demo   run the demo ten times (RUNS=5 BUSY=1 for five, beside a program that keeps a core busy)"
-	@echo "make lab   the paper's evaluation, simulated: every claim judged, a page in lab-results/"
-	@echo "make docs   the documentation as a site, in site/"
-	@echo "make constraints   write constraints.txt from pyproject.toml (UPGRADE=1 takes the newest versions)"
-	@echo "make clean   remove .venv and caches"
+	@echo "make demo             show the DRL penalty in a city of sensors, and how SRTM avoids it (about 90 seconds)"
+	@echo "make setup            create .venv with pinned versions (the other targets do it as needed)"
+	@echo "make check            run ruff and mypy"
+	@echo "make test             run check, then all tests (PYTEST='-k bucket' selects some)"
+	@echo "make test-fast        run the tests that need no Spark, no browser and no other programs"
+	@echo "make bench            run the benchmarks and print tables"
+	@echo "make bench-pipeline   compare the Spark jobs with polars, duckdb, numpy and numba"
+	@echo "make bench-streaming  measure the Spark source and sink"
+	@echo "make bench-broker     compare the broker with nsqd, NATS and a bare forwarder (PART=loads selects a part)"
+	@echo "make bench-engines    measure the cost and the benefit of SRTM in front of nsqd and JetStream"
+	@echo "make bench-shares     measure how soon a replaced contract is in force, also under kill -9 (PART=cycles selects a part)"
+	@echo "make bench-page       measure the page with 100 topics on 20 brokers (needs Chromium)"
+	@echo "make bench-demo       run the demo ten times (RUNS=5 BUSY=1: five times, beside a program that keeps a core busy)"
+	@echo "make lab              simulate the paper's evaluation, judge every claim, and write a page to lab-results/"
+	@echo "make docs             build the documentation site in site/"
+	@echo "make constraints      write constraints.txt from pyproject.toml (UPGRADE=1 takes the newest versions)"
+	@echo "make clean            remove .venv and caches"
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SRTM needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "installing what SRTM needs into $(VENV), once; Spark and a Java are most of it, and take minutes"
+	@echo "installing SRTM and its dependencies into $(VENV), once; Spark and Java take a few minutes"
 	@$(INSTALL) '.[spark,broker,control,lab]'
 	@touch $@
 
 $(DEV_READY): $(READY)
-	@echo "installing what its tests and its documentation need"
+	@echo "installing the dependencies of the tests and the documentation"
 	@$(INSTALL) '.[dev,spark,broker,control,lab,docs]'
 	@touch $@
 

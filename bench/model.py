@@ -43,7 +43,7 @@ def arrays(seed: int) -> None:
     taken = interleaved(
         {
             "array form: backlogs": lambda: scan.backlogs(times, BUCKET),
-            "array form: chunk summary": lambda: scan.summarise(times, BUCKET),
+            "array form: summary of a stretch": lambda: scan.summarise(times, BUCKET),
             "array form: access delays": lambda: scan.access_delays(times, BUCKET),
             "array form: histogram for every b": lambda: scan.backlog_histogram(times, BUCKET),
             "numpy's running maximum": numpy_running_maximum,

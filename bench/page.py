@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from playwright.async_api import async_playwright
 
+from srtm.control import statistics
 from srtm.control.api.feed import Feed
-from srtm.control.api.schema import members_out, topic_out
+from srtm.control.api.schema import member_out, topic_out
 from srtm.control.clock import now_ns
 from srtm.control.controller import Controller
 from srtm.control.discovery.registry import Registry
@@ -110,8 +111,9 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
         report(controller, number)
     began = time.process_time()
     for topic in controller.topics.values():
-        topic_out(topic, controller, now_ns(), events=False)
-    members_out(controller)
+        topic_out(statistics.of_topic(topic, controller, now_ns()))
+    for member in statistics.of_brokers(controller):
+        member_out(member)
     computing_ms = (time.process_time() - began) * 1000
 
     sizes: list[int] = []

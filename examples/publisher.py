@@ -1,4 +1,4 @@
-"""A publisher, of a broker (`python examples/publisher.py HOST:PORT`) or of whom the local controller says."""
+"""Publish three messages: `python examples/publisher.py [HOST:PORT]`; without a broker, ask the local controller."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ async def main(broker: str | None = None) -> None:
     async with Publisher("traffic", broker=broker, id="lamp-1", group="junction-17") as publisher:
         await publisher.publish(b"green")
         await publisher.publish_many([b"yellow", b"red"])
-    print("3 messages are acknowledged")
+    print("3 messages acknowledged")
 
 
 asyncio.run(main(*sys.argv[1:]))

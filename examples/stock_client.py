@@ -1,4 +1,4 @@
-"""NSQ's own client for Python, pynsq, and a broker of SRTM's: `python examples/stock_client.py HOST:PORT`."""
+"""pynsq, the official NSQ client, with an SRTM broker: `python examples/stock_client.py HOST:PORT`."""
 
 import asyncio
 import sys

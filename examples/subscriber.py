@@ -1,4 +1,4 @@
-"""A subscriber, of a broker (`python examples/subscriber.py HOST:PORT`) or of whom the local controller says."""
+"""Print messages: `python examples/subscriber.py [HOST:PORT]`; without a broker, ask the local controller."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from srtm.client import Subscriber
 
 
 async def main(*brokers: str) -> None:
-    """Print messages up to the last."""
+    """Print messages until the last one."""
     async with Subscriber("traffic", "console", brokers=brokers or None) as subscriber:
         async for message in subscriber:
             print(message.body.decode())

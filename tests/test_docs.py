@@ -1,13 +1,16 @@
-"""The documentation: links lead somewhere, what comes from the code is as the code is, the site needs nobody else."""
+"""The documentation: links resolve, generated parts match the code, and the site loads nothing from elsewhere."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import http.server
+import importlib
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,7 @@ from tests.conftest import ROOT
 from tests.web.browsing import chromium
 
 DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "srtm"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 
@@ -31,13 +35,13 @@ def prose(page: Path) -> str:
 
 
 def links(page: Path) -> list[str]:
-    """Where links and pictures of a page lead, those of HTML included."""
+    """The targets of a page's links and pictures, including HTML."""
     text = prose(page)
     return re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|srcset|href)=\"([^\"]+)\"", text)
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """The anchors that GitHub makes of a page's headings."""
     code_free = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", code_free, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -73,6 +77,20 @@ def test_the_picture_of_the_penalty_is_that_of_the_model() -> None:
     assert p99_ms == sorted(set(p99_ms))
     assert sum(instant.tokens_of) <= instant.tokens
     assert penalty_figure.FIGURE.read_text() == penalty_figure.drawn(instant, p99_ms), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_names_what_exists(page: Path) -> None:
+    """Imports of Python examples work, and files that the prose names exist."""
+    text = page.read_text()
+    for code in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for node in ast.walk(ast.parse(f"async def _():\n{textwrap.indent(code, ' ')}")):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("srtm"):
+                module = importlib.import_module(node.module)
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+    code_free = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    files = re.findall(r"`((?:\w+/)+\w+\.(?:py|md|toml|txt|yaml|service))`", code_free)
+    assert [name for name in files if not (ROOT / name).exists() and not (SOURCE / name).exists()] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -60,7 +60,7 @@ def test_the_readme_works(tmp_path: Path) -> None:
         program = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     of = {" ".join(words[: 1 + (words[0] == "topic")]): text for words, text in zip(others, shown, strict=True)}
     assert of["sub"].strip() == "hello"
-    assert ", 0 lost, 0 doubled" in of["load"]
+    assert ", 0 lost, 0 duplicates" in of["load"]
     assert "traffic: k = 1 by srtm" in of["topic explain"]
     assert program.stdout.strip() == "b'hello'"
 

@@ -1,4 +1,4 @@
-"""The city: junctions with vehicle-count sensors, and what they and the lights say to each other."""
+"""The city: junctions with sensors that count vehicles, and the messages between sensors and lights."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 TRAFFIC, SIGNALS = "traffic", "signals"
 JUNCTIONS = 20
-SENSORS = 2  # at each junction, one a road; they report together when its light changes
-LANES = 5  # that a sensor watches
-KINDS = ("car", "bus", "lorry", "bicycle", "tram")  # that it tells apart; each lane and kind is a message of its report
+SENSORS = 2  # per junction, one on each road; they report together when the light changes
+LANES = 5  # per sensor
+KINDS = ("car", "bus", "lorry", "bicycle", "tram")  # of vehicles; a report has one message per lane and kind
 BATCH = LANES * len(KINDS)
-CHANGES_S = 1.0  # of a light, a second
-# The profile of ten minutes of these reports, 1,000 messages a second on average: 30 % of headroom, and b such that one
-# in a thousand waits (`srtm profile --headroom 1.3 --quantile 0.999`; a test computes it). The 20 s that the demo plays
-# need b = 362. The rest absorbs what a busy machine holds back for a moment and then sends at once.
+CHANGES_S = 1.0  # changes of a light per second
+# The profile of ten minutes of reports, 1,000 messages per second on average: 30 % headroom, and b such that one
+# message in a thousand waits (`srtm profile --headroom 1.3 --quantile 0.999`; a test computes it). The demo's 20 s need
+# b = 362. The rest absorbs bursts that a busy machine holds back for a moment and then sends at once.
 CONTRACT = {"r": 1291, "b": 678}
-SLO_MS = 50.0  # of the p99, from a sensor's report at its broker to its subscribers
+SLO_MS = 50.0  # p99 from a report's arrival at the broker to its subscribers
 SIGNALS_CONTRACT = {"r": 1000, "b": 1000}
 
 
 def sensors() -> list[dict[str, Any]]:
-    """All sensors, as the controller wants them declared: who bursts together is in `group`."""
+    """All sensors, as declared to the controller; the sensors of a junction burst together and share a group."""
     return [
         {
             "id": f"junction-{junction}/sensor-{sensor}",
@@ -37,7 +37,7 @@ def sensors() -> list[dict[str, Any]]:
 
 
 def changes(junction: int, seconds: float) -> Iterator[float]:
-    """When the light of a junction changes, in seconds from the beginning: the same whenever it is asked."""
+    """Seconds at which the light of a junction changes; the same in every run."""
     rng = random.Random(junction)
     at = 0.0
     while (at := at + rng.expovariate(CHANGES_S)) < seconds:
@@ -45,7 +45,7 @@ def changes(junction: int, seconds: float) -> Iterator[float]:
 
 
 def report(junction: int, sensor: int, rng: random.Random) -> list[bytes]:
-    """The messages of a sensor's report: what it counted, by lane and kind."""
+    """The messages of one report: vehicles by lane and kind."""
     return [
         json.dumps(
             {"junction": junction, "sensor": sensor, "lane": lane, "kind": kind, "vehicles": rng.randrange(5)}

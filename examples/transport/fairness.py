@@ -1,7 +1,7 @@
-"""Whether a run says anything about its placement: how much of r was in force, and how long the machine stalled.
+"""Whether a run is a fair test of its placement: how much of r was in force, and how long the machine stalled.
 
-In: what the controller said of the topic each second, and what the probe said. Out: figures of the first seconds and of
-those that were recorded, and sentences about what spoilt a run.
+In: the controller's report on the topic each second, and the probe's. Out: figures of the seconds before recording and
+of the recorded ones, and sentences about what made a run invalid.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from srtm.units import NS_PER_S, format_ns
 
-WHOLE = 0.99  # of r; less is a fault of the control plane, and messages wait whatever their placement
-TOLERATED = 0.01  # of the time: a p99 does not see more
+WHOLE = 0.99  # of r; less is a bug of the control plane, and messages wait under any placement
+TOLERATED = 0.01  # of the time: a p99 ignores that much
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the controller said at a moment: the part of r in force, and the p99 access delay of the last seconds."""
+    """The controller's report at one moment: the fraction of r in force, and the recent p99 access delay."""
 
     at_s: float
     in_force: float
@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Second:
-    """What the probe saw of the machine in about a second."""
+    """The probe's report on about one second of the machine."""
 
     at_s: float
     longest_s: float
@@ -51,7 +51,7 @@ class Second:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a run: the least of r that was in force, the worst p99 access delay, and how the machine stalled."""
+    """A part of a run: the minimum of r in force, the worst p99 access delay, and the machine's stalls."""
 
     seconds: float
     in_force: float | None
@@ -62,7 +62,7 @@ class Stretch:
 
     @classmethod
     def between(cls, begin_s: float, end_s: float, samples: Iterable[Sample], host: Iterable[Second]) -> Stretch:
-        """Of what was seen in this time."""
+        """From the reports of this time."""
         here = [sample for sample in samples if begin_s <= sample.at_s < end_s]
         least = min(here, key=lambda sample: sample.in_force, default=None)
         stalls = [second for second in host if begin_s < second.at_s <= end_s]
@@ -77,29 +77,29 @@ class Stretch:
 
     @property
     def short(self) -> bool:
-        """Whether messages waited for tokens that no broker had."""
+        """Whether part of r was in force at no broker."""
         return self.in_force is not None and self.in_force < WHOLE
 
     @property
     def stalls(self) -> bool:
-        """Whether the machine alone could have spoilt a p99."""
+        """Whether the machine's stalls alone could raise a p99."""
         return self.stalled > TOLERATED
 
 
 def causes(policy: str, seen: dict[str, Any], recorded: Stretch) -> list[str]:
-    """What spoilt a run, in sentences; nothing if its figures are those of its placement."""
+    """What made a run invalid, in sentences; empty if its figures show its placement."""
     found = []
     if recorded.short:
-        waits = f" (the controller waits for {', '.join(recorded.waits_for)})" if recorded.waits_for else ""
+        waits = f" (the controller was waiting for {', '.join(recorded.waits_for)})" if recorded.waits_for else ""
         found.append(
-            f"Shares spoilt the run of {policy}: only {recorded.in_force:.0%} of r was in force at times{waits}."
-            " This is a fault of the control plane; please report it."
+            f"The run under {policy} is not valid: at times only {recorded.in_force:.0%} of r was in force{waits}."
+            " This is a bug in the control plane; please report it."
         )
     waited = seen["access_ms"] is not None and seen["access_ms"]["p99"] >= seen["slo_ms"]
     split = seen["k"] > 1
     if recorded.stalls and seen["slo_met"] is False and not (split and waited):  # else the split alone explains it
         found.append(
-            f"The host spoilt the run of {policy}: programs that were ready to run waited {recorded.stalled:.1%} of the"
+            f"The run under {policy} is not valid: the host stalled ready programs for {recorded.stalled:.1%} of the"
             f" time, up to {stall(recorded)}\nat once; a p99 tolerates {TOLERATED:.0%}. Stop other programs and run the"
             " demo again."
         )
@@ -107,5 +107,5 @@ def causes(policy: str, seen: dict[str, Any], recorded: Stretch) -> list[str]:
 
 
 def stall(stretch: Stretch) -> str:
-    """The longest stall, for people."""
+    """The longest stall, formatted."""
     return format_ns(round(stretch.longest_stall_s * NS_PER_S))

@@ -1,4 +1,4 @@
-"""How the demo's processes leave: nothing runs on, and the last line says what happened and what to do."""
+"""How the demo's processes end: nothing keeps running, and the last line says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 15.0  # `srtm up` gives its brokers ten
 
 
+class Over(Exception):
+    """The demo cannot continue: something that it needs is gone."""
+
+
 def adopt() -> None:
-    """From now on, processes whose parents die below this one become its children."""
+    """Become the parent of descendants whose own parents die."""
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
 
 
 def end_children() -> None:
-    """End all children, kindly at first, and wait until there are none; who loses a parent meanwhile is one of them."""
+    """Terminate all children, adopted ones included, and wait for them; kill those that are late."""
     told: set[int] = set()
     until = time.monotonic() + _PATIENCE_S
     while children := _children():
@@ -37,28 +41,28 @@ def end_children() -> None:
 
 
 def ended(code: int) -> str:
-    """In words, how a process ended."""
+    """How a process ended, in words."""
     return f"was killed ({signal.Signals(-code).name})" if code < 0 else f"failed (exit code {code})"
 
 
 def note_why(folder: Path, reason: str) -> None:
-    """Tell the process that watches why the play is over."""
+    """Leave the reason for the end to the supervising process."""
     with suppress(OSError):  # a full disk may be why
         (folder / "why").write_text(reason)
 
 
 def why(folder: Path) -> str:
-    """What the play said about its end, or nothing."""
+    """The reason that the demo left, or an empty string."""
     with suppress(OSError):
         return (folder / "why").read_text()
     return ""
 
 
 def last_line(reason: str) -> None:
-    """What happened, and what to do."""
-    with suppress(OSError):  # nobody may be there to read it
-        ending = "Nothing is left running; `make demo` starts it anew."
-        print(f"\nThe demo is over: {reason.rstrip('.')}. {ending}", file=sys.stderr)
+    """Print what happened, and what to do."""
+    with suppress(OSError):  # stderr may be closed
+        ending = "Nothing is left running; start again with `make demo`."
+        print(f"\nThe demo ended early: {reason.rstrip('.')}. {ending}", file=sys.stderr)
 
 
 def _children() -> list[int]:

@@ -1,7 +1,7 @@
-"""The traffic lights: `python lights.py CONTROLLER` follows the signals until SIGTERM, and says how old their news was.
+"""The traffic lights: `python lights.py CONTROLLER` follows the signals until SIGTERM, and prints their ages.
 
-Beside them, the control room watches the sensors themselves. Lines of JSON: the first report that it saw, and at the
-end, of every signal that lights heard, when the sensors had reported and how many seconds later it was heard.
+A control room also watches the sensors directly. The output is lines of JSON: the first report that the control room
+received, and at the end, for every signal, the time of its newest report and its age in seconds at the light.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from srtm.program import stop_signal
 
 
 async def lights(controller: str, heard: list[tuple[float, float]]) -> None:
-    """When the newest report of a signal was made, and how old it was when its light heard of it."""
+    """Note the time of each signal's newest report, and its age at the light."""
     async with Subscriber(city.SIGNALS, "lights", controller=controller) as signals:
         async for message in signals:
             reported_s = json.loads(message.body)["newest_us"] / 1e6
@@ -28,7 +28,7 @@ async def lights(controller: str, heard: list[tuple[float, float]]) -> None:
 
 
 async def control_room(controller: str) -> None:
-    """See every report, at once."""
+    """Receive every report, and print the first."""
     first = True
     async with Subscriber(city.TRAFFIC, "control-room#ephemeral", controller=controller) as reports:
         async for message in reports:
@@ -47,7 +47,7 @@ async def main(controller: str) -> None:
         await stopped.wait()
         for task in tasks:
             task.cancel()
-    with suppress(BrokenPipeError):  # nobody may be left to hear it
+    with suppress(BrokenPipeError):  # the reader may be gone
         print(json.dumps({"heard": heard}), flush=True)
 
 

@@ -1,8 +1,8 @@
-"""What `make demo` shows: `python play.py FOLDER SECONDS`; `demo.py` starts it and watches over it.
+"""The demo itself: `python play.py FOLDER SECONDS`; `demo.py` starts and supervises it.
 
-It starts a cluster, the city's Spark job, sensors and lights; places topic `traffic` with `lb`, then with `srtm`, for
-so many seconds each; and asks Spark what the recorded runs say. Sensors report while Spark starts, too, so that its job
-is warm when the first run begins. What it writes is in the folder, but for the reports.
+It starts a cluster, the city's Spark job, sensors and lights. It places topic `traffic` with `lb` and then with `srtm`,
+for so many seconds each, and lets Spark analyze the recorded runs. Sensors already report while Spark starts, so that
+its job is warm when the first run begins. All files but the reports are in the folder.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import leave
 import signals
 import table
 from fairness import Sample, Second, Stretch
+from leave import Over
+from starting import StartingSpark, keep_sparks_words
 
 from srtm.control.local.cluster import die_with
 from srtm.errors import SRTMError
@@ -36,7 +38,6 @@ from srtm.model.timeline import Timeline
 from srtm.pipeline.report import findings, write_report
 from srtm.pipeline.runtime import archive
 from srtm.pipeline.runtime.failures import Place, explanation
-from srtm.pipeline.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,19 +47,15 @@ HERE = Path(__file__).parent
 BROKERS = 4
 CLUSTER, SENSORS, LIGHTS = "the cluster (srtm up)", "the sensors' process", "the lights' process"
 PROBE = "the probe's process"
-SETTLE_S = 6.0  # of a run that are not recorded: sensors connect, and shares follow their traffic
-LATE_S = 4.0  # after the end of a run, until a line says what it waits for
-WARM_UP_S = 15.0  # at most, for Spark's job to finish its first batch
-RESTARTS = 2  # of Spark's job; on a busy host its Python may not start in the ten seconds that Spark gives it
-PATIENCE_S = 15.0  # with a controller or a broker that is being started again
-
-
-class Over(Exception):
-    """Somebody without whom the play cannot go on is gone."""
+SETTLE_S = 6.0  # before recording: sensors connect, and shares follow their traffic
+LATE_S = 4.0  # after the end of a run, before a line explains the wait
+WARM_UP_S = 15.0  # limit for the first batch of Spark's job
+RESTARTS = 2  # of Spark's job; on a busy host its Python workers may miss Spark's limit of ten seconds
+PATIENCE_S = 15.0  # for a controller or broker that restarts
 
 
 class Play:
-    """Its processes, and what they said."""
+    """The processes of a demo, and what they report."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self._folder = folder
@@ -79,21 +76,21 @@ class Play:
         self._controller = ""
 
     def say(self, text: str) -> None:
-        """A line of progress."""
+        """Print a line of progress."""
         print(f"{time.monotonic() - self._began:5.1f} s  {text}", flush=True)
 
     def start_cluster(self) -> None:
-        """`srtm up`, which takes a few seconds."""
+        """Start `srtm up`, which takes a few seconds."""
 
         def hear(line: str) -> None:
             name, _, rest = line.partition(":")
             if name == "controller":
                 self._controller = rest.split()[0]
             elif name == "page":
-                self.say(f"see it live at {rest.strip()}")
+                self.say(f"live page: {rest.strip()}")
             elif line.startswith("ready"):
                 self._ready.set()
-            elif "ended" in line:  # and is started again
+            elif "ended" in line:  # a process that srtm up restarts
                 self.say(line)
 
         self.say(f"starting a controller and {BROKERS} brokers on this machine")
@@ -101,18 +98,18 @@ class Play:
         self._spawn(CLUSTER, ["-m", *command, "--trace-folder", str(self._traces)], hear)
 
     def start_city(self) -> None:
-        """Sensors and lights, as soon as there are brokers, and who watches the machine."""
+        """Start sensors, lights and the probe as soon as the brokers are ready."""
 
         def hear(line: str) -> None:
             said = json.loads(line)
             if "first" in said:
-                self.say(f"first message seen by a subscriber: {json.dumps(said['first'])}")
+                self.say(f"first message received: {json.dumps(said['first'])}")
             self._heard += said.get("heard", [])
 
         while not self._ready.wait(0.1):
             self.check()
         self._ask("PUT", f"/v1/topics/{city.SIGNALS}", {**city.SIGNALS_CONTRACT, "slo_ms": 1000.0, "fit": "none"})
-        kept = f"topic={city.TRAFFIC}&durability=disk&retain_acknowledged=true"  # for Spark, which is not a channel
+        kept = f"topic={city.TRAFFIC}&durability=disk&retain_acknowledged=true"  # for Spark, which has no channel
         for broker in self._brokers():
             self._answer("POST", f"{broker['http']}/topic/create?{kept}").raise_for_status()
         self._place("lb")
@@ -121,8 +118,8 @@ class Play:
         self._start_sensors(3600)
 
     def warm_up(self, spark: SparkSession) -> None:
-        """Start Spark's job, and wait until it has counted its first reports."""
-        self.say("starting Spark's job; sensors report already, and nothing is measured yet")
+        """Start Spark's job, and wait until it has processed its first reports."""
+        self.say("starting the Spark job; sensors already report, but nothing is measured yet")
         self._spark = spark
         self._start_job()
         until = time.monotonic() + WARM_UP_S
@@ -151,7 +148,7 @@ class Play:
         process.wait()
 
     def run_policy(self, policy: str) -> None:
-        """The sensors report for a while, placed by this policy."""
+        """Place the sensors by this policy, and let them report for a while."""
         count, junctions = len(city.sensors()), city.JUNCTIONS
         self.say(f"policy {policy}: {count} sensors at {junctions} junctions report for {self._seconds:g} s")
         self._place(policy)
@@ -169,7 +166,7 @@ class Play:
             if time.monotonic() > late:
                 late = float("inf")
                 waiting = self._ask("GET", f"/v1/topics/{city.TRAFFIC}")["waiting"]
-                self.say(f"policy {policy}: {waiting} messages wait for tokens; the sensors wait until all have passed")
+                self.say(f"policy {policy}: {waiting} messages still wait for tokens; waiting until all have passed")
         self.check()
         self._running.pop(SENSORS)
         self._record("stop")
@@ -182,10 +179,10 @@ class Play:
         run = table.Run(policy, seen, first, recorded)
         self._runs.append(run)
         self._ask("DELETE", f"/v1/topics/{city.TRAFFIC}")
-        self.say(f"policy {policy}: over; on {run.seen['k']} of {BROKERS} brokers, p99 access {run.p99('access_ms')}")
+        self.say(f"policy {policy}: done; {run.seen['k']} of {BROKERS} brokers used, p99 access {run.p99('access_ms')}")
 
     def _watch(self, seconds: float) -> dict[str, Any]:
-        """Wait, and look each second at what is in force; the last look."""
+        """Wait, and sample the topic each second; return the last sample."""
         until = time.monotonic() + seconds
         while True:
             self.wait(min(1.0, until - time.monotonic()))
@@ -195,7 +192,7 @@ class Play:
                 return seen
 
     def stop_city(self) -> None:
-        """Let Spark's job and the lights finish."""
+        """Let the Spark job and the lights finish."""
         assert self._query is not None
         self.say("waiting for the last signals")
         self._query.processAllAvailable()
@@ -210,7 +207,7 @@ class Play:
             run.ages_s = [age_s for reported_s, age_s in self._heard if begin_s <= reported_s < end_s]
 
     def stop_job(self) -> None:
-        """Stop Spark's job, if it runs: from another thread, since an interruption may have cut ours off from Java."""
+        """Stop the Spark job, if it runs; in another thread, because Ctrl-C may have cut this one off from Java."""
         query, self._query = self._query, None
         if query is not None:
             stopping = threading.Thread(target=_stop_quietly, args=[query], daemon=True)
@@ -218,12 +215,12 @@ class Play:
             stopping.join(PATIENCE_S)
 
     def conclude(self, spark: SparkSession) -> None:
-        """What the pipeline says of the recorded runs, and the table."""
+        """Analyze the recorded runs, and print the table."""
         named = {city.TRAFFIC: city.CONTRACT, city.SIGNALS: city.SIGNALS_CONTRACT}
         contracts = {topic: Timeline(TokenBucket.of(each["r"], each["b"])) for topic, each in named.items()}
         reports = []
         for run in self._runs:
-            self.say(f"Spark looks at what was recorded under {run.policy}")
+            self.say(f"Spark is analyzing the run under {run.policy}")
             folder = self._folder / run.policy
             folder.mkdir()
             for file in self._traces.glob(f"{run.policy}-*.parquet"):
@@ -240,7 +237,7 @@ class Play:
             print(f"report: {report}")
 
     def check(self) -> None:
-        """Raise if somebody is gone."""
+        """Raise if a process or the Spark job has ended."""
         for name, (process, _) in self._running.items():
             code = process.poll()
             if code or (code == 0 and name == CLUSTER):
@@ -248,13 +245,13 @@ class Play:
         if self._query is not None and not self._query.isActive:
             problem = self._query.exception()
             if problem is None or not self._restarts:
-                raise problem or Over("Spark's job ended")
+                raise problem or Over("the Spark job ended")
             self._restarts -= 1
-            self.say(f"{explanation(str(problem), Place('this machine'))}: its job goes on from its checkpoint")
+            self.say(f"{explanation(str(problem), Place('this machine'))}; restarting its job from the checkpoint")
             self._start_job()
 
     def wait(self, seconds: float) -> None:
-        """Sleep, as long as all are there."""
+        """Sleep while everything runs."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self.check()
@@ -266,7 +263,7 @@ class Play:
         return answer.json() if answer.content else None
 
     def _answer(self, method: str, url: str, body: object = None) -> httpx.Response:
-        """The answer of a controller or a broker; one that is being started again is waited for."""
+        """The answer of a controller or broker; waits for one that restarts."""
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -287,7 +284,7 @@ class Play:
             query = f"?file={prefix}{broker['name']}.parquet" if prefix else ""
             answer = self._answer("POST", f"{broker['http']}/srtm/trace/{verb}{query}")
             if answer.status_code == httpx.codes.CONFLICT:
-                self.say(f"{broker['name']} was started again meanwhile: what it had recorded is lost")
+                self.say(f"{broker['name']} restarted; its recording is lost")
             else:
                 answer.raise_for_status()
 
@@ -318,76 +315,23 @@ class Play:
 
 
 def play(folder: Path, seconds: float) -> None:
-    """The whole of it."""
+    """Run the whole demo."""
     demo = Play(folder, seconds)
     if archive.being_made():
-        demo.say("an earlier command is still making Spark's class archive, in time that nobody else wants")
+        demo.say("an earlier command is still building Spark's class archive, at low priority")
     demo.start_cluster()
-    demo.say("starting Spark meanwhile")
+    demo.say("starting Spark at the same time")
     with ExitStack() as stack:
         starting = StartingSpark(folder, stack)
         demo.start_city()
         spark = starting.wait(demo.wait)
-        signal.signal(signal.SIGINT, _stop)  # Spark has one of its own
+        signal.signal(signal.SIGINT, _stop)  # replaces the handler of Spark
         stack.callback(demo.stop_job)
         demo.warm_up(spark)
         for policy in ("lb", "srtm"):
             demo.run_policy(policy)
         demo.stop_city()
         demo.conclude(spark)
-
-
-class StartingSpark:
-    """A Spark session that is being started by a thread, while the cluster starts."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder
-        self._stack = stack
-        self._session: SparkSession | None = None
-        self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._start, daemon=True)
-        self._thread.start()
-
-    def wait(self, pause: Callable[[float], None]) -> SparkSession:
-        """The session, or what went wrong; pauses meanwhile."""
-        while self._thread.is_alive():
-            pause(0.1)
-        if self._session is None:
-            raise self._problem or Over("Spark did not start")
-        self._session.createDataFrame([], "id int")  # Java looks for sinks in the session that its thread used last
-        return self._session
-
-    def _start(self) -> None:
-        added = f"-Djava.io.tmpdir={self._folder}"
-        options = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": added}
-        try:
-            with at_leisure():
-                self._session = self._stack.enter_context(spark_session(options=options))
-        except BaseException as problem:  # whatever it is, the main thread tells of it
-            self._problem = problem
-
-
-def keep_sparks_words(path: Path) -> None:
-    """Write to a file what Spark's processes print when they are stopped in the middle of something.
-
-    Java and PySpark's workers tell of each other's end with stack traces, on the file descriptor 2 that they inherit.
-    Our own words go on to where they went.
-    """
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
-    kept = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(kept, 2)
-    os.close(kept)
-
-
-@contextmanager
-def at_leisure() -> Iterator[None]:
-    """What is started within does not push brokers aside: it counts seconds, and they milliseconds."""
-    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, policy, priority)
 
 
 def _stop_quietly(query: StreamingQuery) -> None:
@@ -399,7 +343,7 @@ _stopped, _starting = threading.Event(), threading.Event()
 
 
 def _stop(*_: object) -> None:
-    """Once is enough: what ends the play is not to be interrupted."""
+    """Handle the first signal; ignore later ones, so that the cleanup is not interrupted."""
     _stopped.set()
     for number in leave.STOPS:
         signal.signal(number, signal.SIG_IGN)
@@ -409,7 +353,7 @@ def _stop(*_: object) -> None:
 
 @contextmanager
 def not_interrupted() -> Iterator[None]:
-    """Start a process as a whole: Python drops exceptions that are raised in what it calls when it forks."""
+    """Delay Ctrl-C while a process starts: Python drops exceptions raised in fork handlers."""
     _starting.set()
     try:
         yield
@@ -420,7 +364,7 @@ def not_interrupted() -> Iterator[None]:
 
 
 def main(folder: Path, seconds: float) -> int:
-    """Play; leave nothing running, and if nobody watches any more, no files and no doubt."""
+    """Run the demo, and clean up after it; if the supervisor is gone, remove the files and print the outcome."""
     watcher = os.getppid()
     leave.adopt()
     keep_sparks_words(folder / "spark.log")
@@ -434,16 +378,16 @@ def main(folder: Path, seconds: float) -> int:
         leave.note_why(folder, "stopped")
     except (Over, SRTMError) as error:
         what, _, remedy = str(error).partition(": ")
-        leave.note_why(folder, what if "--spark-conf" in remedy else str(error))  # there is no such flag here
+        leave.note_why(folder, what if "--spark-conf" in remedy else str(error))  # the demo has no such flag
     except Exception as error:
-        if not _stopped.is_set():  # else it is what Spark makes of an interruption
+        if not _stopped.is_set():  # otherwise it is how Spark reports Ctrl-C
             traceback.print_exc()
             print(*(folder / "spark.log").read_text(errors="replace").splitlines()[-20:], sep="\n", file=sys.stderr)
         leave.note_why(folder, f"{type(error).__name__}, see above")
     leave.end_children()
     if os.getppid() != watcher:
         shutil.rmtree(folder, ignore_errors=True)
-        leave.last_line("the process that watched over it was killed")
+        leave.last_line("the supervising process was killed")
     return int(failed)
 
 

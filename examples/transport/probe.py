@@ -1,8 +1,8 @@
-"""How long this machine keeps a program waiting that wants to run: `python probe.py`, until SIGTERM.
+"""How long this machine delays a program that is ready to run: `python probe.py`, until SIGTERM.
 
-It sleeps for a few milliseconds, again and again, and notes how much later it wakes up: whatever keeps it from a
-processor keeps brokers and sensors from one, too. A line of JSON a second: the longest stall, and the time lost in
-stalls that a p99 of the demo's SLO would notice.
+The probe sleeps for a few milliseconds at a time and measures how late it wakes up; the same stalls hit brokers and
+sensors. It prints a line of JSON per second: the longest stall, and the time lost in stalls that a p99 under the demo's
+SLO would show.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOTICED_S = 0.010  # a fifth of the demo's SLO
 
 
 def main() -> None:
-    """Look, and tell each second."""
+    """Measure, and report each second."""
     due = told = time.monotonic()
     longest_s = lost_s = 0.0
     while True:
@@ -34,5 +34,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError):  # nobody may be left to hear it
+    with suppress(BrokenPipeError):  # the reader may be gone
         main()

@@ -1,4 +1,4 @@
-"""Sensors of all junctions, for a while: `python sensors.py CONTROLLER SECONDS`."""
+"""The sensors of all junctions: `python sensors.py CONTROLLER SECONDS`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from srtm.client import Cluster, Publisher
 
 
 async def junction(number: int, publishers: list[Publisher], seconds: float) -> None:
-    """Whenever the light changes, every sensor here reports what it counted."""
+    """Let every sensor of a junction report when its light changes."""
     rng = random.Random()
     loop = asyncio.get_running_loop()
     began = loop.time()

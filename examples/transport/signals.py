@@ -1,4 +1,4 @@
-"""The city's Spark job: counts vehicles per junction, and tells the lights how long to be green."""
+"""The city's Spark job: count vehicles per junction, and tell the lights how long to stay green."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def start(spark: SparkSession, controller: str, checkpoint: Path) -> StreamingQuery:
-    """From topic `traffic` to topic `signals`, a batch a second."""
+    """Start the job from topic `traffic` to topic `signals`, one batch per second."""
     from pyspark.sql import functions as f
 
     report: Any = f.from_json(f.col("body").cast("string"), "junction int, vehicles int")

@@ -1,4 +1,4 @@
-"""The table at the end of the demo: both placements side by side, as the controller, the lights and Spark saw them."""
+"""The table at the end of the demo: both placements side by side, as seen by the controller, the lights and Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTABLE_MS = city.SLO_MS / 5
 
 @dataclass
 class Run:
-    """One policy: what the controller saw, how old the news of the lights were, what Spark found, how fair it was."""
+    """One policy: the controller's report, the ages of signals at the lights, Spark's findings, and its validity."""
 
     policy: str
     seen: dict[str, Any]
@@ -33,11 +33,11 @@ class Run:
     found: Findings | None = None
 
     def p99(self, which: str) -> str:
-        """Of the controller's last ten seconds."""
+        """The p99 over the last ten seconds, by the controller."""
         return format_ns(self.seen[which]["p99"] * 1e6) if self.seen[which] else _UNKNOWN
 
     def figures(self) -> dict[str, Any]:
-        """For programs that compare runs."""
+        """The figures of the run, for programs."""
         return {
             "policy": self.policy,
             "k": self.seen["k"],
@@ -100,9 +100,9 @@ _ROWS: list[tuple[str, Callable[[Run], str]]] = [
     ("brokers used", lambda run: str(run.seen["k"])),
     ("p99 access: waiting for tokens", lambda run: run.p99("access_ms")),
     ("p99 access in the seconds before recording", _first_access),
-    ("p99 total: into the broker and out again", lambda run: run.p99("total_ms")),
+    ("p99 total: end to end through the broker", lambda run: run.p99("total_ms")),
     (f"SLO: p99 total ≤ {city.SLO_MS:g} ms", _slo),
-    ("least of r in force: before / while recording", _in_force),
+    ("minimum of r in force: before / while recording", _in_force),
     ("host: longest stall / time lost in stalls", lambda run: f"{stall(run.recorded)} / {run.recorded.stalled:.1%}"),
     ("sensor to traffic light: p50 / p99", _ages),
     ("Spark, profile: messages recorded, rate", _profile),
@@ -113,7 +113,7 @@ _ROWS: list[tuple[str, Callable[[Run], str]]] = [
 
 
 def show(runs: list[Run]) -> None:
-    """Print it, why the objective is what it is, and whether the figures are those of the placements."""
+    """Print the table, the reason for the SLO, and whether both runs are valid."""
     title = (
         f"{len(city.sensors())} sensors, one contract ({city.CONTRACT['r']}/s, {city.CONTRACT['b']}), two placements"
     )
@@ -122,30 +122,30 @@ def show(runs: list[Run]) -> None:
         table.add_row(name, *map(cell, runs))
     print_table(table)
     print(
-        f"Why {city.SLO_MS:g} ms: the topic is on disk, every OK waits for an fsync, and all of this shares"
-        f" {os.cpu_count()} cores."
+        f"The SLO is {city.SLO_MS:g} ms because the topic is on disk, every OK waits for an fsync, and everything"
+        f" shares {os.cpu_count()} cores."
     )
     for line in _fairness(runs):
         print(line)
 
 
 def _fairness(runs: list[Run]) -> list[str]:
-    """What spoilt a run, and which first seconds were worse than what was recorded."""
+    """What made a run invalid, and whether the seconds before recording were worse."""
     lines = [cause for run in runs for cause in causes(run.policy, run.seen, run.recorded)]
     if not lines:
         lines.append(
-            "Neither run was spoilt: all of r was in force, and stalls of the host did not decide about the SLO."
+            "Both runs are valid: all of r was in force, and stalls of the host did not decide whether the SLO was met."
         )
     for run in runs:
         first, access = run.first, run.seen["access_ms"]
         if first.access_ms is not None and access and first.access_ms > max(2 * access["p99"], _NOTABLE_MS):
             lines.append(
-                f"The first {first.seconds:.0f} s of {run.policy}, which were not recorded, were worse: p99 access"
-                f" {_first_access(run)}, and {_percent(first.in_force)} of r in force at the least."
+                f"The {first.seconds:.0f} s before recording under {run.policy} were worse: p99 access"
+                f" {_first_access(run)}, with at least {_percent(first.in_force)} of r in force."
             )
         if run.seen["slo_met"] is False and not run.recorded.stalls and access and access["p99"] < _NOTABLE_MS:
             lines.append(
-                f"Policy {run.policy} missed the SLO, and not because of a split: messages did not wait for tokens"
-                f" (p99 {run.p99('access_ms')}) but for the disk or a broker."
+                f"Policy {run.policy} missed the SLO, but not because of the split: messages waited for the disk or a"
+                f" broker, not for tokens (p99 access {run.p99('access_ms')})."
             )
     return lines

@@ -1,4 +1,7 @@
-"""A broker for each test, or one with options of its own."""
+"""A broker for each test, or one with options of its own.
+
+Tests marked `memory` get brokers in memory and in virtual time; `each` runs a test with both kinds.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,19 @@ from typing import Any
 import pytest
 
 from tests.broker.authority import Authority
-from tests.broker.running import Running, running
+from tests.broker.running import Running, in_memory, running
 from tests.engines import NatsServer, Nsqd
 
 Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    kind = in_memory if request.node.get_closest_marker("memory") else running
     with ExitStack() as stack:
 
         def get(**options: Any) -> Running:
-            return stack.enter_context(running(**options))
+            return stack.enter_context(kind(**options))
 
         yield get
 
@@ -29,6 +33,13 @@ def start() -> Iterator[Start]:
 @pytest.fixture
 def broker(start: Start) -> Running:
     return start()
+
+
+@pytest.fixture(params=["memory", "sockets"])
+def each(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """A broker in memory, and then one on a real socket."""
+    with in_memory() if request.param == "memory" else running() as found:
+        yield found
 
 
 @pytest.fixture

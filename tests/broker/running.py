@@ -1,4 +1,4 @@
-"""A real broker in a thread of its own, and a client that says exactly what a test wants to be said."""
+"""A broker in a thread of its own or in memory, and a client that says exactly what a test wants it to say."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from srtm.net.compression import Snappy
 from srtm.protocol import client as say
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
 from srtm.protocol.names import MAGIC_V2
+from srtm.testing.memory import MemoryBroker
 
 T = TypeVar("T")
+Address = tuple[str, int] | MemoryBroker
 PATIENCE_S = 10.0
 
 
@@ -37,8 +39,36 @@ class Running:
     def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
         self.broker = broker
         self.loop = loop
-        self.address = ("127.0.0.1", broker.tcp_port)
+        self.address: Any = ("127.0.0.1", broker.tcp_port)  # for `Client`
         self.url = f"http://127.0.0.1:{broker.http_port}"
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+    def monotonic(self) -> float:
+        """Seconds of the clock that `sleep` goes by."""
+        return time.monotonic()
+
+    def now_ns(self) -> int:
+        """The time of the clock that stamps messages."""
+        return time.time_ns()
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """The broker's loop stands still for the time of a block."""
+        begun, ended = threading.Event(), threading.Event()
+
+        def stall() -> None:
+            begun.set()
+            assert ended.wait(PATIENCE_S)
+
+        self.loop.call_soon_threadsafe(stall)
+        assert begun.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            ended.set()
 
     def do(self, action: Callable[[], T]) -> T:
         """The result of an action in the broker's own thread."""
@@ -76,21 +106,78 @@ class Running:
         """The answer to a POST."""
         return fetch(urllib.request.Request(self.url + path, data=body, method="POST"))
 
+    def page(self, path: str) -> tuple[int, bytes]:
+        """The answer to a GET."""
+        return fetch(urllib.request.Request(self.url + path))
+
     def get(self, path: str) -> Any:
         """The JSON at a path."""
-        status, body = fetch(urllib.request.Request(self.url + path))
+        status, body = self.page(path)
         assert status == 200, body
         return json.loads(body)
 
     def metrics(self) -> bytes:
         """What Prometheus reads."""
-        return fetch(urllib.request.Request(self.url + "/metrics"))[1]
+        return self.page("/metrics")[1]
 
     def channel(self, topic: str, channel: str) -> Any:
         """A channel in /stats."""
         (found,) = self.get(f"/stats?format=json&topic={topic}&channel={channel}")["topics"]
         (only,) = found["channels"]
         return only
+
+
+class InMemory(Running):
+    """A broker in memory and in virtual time, for the same tests; nothing happens but while a test waits."""
+
+    def __init__(self, memory: MemoryBroker) -> None:
+        self.memory = memory
+        self.broker, self.loop = memory.broker, memory.loop
+        self.address = memory
+        self._stalled = False
+
+    def sleep(self, seconds: float) -> None:
+        if self._stalled:
+            self.memory.loop.clock.advance(seconds)
+        else:
+            self.memory.sleep(seconds)
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        self.memory.loop.settle()
+        self._stalled = True
+        try:
+            yield
+        finally:
+            self._stalled = False
+
+    def monotonic(self) -> float:
+        return self.memory.loop.time()
+
+    def now_ns(self) -> int:
+        return self.memory.now_ns
+
+    def do(self, action: Callable[[], T]) -> T:
+        self.memory.loop.settle()
+        return action()
+
+    def wait_until(self, holds: Callable[[Broker], bool]) -> None:
+        def held(broker: Broker) -> bool:
+            try:
+                return holds(broker)
+            except KeyError:
+                return False
+
+        self.memory.run_until(held)
+
+    def wait_for_stamps(self) -> None:
+        """Nothing: memory stamps from the beginning."""
+
+    def post(self, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        return self.memory.request("POST", path, body)
+
+    def page(self, path: str) -> tuple[int, bytes]:
+        return self.memory.request("GET", path)
 
 
 def fetch(request: urllib.request.Request) -> tuple[int, bytes]:
@@ -150,12 +237,25 @@ def running(clock: Clock = time, **options: Any) -> Iterator[Running]:
         yield Running(broker, loop)
 
 
+@contextmanager
+def in_memory(**options: Any) -> Iterator[InMemory]:
+    """A broker with these options, in memory."""
+    with MemoryBroker(**options) as memory:
+        yield InMemory(memory)
+
+
 class Client:
     """One connection to a broker. Heartbeats are answered and not seen."""
 
-    def __init__(self, address: tuple[str, int], **identity: Any) -> None:
-        self.sock = socket.create_connection(address, timeout=PATIENCE_S)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, address: Address, **identity: Any) -> None:
+        self.sock: Any
+        if isinstance(address, MemoryBroker):
+            self.sock = address.connect(PATIENCE_S)
+            self._monotonic: Callable[[], float] = address.loop.time
+        else:
+            self.sock = socket.create_connection(address, timeout=PATIENCE_S)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._monotonic = time.monotonic
         self.protocol = ClientProtocol()
         self.events: deque[Any] = deque()
         self.heartbeats = 0
@@ -219,9 +319,9 @@ class Client:
 
     def next(self, timeout_s: float = PATIENCE_S) -> Any:
         """The next event; None at the end, TimeoutError if there is none."""
-        until = time.monotonic() + timeout_s
+        until = self._monotonic() + timeout_s
         while not self.events:
-            self.sock.settimeout(max(0.001, until - time.monotonic()))
+            self.sock.settimeout(max(0.001, until - self._monotonic()))
             data = self.sock.recv(65536)
             if not data:
                 return None

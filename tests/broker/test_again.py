@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from srtm.broker.disk.log import Log
-from srtm.broker.http.api import HttpSender
+from srtm.broker.http.publishing import HttpSender
 from srtm.broker.topic import Topic
 from srtm.protocol import client as say
 from srtm.protocol.orders import Migrate, Throttle

@@ -1,8 +1,7 @@
-"""Channels over real sockets: who owns a message, until when, and what becomes of it."""
+"""Channels: which consumer owns a message, until when, and what happens to it then."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -15,13 +14,14 @@ from srtm.protocol.names import Settings
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
 
+pytestmark = pytest.mark.memory
 SHORT = Settings(min_msg_timeout_ms=100, max_msg_timeout_ms=600)
 
 
-def test_every_channel_gets_every_message_and_consumers_share(broker: Running) -> None:
+def test_every_channel_gets_every_message_and_consumers_share(each: Running) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(Client(broker.address)).subscribe("t", name, 100) for name in ("a", "b", "b")]
-        publisher = stack.enter_context(Client(broker.address))
+        clients = [stack.enter_context(Client(each.address)).subscribe("t", name, 100) for name in ("a", "b", "b")]
+        publisher = stack.enter_context(Client(each.address))
         publisher.publish("t", *(b"%d" % i for i in range(10)))
         found: list[set[bytes]] = []
         for client in clients:
@@ -92,13 +92,13 @@ def test_touch_gives_time_up_to_a_limit(start: Start) -> None:
         client.subscribe("t", "c", ready=10)
         client.publish("t", b"touched")
         message = client.message()
-        begin = time.monotonic()
+        begin = broker.monotonic()
         while client.silent(0.1):
             client.send(say.touch(message.id))
-            assert time.monotonic() - begin < 3, "never timed out"
+            assert broker.monotonic() - begin < 3, "never timed out"
         again = client.message()
         assert again.attempts == 2
-        assert 0.55 < time.monotonic() - begin < 1.5
+        assert 0.55 < broker.monotonic() - begin < 1.5
 
 
 def test_a_message_at_its_limit_does_not_wait_for_those_before_it(start: Start) -> None:
@@ -108,14 +108,14 @@ def test_a_message_at_its_limit_does_not_wait_for_those_before_it(start: Start) 
         client.subscribe("t", "c", ready=10)
         client.publish("t", b"limited")
         limited = client.message()
-        begin = time.monotonic()
-        time.sleep(1.0)
+        begin = broker.monotonic()
+        broker.sleep(1.0)
         client.publish("t", b"fresh")
         client.message()
         client.send(say.touch(limited.id))  # until 2.5 s after its delivery; the fresh one until 3 s
         again = client.message()
         assert again.body == b"limited"
-        assert 2.4 < time.monotonic() - begin < 2.9
+        assert 2.4 < broker.monotonic() - begin < 2.9
 
 
 def test_requeued_later_comes_later(broker: Running) -> None:
@@ -138,16 +138,16 @@ def test_deferred_publishing(broker: Running) -> None:
         assert client.message().body == b"later"
 
 
-def test_what_a_lost_consumer_had_goes_to_others_at_once(broker: Running) -> None:
-    with Client(broker.address) as other:
-        with Client(broker.address) as lost:
+def test_what_a_lost_consumer_had_goes_to_others_at_once(each: Running) -> None:
+    with Client(each.address) as other:
+        with Client(each.address) as lost:
             lost.subscribe("t", "c", ready=3)
             lost.publish("t", b"1", b"2", b"3")
             ids = {lost.message().id for _ in range(3)}
             other.subscribe("t", "c", ready=3)
         assert {other.message().id for _ in range(3)} == ids
-    broker.wait_until(lambda b: not b.topics["t"].channels["c"].consumers)
-    assert broker.channel("t", "c")["requeue_count"] == 6
+    each.wait_until(lambda b: not b.topics["t"].channels["c"].consumers)
+    assert each.channel("t", "c")["requeue_count"] == 6
 
 
 def test_cls_ends_delivery_and_lets_finish(broker: Running) -> None:
@@ -255,14 +255,14 @@ def test_heartbeats_come_once_an_interval(broker: Running) -> None:
         assert client.heartbeats == 2
 
 
-def test_a_silent_client_is_let_go(broker: Running) -> None:
-    with Client(broker.address, heartbeat_interval=1000) as client:
+def test_a_silent_client_is_let_go(each: Running) -> None:
+    with Client(each.address, heartbeat_interval=1000) as client:
         client.send(say.identify({"heartbeat_interval": 1000}))  # again: not a second row of heartbeats
         assert client.response() == b"OK"
-        begin = time.monotonic()
-        while client.sock.recv(100):
+        begin = each.monotonic()
+        while client.sock.recv(100):  # a heartbeat, which it does not answer
             pass
-        assert 1.9 < time.monotonic() - begin < 4
+        assert 1.9 < each.monotonic() - begin < 4
 
 
 def test_an_identify_that_is_too_big_is_refused_before_its_body_comes(broker: Running) -> None:

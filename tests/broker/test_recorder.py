@@ -185,9 +185,11 @@ def test_a_file_that_cannot_be_written_is_told(start: Start, tmp_path: Path) -> 
 
 def test_a_folder_that_is_missing_or_not_writable_is_told_at_the_start(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BrokerError, match=r"--trace-folder .*/missing: No such file or directory; make it, or let"):
+    with pytest.raises(
+        BrokerError, match=r"--trace-folder: .*/missing: No such file or directory; create it or make it"
+    ):
         start(trace_folder=str(tmp_path / "missing"))
-    with pytest.raises(BrokerError, match=r"--trace-folder .*/file: Not a directory; make it, or let this user write"):
+    with pytest.raises(BrokerError, match=r"--trace-folder: .*/file: Not a directory; create it or make it writable"):
         start(trace_folder=str(tmp_path / "file"))
     with pytest.raises(LogError, match="name a folder that this user may write to"):
         start(data_path=str(tmp_path / "file" / "log"))

@@ -254,7 +254,7 @@ def test_heartbeats_come_once_an_interval_and_through_the_layers(start: Start, c
         ({"tls_cert": "x", "tls_key": "y", "tls_client_auth_policy": "maybe"}, "require-verify"),
         ({"tls_cert": "x", "tls_key": "y", "tls_client_auth_policy": "require"}, "--tls-root-ca-file"),
         ({"tls_min_version": "ssl3.0"}, "tls1.2"),
-        ({"tls_cert": "/nowhere/c", "tls_key": "/nowhere/k"}, "--tls-cert /nowhere/c: No such file"),
+        ({"tls_cert": "/nowhere/c", "tls_key": "/nowhere/k"}, "--tls-cert: cannot read /nowhere/c: No such file"),
         ({"tls_cert": __file__, "tls_key": __file__}, "test_transport.py"),
         ({"plain_http": True}, "--tls-required"),
         ({"retain_bytes": 1}, "--data-path"),

@@ -39,7 +39,7 @@ def test_limits_are_set_by_flags() -> None:
 @pytest.mark.parametrize(
     ("flags", "remedy"),
     [
-        (["--msg-timeout", "1h"], "--msg-timeout is between 1ms and 15m, not '1h'"),
+        (["--msg-timeout", "1h"], "--msg-timeout must be between 1ms and 15m, not '1h'"),
         (["--retain-age", "0s", "--data-path", "x"], "such as 36h, not '0s'"),
         (["--retain-bytes", "9"], "--data-path"),
     ],

@@ -35,4 +35,4 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     monkeypatch.setattr("srtm.cli.servers.calibrate._broker", lambda: pytest.fail("a broker was started"))
     for out in (tmp_path / "nowhere" / "x", tmp_path):
         assert run(["calibrate", "--out", str(out)]) == 2
-        assert f"--out {out}: " in capfd.readouterr().err
+        assert f"--out: cannot write {out}; " in capfd.readouterr().err

@@ -80,9 +80,14 @@ def test_without_the_page() -> None:
 def test_all_that_is_wrong_is_said_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["controller", "--tcp-port", "70000", "--lease-s", "0", "--exchange-s", "nan", "--safe-share", "2"]) == 2
     said = capfd.readouterr().err
-    for name, value in {"tcp_port": "70000", "lease_s": "0.0", "exchange_s": "nan", "safe_share": "2.0"}.items():
-        assert re.search(rf"{name} is .*?, not {value}", said), said
-    with pytest.raises(InputError, match="http_port"):
+    for name, value in {
+        "--tcp-port": "70000",
+        "--lease-s": "0.0",
+        "--exchange-s": "nan",
+        "--safe-share": "2.0",
+    }.items():
+        assert re.search(rf"{name} must be .*?, not {value}", said), said
+    with pytest.raises(InputError, match="--http-port"):
         ControllerOptions(http_port=-1)
 
 

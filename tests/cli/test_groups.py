@@ -45,7 +45,7 @@ def test_groups_are_printed_written_and_read_with_drift_and_bad_topics(trace: Pa
     done = srtm("groups", tmp_path / "t.parquet", "--out", out)
     assert done.returncode == 1
     assert "srtm: topic 'bad': 1 of 1 messages have no arrival_ns" in done.stderr
-    assert "topic: 10 groups hold 60 of 60 publishers" in done.stdout
+    assert "topic: 10 groups with 60 of 60 publishers" in done.stdout
     assert "p-g1 is split into g-p06 (6), g-p00 (1)" in done.stdout
     assert "p00 moved from p-g1 to g-p00" in done.stdout
     told = json.loads(out.read_text())

@@ -38,7 +38,7 @@ def test_a_log_of_cars_becomes_a_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert (said["rows"], said["messages"], said["topics"], said["publishers"]) == (301, 300, 1, 3)
     assert (said["first"], said["last"]) == ("2023-11-14T22:13:20.000000001Z", "2023-11-14T22:18:19.000000001Z")
     assert [line["reason"] for line in said["rejected"]] == ["unparsable arrival_ns"]
-    assert "srtm: 1 rows were left out:\n  unparsable arrival_ns: 1\n" in printed.err
+    assert "srtm: rejected 1 row:\n  unparsable arrival_ns: 1\n" in printed.err
     assert "cars.log: at = 'yesterday'" in printed.err
     (topic,) = load(out)
     assert topic.topic == "cars"
@@ -52,7 +52,7 @@ def test_a_log_of_cars_becomes_a_trace(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_line_for_people_says_when() -> None:
     done = Imported(Path("x"), 2, 1_001, 1_000, (), {}, 1, 25, 17 * 10**17, 17 * 10**17 + 1, 5_000)
     assert _summary(done, 1.23) == (
-        "x: 1,000 messages of 1,001 rows in 2 files; topics 1, publishers 25;"
+        "x: 1,000 messages from 1,001 rows in 2 files; 1 topic, 25 publishers;"
         " from 2023-11-14T22:13:20.000000000Z to 2023-11-14T22:13:20.000000001Z; 5,000 bytes, in 1.2 s"
     )
 
@@ -60,10 +60,14 @@ def test_the_line_for_people_says_when() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--column", "publisher"], 2, "--column publisher: write it as NAME=COLUMN, as in --column publisher=device"),
-        (["--column", "topic=a", "--column", "topic=b"], 2, "--column topic is given twice, as a and as b"),
-        (["--unit", "s", "--unit", "ms"], 2, "--unit s: write it as NAME=UNIT, as in --unit release_ns=ms"),
-        (["--delimiter", ";;"], 2, "--delimiter ;;: give one character, or the word tab"),
+        (
+            ["--column", "publisher"],
+            2,
+            "invalid --column 'publisher'; write NAME=COLUMN, as in --column publisher=device",
+        ),
+        (["--column", "topic=a", "--column", "topic=b"], 2, "--column topic is given twice: a and b"),
+        (["--unit", "s", "--unit", "ms"], 2, "invalid --unit 's'; write NAME=UNIT, as in --unit release_ns=ms"),
+        (["--delimiter", ";;"], 2, "--delimiter must be one character or the word tab, not ';;'"),
         (["--out", "/nowhere/x"], 2, "folder /nowhere does not exist; create it first"),
         (["absent.csv"], 1, "absent.csv does not exist: check the name"),
     ],

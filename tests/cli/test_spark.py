@@ -38,17 +38,17 @@ def test_up_is_used_until_down(tmp_path: Path) -> None:
         assert "JAVA_HOME=/nonexistent" in srtm("profile", trace, "--master", "local[1]", **nowhere).stderr
     finally:
         down = srtm("spark", "down", **cache)
-    assert down.stdout == f"process {facts['pid']} has ended\n"
-    assert srtm("spark", "status", **cache).stdout == "no server is running: start one with srtm spark up\n"
+    assert down.stdout == f"stopped process {facts['pid']}\n"
+    assert srtm("spark", "status", **cache).stdout == "no server is running; start one with srtm spark up\n"
     assert srtm("spark", "down", **cache).stdout == "no server is running\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("profile t.parquet --spark-conf memory", "write it as spark.name=value"),
+        ("profile t.parquet --spark-conf memory", "write spark.name=value"),
         ("spark up --idle never", "'never' is not a duration"),
-        ("spark up --idle 0s", "longer than nothing"),
+        ("spark up --idle 0s", "must be above 0"),
     ],
 )
 def test_bad_usage_is_exit_code_2(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,14 +33,14 @@ def test_synth_writes_the_workload_that_was_asked_for(tmp_path: Path, capsys: py
 
 def test_messages_instead_of_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["trace", "synth", "--process", "periodic", "--messages", "2e4", "--out", str(tmp_path / "t")]) == 0
-    assert "20,000 messages of 1,000 publishers over 2 s" in capsys.readouterr().out
+    assert "20,000 messages from 1,000 publishers over 2 s" in capsys.readouterr().out
 
 
 def test_an_existing_file_is_not_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "t.parquet"
     out.write_text("mine")
     assert run(["trace", "synth", "--duration", "1s", "--out", str(out)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists; choose another name" in capsys.readouterr().err
     assert out.read_text() == "mine"
     assert run(["trace", "synth", "--duration", "1s", "--force", "--out", str(out)]) == 0
     assert len(load(out)) == 1
@@ -52,7 +52,7 @@ def test_an_existing_file_is_not_overwritten_unasked(tmp_path: Path, capsys: pyt
         ("--publishers 0", "publishers = 0"),
         ("--process often", "it must be poisson or periodic"),
         ("--duration soon", "'soon' is not a duration"),
-        ("--duration 1s --messages 5", "not both"),
+        ("--duration 1s --messages 5", "exclude each other"),
         ("--messages 0", "between 1 and 1e15"),
         ("--jitter 1h", "must not exceed"),
         ("--rate many", "--rate"),
@@ -69,7 +69,7 @@ def test_bad_usage_is_exit_code_2_and_one_clear_line(
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["trace", "synth", "--out", str(tmp_path / "no" / "t.parquet")]) == 2
-    assert "folder that exists" in capsys.readouterr().err
+    assert "existing folder" in capsys.readouterr().err
 
 
 def test_interrupted_it_leaves_no_file(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_interrupted_it_leaves_no_file(tmp_path: Path) -> None:
 
 def test_devices_are_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["trace", "synth", "--duration", "1s", "--force", "--out", "/dev/null"]) == 2
-    assert "give the name of a file" in capsys.readouterr().err
+    assert "give a file in an existing folder" in capsys.readouterr().err
     assert Path("/dev/null").is_char_device()
 
 

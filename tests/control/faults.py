@@ -136,7 +136,7 @@ class Run:
             self.seed,
             self.faults,
             sum(publisher.sent for publisher in world.publishers.values()),
-            sum(len(times) for times in world.releases.values()),
+            sum(len(times) for times in world.record.releases.values()),
             len(self.lives),
             self.overdrawn,
             self.starved,
@@ -183,9 +183,9 @@ class Run:
 
     def faulty(self, on: bool) -> None:
         world, rng = self.world, self.rng
-        world.loss = rng.choice([0.0, 0.1, 0.4]) if on else 0.0
-        world.doubling = rng.choice([0.0, 0.3]) if on else 0.0
-        world.longest_delay_ns = rng.choice([5, 200, 4_000]) * NS_PER_MS if on else 5 * NS_PER_MS
+        world.network.loss = rng.choice([0.0, 0.1, 0.4]) if on else 0.0
+        world.network.doubling = rng.choice([0.0, 0.3]) if on else 0.0
+        world.network.longest_delay_ns = rng.choice([5, 200, 4_000]) * NS_PER_MS if on else 5 * NS_PER_MS
 
     def _one_fault(self) -> None:
         rng = self.rng
@@ -205,8 +205,8 @@ class Run:
         elif kind == "pause":
             world.pause_broker(name, rng.randrange(1, 6 * NS_PER_S))
         elif kind == "cut":
-            world.cut.add(name)
-            world.at(rng.randrange(1, 9 * NS_PER_S), world.cut.discard, name)
+            world.network.cut.add(name)
+            world.at(rng.randrange(1, 9 * NS_PER_S), world.network.cut.discard, name)
         elif kind == "controller" and world.controller:
             world.kill_controller()
             world.at(rng.randrange(1, 6 * NS_PER_S), self._start_controller)
@@ -301,7 +301,7 @@ class Run:
     def _heal(self) -> None:
         world = self.world
         self.faulty(False)
-        world.cut.clear()
+        world.network.cut.clear()
         for name in list(world.paused):
             world.resume_broker(name)
         self._start_controller()
@@ -367,13 +367,13 @@ class Run:
 
     def _served(self, name: str, began_ns: int) -> float:
         whole = Limiter(self.lives[self.current[name]].contract.bucket, began_ns, 0)
-        ideal = [whole.admit(at) for at in self.world.arrivals.get(name, ()) if at >= began_ns]
+        ideal = [whole.admit(at) for at in self.world.record.arrivals.get(name, ()) if at >= began_ns]
         most = sum(release_ns <= self.world.now_ns for release_ns in ideal)
-        released = sum(release_ns > began_ns for release_ns, _, _ in self.world.releases.get(name, ()))
+        released = sum(release_ns > began_ns for release_ns, _, _ in self.world.record.releases.get(name, ()))
         return released / most if most else 1.0
 
     def _excess(self, birth: int) -> float:
-        times = np.array(sorted(self.world.released_under.get(birth, ())), np.int64)
+        times = np.array(sorted(self.world.record.released_under.get(birth, ())), np.int64)
         if not len(times):
             return -1.0
         (_, first), *changes = self.lives[birth].ceilings

@@ -81,7 +81,7 @@ class World:
             publisher.declared = DeclaredPublisher(name, rate)
 
     def conforms(self, topic: str) -> bool:
-        times = np.sort(np.array([time for time, _, _ in self.cluster.releases[topic]], np.int64))
+        times = np.sort(np.array([time for time, _, _ in self.cluster.record.releases[topic]], np.int64))
         return bool(largest_excess(times, Timeline(self.contracts[topic].bucket)).conforms)
 
 
@@ -107,12 +107,12 @@ def test_a_broker_that_is_cut_off_falls_to_its_safe_share_and_gets_it_back() -> 
     world.publish("t", 20, rate=6)
     world.run(5)
     before = world.r("t", "broker-1")
-    world.cluster.cut.add("broker-1")
+    world.cluster.network.cut.add("broker-1")
     world.run(LEASE_S + 0.5)
     assert world.r("t", "broker-1") == pytest.approx(before / 2, rel=0.01)
     world.run(2)
     assert world.r("t", "broker-2") >= 70  # all but the safe part of what broker-1 may have been granted last
-    world.cluster.cut.discard("broker-1")
+    world.cluster.network.cut.discard("broker-1")
     world.run(3)
     assert world.r("t", "broker-1") > 0.8 * before
     assert world.conforms("t")

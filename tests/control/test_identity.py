@@ -146,9 +146,9 @@ def test_shares_come_back_without_the_adaptor(fault: str) -> None:
         city.world.kill_broker("broker-1")
         city.world.start_broker("broker-1")
     else:
-        city.world.cut.add("broker-1")
+        city.world.network.cut.add("broker-1")
         city.world.run(LEASE_S + 1)
-        city.world.cut.clear()
+        city.world.network.cut.clear()
     city.world.run(patience_s(LEASE_S, 1.0))
     assert city.at_home() >= 0.99
 
@@ -165,7 +165,7 @@ def test_brokers_take_turns_if_there_are_fewer_tokens_than_brokers() -> None:
         publisher.topic = "t"  # they said that they would publish something else
         world._connect(publisher, f"broker-{number + 1}")
     world.run(60)
-    served = {broker for _, broker, _ in world.releases["t"]}
+    served = {broker for _, broker, _ in world.record.releases["t"]}
     assert served == set(world.brokers)
     longest = max(len(broker.topics["t"].waiting) for broker in world.brokers.values())
     assert longest < 100  # of 300
@@ -211,8 +211,7 @@ def test_a_broker_that_was_called_dead_and_is_not_is_asked_again_and_cut() -> No
 def test_a_broker_whose_clock_was_set_back_is_heard_after_a_restart() -> None:
     city = City()
     city.world.kill_broker("broker-1")
-    city.world.start_broker("broker-1")
-    city.world.brokers["broker-1"].started_ns -= 10**11
+    city.world.start_broker("broker-1", set_back_ns=10**11)
     city.world.run(3)
     assert city.controller.members["broker-1"].status == "alive"
     assert city.controller.members["broker-1"].incarnation == city.world.brokers["broker-1"].started_ns

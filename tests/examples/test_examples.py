@@ -39,7 +39,7 @@ def test_the_readme_shows_what_the_example_prints() -> None:
 def test_a_publisher_and_a_subscriber() -> None:
     with running() as broker:
         address = f"127.0.0.1:{broker.broker.tcp_port}"
-        assert run("publisher.py", address) == "3 messages are acknowledged\n"
+        assert run("publisher.py", address) == "3 messages acknowledged\n"
         assert run("subscriber.py", address) == "green\nyellow\nred\n"
 
 

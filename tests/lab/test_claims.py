@@ -53,7 +53,7 @@ def test_every_exception_is_about_a_claim_that_exists() -> None:
 
 def test_a_claim_that_compares_says_what_it_lacks(found: dict[str, Rows]) -> None:
     alone = judge(named(["fig7b"]), {"fig7b": found["fig7b"]})
-    assert {verdict.ours for verdict in alone if verdict.holds is None} == {"run fig7a as well"}
+    assert {verdict.ours for verdict in alone if verdict.holds is None} == {"also needs fig7a"}
     assert any(verdict.holds is not None for verdict in alone)
 
 

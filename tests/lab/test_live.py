@@ -160,7 +160,8 @@ def test_only_some_results_have_a_live_form() -> None:
     assert [result.name for result in named_live(["all"])] == list(live())
     assert [result.name for result in named_live(["fig9"])] == ["fig9a-live"]
     with pytest.raises(
-        InputError, match=r"fig7a and fig7b .* cannot be run live: kernel_time, fig6a, fig9a, table1 can"
+        InputError,
+        match=r"fig7a and fig7b .* cannot run live; results with a live form: kernel_time, fig6a, fig9a, table1",
     ):
         named_live(["fig7"])
 
@@ -168,10 +169,13 @@ def test_only_some_results_have_a_live_form() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fig11", "--live"], "fig11a and fig11b cannot be run live"),
-        (["fig6a", "--publishers", "5"], "publishers: only a live run can be scaled; say --live"),
+        (["fig11", "--live"], "fig11a and fig11b cannot run live"),
+        (["fig6a", "--publishers", "5"], "publishers: only for live runs; add --live"),
         (["fig6a", "--live", "--brokers", "0", "--slo", "-1ms"], "'-1ms'"),
-        (["fig6a", "--live", "--brokers", "0", "--rate", "nan"], "rate_mps = nan: it must be positive; brokers = 0"),
+        (
+            ["fig6a", "--live", "--brokers", "0", "--rate", "nan"],
+            "rate_mps must be positive, not nan; brokers must be positive, not 0",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(

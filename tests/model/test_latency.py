@@ -30,7 +30,7 @@ def test_the_sketch_of_nothing() -> None:
 
 @pytest.mark.parametrize("flat", [[1], [1, 2, 3], [2**40, 1], [-1, 1]])
 def test_a_list_that_is_no_sketch_is_refused(flat: list[int]) -> None:
-    with pytest.raises(InputError, match="bins and counts in turn"):
+    with pytest.raises(InputError, match="alternating list of bins and counts"):
         Sketch.read(flat)
 
 

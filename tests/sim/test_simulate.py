@@ -131,5 +131,5 @@ def test_brokers_whose_publishers_are_silent_are_within_any_slo() -> None:
 def test_a_bucket_too_small_to_split_ends_without_an_answer() -> None:
     case = topic()
     tiny = Topic(case.publishers, case.arrivals, TokenBucket.of(case.bucket.r, 2))
-    with pytest.raises(PlacementError, match="b, are too small for this topic"):
+    with pytest.raises(PlacementError, match="b, is too small for this topic"):
         simulate(tiny, SIX, "lb")

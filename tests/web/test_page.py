@@ -14,6 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from srtm.model.placement import POLICIES
 from tests.broker.running import running
 from tests.control.discovery.transcripts import Service
 from tests.control.running import controller_with_page
@@ -57,7 +58,7 @@ def broker(served: Service, name: str, tcp: str = "0", http: str = "0") -> Itera
 def create(page: Page, name: str, r: float, b: float, slo_ms: float, **choices: str) -> None:
     page.get_by_role("button", name="New topic…").click()
     dialog = page.get_by_role("dialog", name="New topic")
-    for label, value in {"Name": name, "r (tokens a second)": r, "b (tokens)": b, "SLO (ms)": slo_ms}.items():
+    for label, value in {"Name": name, "r (tokens per second)": r, "b (tokens)": b, "SLO (ms)": slo_ms}.items():
         dialog.get_by_label(label, exact=True).fill(str(value))
     for label, choice in choices.items():
         dialog.get_by_label(label).select_option(choice)
@@ -78,7 +79,7 @@ def test_a_topic_is_created_fitted_and_outlives_a_broker(browser: Browser) -> No
         expect(page.get_by_role("row", name=re.compile("broker-1 ● alive"))).to_be_visible()
         create(page, "junctions", 3000, 600, 300)
         create(page, "parking", 150, 50, 300, Fitting="none")
-        expect(page.locator("#news")).to_contain_text("Topic parking was created.")
+        expect(page.locator("#news")).to_contain_text("Created topic parking.")
         expect(topic_row(page, "junctions")).to_contain_text("placed")
 
         address = f"http://127.0.0.1:{served.http}"
@@ -96,7 +97,7 @@ def test_a_topic_is_created_fitted_and_outlives_a_broker(browser: Browser) -> No
         for part in ("access", "processing", "total"):
             line = page.locator("figure", has_text=f"({part})").locator("path.p99")
             expect(line).to_have_attribute("d", re.compile(r"^M[\d.]+ [\d.]+L"))
-        page.get_by_role("button", name="Ask the model").click()
+        page.get_by_role("button", name="Predict").click()
         expect(page.locator("#prices tbody tr")).to_have_count(3)
         expect(page.get_by_role("row", name=re.compile(r"^2 \(now\)"))).to_contain_text("✓ met")
         page.evaluate("scrollTo(0, 0)")
@@ -160,7 +161,7 @@ def test_what_an_operator_does_is_asked_first_and_written_down(browser: Browser)
         source = dialog.get_by_label("From").input_value()
         target = {"one": "two", "two": "one"}[source]
         dialog.get_by_label("To").select_option(target)
-        dialog.get_by_label("How many").fill("2")
+        dialog.get_by_label("Number of publishers").fill("2")
         dialog.get_by_role("button", name="Move").click()
         expect(page.locator("#events")).to_contain_text(f"2 publishers to {target}")
 
@@ -187,10 +188,12 @@ def test_with_a_token_nothing_is_done_without_it(browser: Browser) -> None:
     with controller_with_page(token=TOKEN) as (served, url), looking(browser, url) as page:
         create(page, "t", 100, 10, 5)
         dialog = page.get_by_role("dialog", name="New topic")
+        assert sorted(dialog.get_by_label("Policy").locator("option").all_text_contents()) == sorted(POLICIES)
+        assert dialog.get_by_label("Policy").input_value() == "srtm"
         expect(dialog).to_be_visible()  # the browser itself wants the field to be filled
         dialog.get_by_label("Token", exact=True).fill("wrong")
         dialog.get_by_role("button", name="Create").click()
-        expect(dialog.get_by_role("alert")).to_have_text("The controller wants its token.")
+        expect(dialog.get_by_role("alert")).to_have_text("The controller requires a valid token.")
         assert get(served, "/v1/topics")["topics"] == []
         dialog.get_by_label("Token", exact=True).fill(TOKEN)
         dialog.get_by_role("button", name="Create").click()
@@ -309,7 +312,7 @@ def test_a_page_outlives_its_controller(browser: Browser) -> None:
         page.goto(url)
         expect(page.locator("#link")).to_have_text("● live")
         first.close()
-        expect(page.locator("#link")).to_contain_text("✕ no controller")
+        expect(page.locator("#link")).to_contain_text("✕ controller unreachable")
         with controller_with_page(**ports) as (again, _):
             contract = {"r": 100, "b": 10}
             httpx.put(f"http://127.0.0.1:{again.http}/v1/topics/t", json=contract, trust_env=False).raise_for_status()

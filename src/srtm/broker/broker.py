@@ -24,9 +24,11 @@ from srtm.broker.listener import Listener
 from srtm.broker.message import ids
 from srtm.broker.options import settled
 from srtm.broker.poller import Poller
+from srtm.broker.statistics import BrokerStatistics
 from srtm.broker.ticks import Ticks
 from srtm.broker.topics import Topics
 from srtm.broker.turn import Turn
+from srtm.net.alarm import Alarm
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,11 +52,12 @@ class Broker:
         loop: asyncio.AbstractEventLoop,
         clock: Clock = time,
         poller: Callable[..., Poller] = Poller,
+        alarm: Callable[..., Alarm] = Alarm,
     ) -> None:
         self.options = options = settled(options)
         self.started_ns = clock.time_ns()
         self.tcp_port = self.http_port = self.https_port = 0
-        self.turn = turn = Turn(loop, clock.time_ns)
+        self.turn = turn = Turn(loop, clock.time_ns, alarm)
         self.poller = poller(loop, self._take_turn, clock.time_ns)
         engine = engine_of(options, turn, self.poller)
         self.topics = Topics(turn, engine, options.max_held_messages, options.max_held_bytes)
@@ -65,7 +68,7 @@ class Broker:
 
             self.durable = Durable(Path(options.data_path), options, self.topics, turn, groups)
         self.control = Control(options, self.topics, turn, groups, self.started_ns)
-        self.intake = Intake(self.topics, ids(secrets.randbits(62)).__next__, engine, self.durable)
+        self.intake = Intake(self.topics, turn, ids(secrets.randbits(62)).__next__, self.durable)
         self.clients = Clients(options, turn, self.poller, self.topics, self.intake, self.control)
         self._ticks = Ticks(turn, clock, self.topics, self.control, self.clients.heartbeats)
         self._listener: Listener | None = None
@@ -118,6 +121,21 @@ class Broker:
         return any(
             topic.limiter is not None and any(message.arrival_ns < late_ns for message in topic.arrived)
             for topic in self.turn.to_drain
+        )
+
+    def statistics(self, topic: str | None = None, *, clients: bool = False) -> BrokerStatistics:
+        """A snapshot, of all topics or of one; with `clients`, it lists publishers, and channels list consumers."""
+        now_ns, engine, connections = self.turn.now_ns(), self.topics.engine, self.clients.connections
+        topics = [each for name, each in sorted(self.topics.items()) if topic in (None, name)]
+        publishers = [each for each in connections.values() if each.published] if clients else []
+        return BrokerStatistics(
+            self.started_ns,
+            len(connections),
+            self.clients.buffers.unstamped,
+            self.turn.lag_ns,
+            engine.statistics() if engine else None,
+            tuple(each.statistics(now_ns, clients=clients) for each in topics),
+            tuple(each.statistics() for each in publishers) if clients else None,
         )
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from srtm.broker.statistics import ChannelStatistics
 from srtm.protocol.frames import MAX_ATTEMPTS
 from srtm.protocol.names import ephemeral
 from srtm.protocol.server import failed
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.disk.cursor import Cursor
     from srtm.broker.message import Message
+    from srtm.broker.statistics import ClientStatistics
     from srtm.errors import ProtocolError
 
 _AT_ONCE = 32  # messages handed over between two looks at what a consumer has not read yet
@@ -54,6 +56,9 @@ class Consumer(Protocol):
 
     def close(self) -> None:
         """Disconnect it."""
+
+    def statistics(self) -> ClientStatistics:
+        """A snapshot of the client."""
 
 
 class Channel:
@@ -88,6 +93,24 @@ class Channel:
     def held(self) -> int:
         """Messages that take memory here and are not with a consumer."""
         return len(self.queue) + len(self.deferred)
+
+    def statistics(self, *, clients: bool = False) -> ChannelStatistics:
+        """A snapshot; with `clients`, it lists the consumers."""
+        return ChannelStatistics(
+            self.name,
+            self.depth,
+            self.flying,
+            len(self.deferred),
+            self.messages,
+            self.requeued,
+            self.timed_out,
+            self.finished,
+            self.dropped,
+            self.lost,
+            self.paused,
+            len(self.consumers),
+            tuple(consumer.statistics() for consumer in self.consumers) if clients else None,
+        )
 
     def put(self, messages: list[Message], now_ns: int) -> int:
         """Take messages from the topic; a channel that nobody will miss drops what it cannot hold. How many."""

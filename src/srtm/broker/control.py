@@ -28,8 +28,8 @@ from srtm.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from srtm.broker import statistics
     from srtm.broker.options import BrokerOptions
+    from srtm.broker.statistics import SecondStatistics, TopicStatistics
     from srtm.broker.topic import Topic
     from srtm.broker.topics import Topics
     from srtm.broker.turn import Turn
@@ -141,7 +141,7 @@ class Control:
                     self.migrate(move.topic, move.publishers, move.to)
         self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
         self._turn.wake()
-        return self._answer(said, refused, mono_ns)
+        return self._answer(said, refused, now_ns, mono_ns)
 
     def check_lease(self, now_ns: int, mono_ns: int) -> None:
         """Cut every share to its safe part once the lease is over."""
@@ -259,9 +259,10 @@ class Control:
             return max(0, gift_ntok - share.b_ntok)
         return topic.limit(share, now_ns, gift_ntok)
 
-    def _answer(self, said: Exchange, refused: dict[str, str], mono_ns: int) -> Answer:
-        topics, engine = self._topics, self._topics.engine
-        rates = {topic.name: topic.recent.last_messages for topic in topics.values()}
+    def _answer(self, said: Exchange, refused: dict[str, str], now_ns: int, mono_ns: int) -> Answer:
+        topics = self._topics
+        engine = topics.engine.statistics() if topics.engine else None
+        rates = {name: topic.rate_mps for name, topic in topics.items()}
         return Answer(
             self._name,
             self._started_ns,
@@ -270,7 +271,7 @@ class Control:
             mono_ns,
             self._version,
             {
-                name: self._report(topics[name], holding, said)
+                name: self._report(topics[name].statistics(now_ns), holding, said)
                 for name, holding in self._holdings.items()
                 if name in topics
             },
@@ -287,31 +288,27 @@ class Control:
             stores=topics.disk is not None,
         )
 
-    def _report(self, topic: Topic, holding: _Holding, said: Exchange) -> TopicReport:
+    def _report(self, topic: TopicStatistics, holding: _Holding, said: Exchange) -> TopicReport:
         here = self._publishers.get(topic.name, {})
         listed = said.recall or topic.name in said.roll
         return TopicReport(
             holding.birth,
             *holding.stamp,
-            Share.of(topic.limiter.bucket) if topic.limiter else None,
+            Share.of(topic.limit),
             holding.safe,
             holding.surrendered_ntok,
-            len(topic.waiting) + topic.spooled,
+            topic.waiting,
             len(here),
-            topic.durable is not None,
-            topic.recent.last_messages,
-            topic.messages + len(topic.arrived),
-            [
-                _second(each)
-                for each in topic.recent.history
-                if each.number > said.heard and each.at_ns >= holding.since_ns
-            ],
+            topic.log is not None,
+            topic.rate_mps,
+            topic.arrived,
+            [_second(each) for each in topic.seconds if each.number > said.heard and each.at_ns >= holding.since_ns],
             [(name, self.groups.get(name)) for name in here] if listed else None,
         )
 
 
-def _second(second: statistics.Second) -> Second:
-    # Where no subscriber was there to be sent to, the wait for a token is all that is known.
+def _second(second: SecondStatistics) -> Second:
+    # Without a subscriber, the access delay is all that is known of the latency.
     latencies = second.total_sketch if second.total_sketch.counts else second.access_sketch
     return Second(
         second.number,

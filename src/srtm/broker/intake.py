@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from srtm.broker.engines.engine import Engine
     from srtm.broker.topic import Sender, Topic
     from srtm.broker.topics import Topics
+    from srtm.broker.turn import Turn
 
 
 class Store(Protocol):
@@ -39,14 +40,14 @@ class Store(Protocol):
 class Intake:
     """Accepts messages."""
 
-    __slots__ = ("_engine", "_next_id", "_store", "_topics")
+    __slots__ = ("_engine", "_known", "_next_id", "_store", "_topics", "_turn")
 
-    def __init__(
-        self, topics: Topics, next_id: Callable[[], bytes], engine: Engine | None = None, store: Store | None = None
-    ) -> None:
+    def __init__(self, topics: Topics, turn: Turn, next_id: Callable[[], bytes], store: Store | None = None) -> None:
         self._topics = topics
+        self._turn = turn
+        self._known = topics.by_name  # looked up here: a call less per message
         self._next_id = next_id
-        self._engine = engine
+        self._engine = topics.engine
         self._store = store
 
     def publish(
@@ -62,7 +63,11 @@ class Intake:
 
         PublishRefused if the topic or its engine does not take them, BrokerError if the topic cannot be had here.
         """
-        topic = self._topics.touch(name)
+        topic = self._known.get(name)
+        if topic is None:
+            topic = self._topics.touch(name)
+        else:
+            self._turn.to_drain[topic] = None
         if sender.too_full is not None and sender.too_full(topic):
             raise PublishRefused("topic is full", reason="full")
         if topic.later:

@@ -44,6 +44,25 @@ class Watched(Protocol):
         """Return its number."""
 
 
+class Epoll(Protocol):
+    """`select.epoll`, as far as it is used here."""
+
+    def fileno(self) -> int:
+        """Return its number."""
+
+    def register(self, fd: int, eventmask: int, /) -> None:
+        """Watch a socket."""
+
+    def unregister(self, fd: int, /) -> None:
+        """Watch it no more."""
+
+    def poll(self, timeout: float, maxevents: int, /) -> list[tuple[int, int]]:
+        """Return sockets that are ready."""
+
+    def close(self) -> None:
+        """Watch nothing."""
+
+
 class Turn(Protocol):
     """What a broker does with sockets that are ready."""
 
@@ -54,13 +73,19 @@ class Turn(Protocol):
 class Poller:
     """Calls `turn` with the readers of sockets that can be read."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, turn: Turn, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        turn: Turn,
+        now_ns: Callable[[], int] = time.time_ns,
+        epoll: Epoll | None = None,
+    ) -> None:
         self._loop = loop
         self._turn = turn
         self._now_ns = now_ns
         self._readers: dict[int, Reader] = {}
         self.began_ns = 0  # when it was last looked for those that are ready
-        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._epoll: Epoll | None = epoll or (select.epoll() if hasattr(select, "epoll") else None)
         if self._epoll is not None:
             loop.add_reader(self._epoll.fileno(), self._ready)
 

@@ -1,7 +1,10 @@
-"""What a topic did, second by second: rates, backlog, and latencies as they were.
+"""A broker's numbers: frozen snapshots, taken on demand, and the seconds that a topic's latencies are counted in.
 
-Values are kept as they come, one append a message, and summed up once a second; percentiles are exact. The history is
-ten seconds, which is the TB Adaptor's window.
+`Broker`, `Topic`, `Channel`, `Connection`, `Engine`, `Lane` and `Probe` each have a `statistics()` that returns one of
+these snapshots. `/stats`, `/metrics`, the controller's exchange and the tests read nothing else, so they agree.
+
+A topic keeps every latency of the current second, so percentiles are exact, and the summaries of the last ten seconds,
+which is the TB Adaptor's window.
 """
 
 from __future__ import annotations
@@ -19,27 +22,28 @@ from srtm.units import NANO_PER_TOKEN, NS_PER_S
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from srtm.model.bucket import TokenBucket
+
 HISTORY_S = 10
-_MOST = 200_000  # values of a second that are kept: what one core can carry, and more
+_MOST = 200_000  # latencies kept of one second: more than one core can carry
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class SecondStatistics:
     """One second of a topic."""
 
-    at_ns: int
+    at_ns: int  # when it ended
     messages: int
-    bytes: int
     released: int
     sent: int
     dropped: int
-    waiting: int
+    waiting: int  # at its end
     max_backlog_ntok: int
     largest_batch: int
     access: Distribution | None
     processing: Distribution | None
     total: Distribution | None
-    # For the controller, where the topic is under contract: what adds up over seconds and brokers.
+    # Of a topic under contract only: counts that add up over seconds and brokers.
     over: int = 0  # latencies above the SLO's limit
     access_sketch: Sketch = field(default_factory=Sketch)
     total_sketch: Sketch = field(default_factory=Sketch)
@@ -47,7 +51,7 @@ class Second:
 
     @property
     def number(self) -> int:
-        """The second, counted by the clock."""
+        """The second, counted by the broker's wall clock."""
         return self.at_ns // NS_PER_S
 
     @property
@@ -56,12 +60,144 @@ class Second:
         return self.max_backlog_ntok / NANO_PER_TOKEN
 
 
+@dataclass(frozen=True, slots=True)
+class ClientStatistics:
+    """One connection: a publisher, a consumer, or both."""
+
+    client_id: str
+    hostname: str
+    address: str
+    state: int  # nsqd's number
+    ready: int
+    in_flight: int
+    messages: int  # sent to it
+    finished: int
+    requeued: int
+    published: tuple[tuple[str, int], ...]  # messages by topic
+    connected_ns: int
+    msg_timeout_ms: int
+    sample_rate: int
+    deflate: bool
+    snappy: bool
+    tls: tuple[str, str] | None  # cipher suite and version
+    user_agent: str
+    permit: tuple[str, str] | None  # identity, and its URL, as the auth server named them
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """One channel of a topic."""
+
+    name: str
+    depth: int  # messages that wait for a consumer
+    in_flight: int
+    deferred: int
+    messages: int
+    requeued: int
+    timed_out: int
+    finished: int
+    dropped: int  # by an ephemeral channel that was full
+    lost: int  # deleted by retention before they were finished
+    paused: bool
+    consumers: int
+    clients: tuple[ClientStatistics, ...] | None  # None unless asked for
+
+
+@dataclass(frozen=True, slots=True)
+class LogExtent:
+    """The log of a disk topic: its identity, the oldest offset it keeps, the next one, and its size."""
+
+    log: str | None
+    begin: int
+    end: int
+    bytes: int  # approximately
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStatistics:
+    """Messages that a probe timed from publisher to consumer, over the last ten seconds."""
+
+    messages: int
+    end_to_end: Distribution | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    """A topic on its way to a delivery engine."""
+
+    kind: str
+    open: bool
+    reason: str | None  # why it is shut
+    unacknowledged: int
+    unacknowledged_bytes: int
+    in_log: int  # spooled messages: accepted, and not yet read back from the log
+    lost: int  # deleted by retention before the engine had them
+    probe: ProbeStatistics | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """A delivery engine, and the connection to it."""
+
+    kind: str
+    address: str
+    delivery: str  # where subscribers find it
+    connected: bool
+    unacknowledged: int
+    in_flight: int
+    acknowledged: int
+    resent: int
+    refused: int
+    reconnections: int
+    last_error: str | None
+    trouble: str | None  # why it takes no messages of all topics, or of one
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatistics:
+    """One topic at one broker."""
+
+    name: str
+    messages: int  # that came, counted at the end of a turn
+    arrived: int  # the same, with those of the turn under way
+    bytes: int
+    waiting: int  # for tokens, in memory or spooled
+    depth: int  # waiting, or released and held for a first channel
+    paused: bool
+    closed: bool  # under contract, and without a share here
+    limit: TokenBucket | None
+    tokens: float | None
+    late: int  # messages that came with an earlier time than one before them
+    log: LogExtent | None
+    lane: LaneStatistics | None
+    channels: tuple[ChannelStatistics, ...]
+    seconds: tuple[SecondStatistics, ...]  # the oldest first
+
+    @property
+    def rate_mps(self) -> int:
+        """Messages of the last whole second."""
+        return self.seconds[-1].messages if self.seconds else 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatistics:
+    """A broker and its topics."""
+
+    started_ns: int
+    connections: int
+    unstamped_reads: int  # reads without a kernel time
+    lag_ns: int  # how late the loop was at most, in the last second
+    engine: EngineStatistics | None
+    topics: tuple[TopicStatistics, ...]  # by name
+    publishers: tuple[ClientStatistics, ...] | None  # None unless asked for
+
+
 class Recent:
-    """The second that is running, and those before it."""
+    """The current second of a topic, and the ones before it."""
 
     __slots__ = (
         "access",
-        "bytes",
         "dropped",
         "history",
         "largest_batch",
@@ -73,16 +209,16 @@ class Recent:
     )
 
     def __init__(self) -> None:
-        self.history: deque[Second] = deque(maxlen=HISTORY_S)
+        self.history: deque[SecondStatistics] = deque(maxlen=HISTORY_S)
         self._clear()
 
     def _clear(self) -> None:
-        self.messages = self.bytes = self.released = self.sent = self.dropped = self.largest_batch = 0
+        self.messages = self.released = self.sent = self.dropped = self.largest_batch = 0
         self.access = array("q")
         self.processing = array("q")
         self.total = array("q")
 
-    def close(self, at_ns: int, waiting: int, max_backlog_ntok: int, slo_ns: int | None = None) -> Second:
+    def close(self, at_ns: int, waiting: int, max_backlog_ntok: int, slo_ns: int | None = None) -> SecondStatistics:
         """End the second; with an SLO, also sum it up for the controller."""
         access, total = np.frombuffer(self.access, np.int64), np.frombuffer(self.total, np.int64)
         processing = np.frombuffer(self.processing, np.int64)
@@ -95,10 +231,9 @@ class Recent:
                 "total_sketch": Sketch.of(total),
                 "processing_sketch": Sketch.of(processing),
             }
-        second = Second(
+        second = SecondStatistics(
             at_ns,
             self.messages,
-            self.bytes,
             self.released,
             self.sent,
             self.dropped,
@@ -121,7 +256,7 @@ class Recent:
 
     @property
     def full(self) -> bool:
-        """Whether more values of this second would only cost memory."""
+        """Whether more latencies of this second would only cost memory."""
         return len(self.total) >= _MOST
 
 

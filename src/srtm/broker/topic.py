@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain, groupby, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from srtm.broker.channel import Channel
 from srtm.broker.receipts import Sink, settle
-from srtm.broker.statistics import Recent
+from srtm.broker.statistics import Recent, TopicStatistics
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.protocol.names import ephemeral
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from srtm.broker.message import Message
+    from srtm.broker.statistics import LaneStatistics, LogExtent
 
 # What would wait longer than a second for tokens may as well wait with its publisher; few messages cost nobody much.
 _PATIENCE_S, _LEAST_WAITING = 1, 1_000
@@ -68,7 +69,7 @@ class Outlet(Protocol):
     def release(self, now_ns: int) -> None:
         """Let the topic go on, unless the engine or a pause holds it."""
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> LaneStatistics:
         """A snapshot."""
 
 
@@ -86,7 +87,7 @@ class Backlog(Protocol):
 class Storage(Protocol):
     """The disk that keeps the topic's messages."""
 
-    def extent(self, topic: Topic) -> dict[str, Any]:
+    def extent(self, topic: Topic) -> LogExtent:
         """A snapshot of the topic's log."""
 
 
@@ -204,10 +205,37 @@ class Topic:
             behind_bytes += self.lane.bytes
         return len(self.waiting) + behind, self.waiting_bytes + behind_bytes
 
+    @property
+    def rate_mps(self) -> int:
+        """Messages of the last whole second."""
+        return self.recent.last_messages
+
+    def statistics(self, now_ns: int, *, clients: bool = False) -> TopicStatistics:
+        """A snapshot; with `clients`, its channels list their consumers."""
+        limiter = self.limiter
+        waiting = len(self.waiting) + self.spooled
+        return TopicStatistics(
+            self.name,
+            self.messages,
+            self.messages + len(self.arrived),
+            self.bytes,
+            waiting,
+            waiting + len(self.unclaimed),
+            self.paused,
+            self.closed,
+            limiter.bucket if limiter else None,
+            float(limiter.tokens(now_ns)) if limiter else None,
+            limiter.late if limiter else 0,
+            self.durable.extent(self) if self.durable else None,
+            self.lane.statistics() if self.lane else None,
+            tuple(channel.statistics(clients=clients) for _, channel in sorted(self.channels.items())),
+            tuple(self.recent.history),
+        )
+
     def end_second(self, now_ns: int) -> None:
         """Sum up the second that ends now, and begin the next."""
         peak_ntok = self.limiter.take_peak_ntok() if self.limiter else 0
-        self.recent.close(now_ns, len(self.waiting), peak_ntok, self.slo_ns)
+        self.recent.close(now_ns, len(self.waiting) + self.spooled, peak_ntok, self.slo_ns)
 
     def limit(self, bucket: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Set (r, b), or none; returns the nano-tokens that were given up."""

@@ -65,28 +65,28 @@ class Topics(Mapping[str, Topic]):
         self.contracts: Contracts | None = None
         self.on_change: Callable[[], None] | None = None  # topics or channels came or went
         self.on_topic: Callable[[Topic], None] | None = None  # a topic was made: it may have channels elsewhere
-        self._topics: dict[str, Topic] = {}
+        self.by_name: dict[str, Topic] = {}  # for the intake alone, which looks up a topic per message
         self._turn = turn
         self._limits = max_messages, max_bytes
 
     def __getitem__(self, name: str) -> Topic:
         """Return the topic of that name."""
-        return self._topics[name]
+        return self.by_name[name]
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over names."""
-        return iter(self._topics)
+        return iter(self.by_name)
 
     def __len__(self) -> int:
         """Count topics."""
-        return len(self._topics)
+        return len(self.by_name)
 
     def touch(self, name: str) -> Topic:
         """Return the topic of that name, made if need be, to be drained at the end of this turn.
 
         BrokerError if the engine cannot have it, or if it was promised to be on disk and cannot be.
         """
-        topic = self._topics.get(name)
+        topic = self.by_name.get(name)
         if topic is None:
             topic = self._make(name)
         self._turn.to_drain[topic] = None
@@ -98,7 +98,7 @@ class Topics(Mapping[str, Topic]):
             engine.check_topic(name)
         if contracts is not None and (problem := contracts.refusal(name)):
             raise BrokerError(problem, topic=name)
-        topic = self._topics[name] = Topic(name, *self._limits)
+        topic = self.by_name[name] = Topic(name, *self._limits)
         if engine is not None:
             topic.lane, topic.later = engine.lane(topic), True
         if contracts is not None:
@@ -111,7 +111,7 @@ class Topics(Mapping[str, Topic]):
 
     def alive(self, topic: Topic) -> bool:
         """Whether a topic was not deleted; another one may have its name by now."""
-        return self._topics.get(topic.name) is topic
+        return self.by_name.get(topic.name) is topic
 
     def channel(self, topic: Topic, name: str) -> Channel:
         """Return the topic's channel of that name, made if need be; BrokerError if an engine delivers."""
@@ -129,7 +129,7 @@ class Topics(Mapping[str, Topic]):
 
     def replay(self, name: str, channel: str, offset: int, log: str | None = None) -> Channel:
         """Make a channel that begins at an offset of a disk topic; LogError if that is impossible."""
-        topic = self._topics.get(name)
+        topic = self.by_name.get(name)
         if topic is None or topic.durable is None or self.disk is None:
             raise LogError(f"topic {name!r} is not on disk: only disk topics can be replayed", topic=name)
         if not ephemeral(channel) or channel in topic.channels:
@@ -174,7 +174,7 @@ class Topics(Mapping[str, Topic]):
         """Delete a topic with its channels."""
         if not self.alive(topic):
             return
-        del self._topics[topic.name]
+        del self.by_name[topic.name]
         self._turn.farewells.forget(topic)
         for channel in list(topic.channels.values()):
             self.delete_channel(topic, channel)

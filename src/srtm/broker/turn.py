@@ -59,7 +59,9 @@ class Turn:
         "to_pump",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int], alarm: Callable[..., Alarm] = Alarm
+    ) -> None:
         self.loop = loop
         self.now_ns = now_ns
         self.to_drain: dict[Topic, None] = {}
@@ -74,7 +76,7 @@ class Turn:
         self.lag_ns = 0  # the largest delay of a tick in the last second
         self._limited: dict[Topic, int] = {}  # topics in which messages wait for tokens, and the time of the next one
         self._awake = False
-        self._alarm = Alarm(loop, self.end)
+        self._alarm = alarm(loop, self.end)
 
     def wake(self) -> None:
         """Have a turn soon: there is work that no socket has brought."""

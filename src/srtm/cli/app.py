@@ -11,6 +11,7 @@ import srtm
 from srtm.cli import lab, latency
 from srtm.cli.cluster import check, debug, generate, top, topic, up
 from srtm.cli.common import STOPPED
+from srtm.cli.extras import remedy
 from srtm.cli.help import App
 from srtm.cli.messages import load, pub, sub
 from srtm.cli.servers import broker, calibrate, controller
@@ -68,6 +69,12 @@ def run(arguments: list[str]) -> int:
     except InputError as error:
         print(f"srtm: {error}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        missing = remedy(arguments, error)
+        if missing is None:
+            raise
+        print(f"srtm: {missing}", file=sys.stderr)
+        return 1
     except (SRTMError, OSError) as error:
         print(f"srtm: {error}", file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ from srtm.net.backoff import Backoff
 try:
     import httpx
 except ImportError:
-    raise ImportError("srtm.client needs httpx: pip install 'srtm[client]'") from None
+    raise ImportError("srtm.client needs httpx: pip install 'srtm[client]'", name="httpx") from None
 
 DEFAULT_CONTROLLER = "http://127.0.0.1:4161"
 _TOGETHER_S = 0.003  # how long a question waits for others

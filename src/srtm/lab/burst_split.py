@@ -1,7 +1,7 @@
 """Beyond the paper: b split by each broker's own burst instead of in proportion to its rate.
 
-A group of 10 on three brokers is cut into 4, 3 and 3, by turns: a proportional share is a little too small where the
-four are.
+A group of 10 on three brokers is cut into 4, 3 and 3. A proportional share is slightly too small for the broker with
+four of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RULES = {"rate": "in proportion to rates", "burst": "by each broker's own burst"
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """p99 access delay at the worst broker, of the same placement under both rules."""
+    """p99 access delay at the worst broker, for one placement under both rules."""
     k = int(point["k"])
     topic = world.topic(population(point), seed, WITH_MARGIN)
     placed = world.spread(topic, "srtm", k, seed)
@@ -79,7 +79,7 @@ RESULTS = [
     Result(
         "burst_split",
         "Splitting b by bursts instead of rates",
-        "Where k does not divide a group, brokers differ in the burst that they get.",
+        "If k does not divide a group, brokers receive bursts of different sizes.",
         points(group_size=SIZES, k=KS),
         points(group_size=(10, 25), k=(3, 4, 5, 6)),
         run,

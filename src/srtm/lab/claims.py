@@ -1,4 +1,4 @@
-"""Claims judged: what the paper says, what it measured, what we did, and whether that holds."""
+"""Verdicts on claims: the paper's words, its number, our number, and whether the claim holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One claim, for one profile of b where a result has several; `holds` is None where it could not be judged."""
+    """One claim, for one profile of b if a result has several; `holds` is None if it could not be judged."""
 
     result: str
     b_at: str
@@ -24,19 +24,19 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """The verdict for people."""
+        """The verdict in words."""
         return {True: "holds", False: "does not hold", None: "not judged"}[self.holds]
 
 
 def judge(results: Iterable[Result], found: Mapping[str, Rows]) -> list[Verdict]:
-    """Every claim of these results; `found` may have rows of others, which some claims compare with."""
+    """Judge every claim of these results; `found` may hold rows of other results that claims compare with."""
     verdicts = []
     for result in results:
         for name, rows in found[result.name].variants().items():
             for claim in result.claims:
                 missing = [other for other in claim.needs if other not in found]
                 if missing:
-                    holds, ours = None, f"run {', '.join(missing)} as well"
+                    holds, ours = None, f"also needs {', '.join(missing)}"
                 else:
                     others = [found[other].variants()[name] for other in claim.needs]
                     holds, ours = claim.judge(rows, *others)

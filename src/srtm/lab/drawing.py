@@ -1,4 +1,4 @@
-"""What both ways of drawing have in common: which panels stand together, their colours, and the two themes."""
+"""Shared by both ways of drawing: how panels are grouped, their colours, and the two themes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from srtm.lab.result import Panel, Result, Rows
 
 OF_PAPER = ", paper"
-COLOURS = ("#e0792b", "#3b8ed0", "#2aa67a", "#c77dbb")  # seen on white and on black, and by the colour-blind
+COLOURS = ("#e0792b", "#3b8ed0", "#2aa67a", "#c77dbb")  # legible on white and black, and for colour-blind readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Drawn:
 
     @classmethod
     def of(cls, name: str, rows: Rows) -> Drawn:
-        """What a result draws of its rows."""
+        """The panels of a result, drawn from its rows."""
         result = known(name)
         return cls(result, {variant: result.draw(part) for variant, part in rows.variants().items()})
 
@@ -51,7 +51,7 @@ def families(found: Mapping[str, Rows]) -> dict[str, list[Drawn]]:
 
 
 def colours(panel: Panel) -> list[str]:
-    """A colour for every series; what the paper measured has that of what we did."""
+    """A colour for every series; the paper's series has the colour of ours."""
     names = list(dict.fromkeys(series.name.removesuffix(OF_PAPER) for series in panel.series))
     return [COLOURS[names.index(series.name.removesuffix(OF_PAPER)) % len(COLOURS)] for series in panel.series]
 

@@ -1,4 +1,4 @@
-"""Beyond the paper: fitting by the model first, from traffic of another minute, against fitting by measuring alone."""
+"""Beyond the paper: model-first fitting, predicted from another minute of traffic, against measured fitting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FITS = {"measure": "measured", "model": "model first"}
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """SRTM fitted both ways; the history is held to the same bucket."""
+    """Fit SRTM both ways; the history has the same bucket."""
     topic = world.topic(population(point), seed, WITH_MARGIN)
     earlier = world.topic(population(point), seed + EARLIER, WITH_MARGIN)
     history = type(earlier)(earlier.publishers, earlier.arrivals, topic.bucket)
@@ -47,7 +47,7 @@ RESULTS = [
     Result(
         "fast_fit",
         "Model-first fitting against measured fitting",
-        "The paper leaves models as a promising extension; ours predicts, and one round confirms.",
+        "The paper suggests models as an extension. Ours predicts a placement, and one round confirms it.",
         points(group_size=GROUP_SIZES),
         points(group_size=TINY),
         run,

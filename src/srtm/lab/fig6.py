@@ -1,4 +1,4 @@
-"""Fig. 6: the DRL penalty of Poisson workloads, 10 msg/s a publisher in single messages, on 1 to 6 idle brokers."""
+"""Fig. 6: the DRL penalty of Poisson workloads, 10 msg/s per publisher in single messages, on 1 to 6 idle brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KS = range(1, BROKERS + 1)
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """The topic on k brokers, its publishers in equal parts."""
+    """Split the publishers evenly over k brokers."""
     topic = world.topic(Population(int(point["publishers"])), seed)
     return [{**point, **facts(world.spread(topic, "lb", int(point["k"]), seed))}]
 

@@ -1,7 +1,7 @@
-"""Fig. 8: Conc against Max-Min on brokers that carry 10, 40, 50, 60, 70 and 80 kmsg/s already, in batches of 10.
+"""Fig. 8: Conc against Max-Min on brokers that already carry 10, 40, 50, 60, 70 and 80 kmsg/s, in batches of 10.
 
-Beside what each policy finds for itself, `how = "three"` has the split that the paper tells of: 8,000 publishers on
-brokers 1, 2 and 3.
+Besides each policy's own fit, `how = "three"` is the split that the paper describes: 8,000 publishers on brokers 1, 2
+and 3.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ RESULTS = [
     Result(
         f"fig8{panel}",
         f"Max-Min against Conc on loaded brokers, {process}, batch {batch}",
-        "Small topics fit one broker; split ones do better with equal parts than with equal loads.",
+        "Small topics fit on one broker; larger ones do better with equal parts than with equal loads.",
         points(process=[process], batch=[batch], publishers=PUBLISHERS),
         points(process=[process], batch=[batch], publishers=TINY),
         run,

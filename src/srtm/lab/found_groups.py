@@ -1,6 +1,6 @@
 """Beyond the paper: SRTM with groups found from arrival times, against groups declared by users, and none.
 
-Groups are found from traffic of another minute, by the function that the pipeline's job runs.
+Groups are found in another minute of traffic, by the function that the pipeline runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KNOWN = {"declared": "groups declared", "found": "groups found", "none": "no gro
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """The same traffic and policy with three kinds of knowledge."""
+    """Run the same traffic and policy with declared, found and no groups."""
     topic = world.topic(population(point), seed, WITH_MARGIN)
     earlier = world.topic(population(point), seed + EARLIER)
     ids = [publisher.id for publisher in earlier.publishers]

@@ -1,8 +1,8 @@
-"""Section 5.2: arrival times by the kernel against late stamps of user space.
+"""Section 5.2: kernel arrival times against late stamps in user space.
 
-The loop of a broker is modelled by its turns: a turn reads every message that has come, w each, stamps it as it is
-read, and then handles all of them, s each; now and then the process is not running at all. A bucket that is fed the
-late stamps takes messages that waited to be read for a burst. The paper gives no numbers.
+The model of a broker's loop is its turns: a turn reads every waiting message at w each, stamps it when it is read, and
+then handles all of them at s each. Now and then the process stalls. With late stamps, the bucket mistakes messages that
+waited to be read for a burst. The paper gives no numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-EVERY_MS = 100  # one stall in so much time
+EVERY_MS = 100  # time between stalls
 STALLS_MS = (0, 1, 2, 4, 8)
 
 
@@ -47,7 +47,7 @@ def _read_times(arrivals: Ints, stall_ns: int, every_ns: int, read_ns: int, mess
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """Access delays of the same messages by both clocks."""
+    """Access delays of the same messages under both kinds of stamps."""
     topic = world.topic(Population(2_000), seed)
     arrivals, model = topic.arrivals.times_ns, broker_model("paper-testbed").service
     read = np.empty_like(arrivals)

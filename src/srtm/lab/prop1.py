@@ -1,6 +1,6 @@
-"""Proposition 1 and Eq. (1): what a split costs, in theory and in simulation; 1,000 Poisson publishers, k = 1..6.
+"""Proposition 1 and Eq. (1): the cost of a split in theory and in simulation; 1,000 Poisson publishers, k = 1..6.
 
-The bucket is computed, not profiled: r is 1.1 times the rate, b the least for which 99 % of the messages do not wait.
+The bucket is computed, not profiled: r is 1.1 times the rate; b is the smallest for which 99 % of messages do not wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KS = range(1, BROKERS + 1)
 
 
 def smallest_b(batch: int) -> int:
-    """The least b that at most 1 % of the messages wait for: their place in the batch is any of 1..batch."""
+    """The smallest b with at most 1 % of messages waiting; a message has any position 1..batch in its batch."""
     b = batch
     while np.mean([md1.exceeds((b - j) / batch, RATE_MPS / R_MPS) for j in range(1, batch + 1)]) > TAIL:
         b += 1
@@ -36,7 +36,7 @@ def smallest_b(batch: int) -> int:
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """Mean delays of an even split; and S(t) against it, and against shares and assignments drawn at random."""
+    """Mean delays of an even split; S(t) compared with it, and with random shares and assignments."""
     k, batch = int(point["k"]), int(point["batch"])
     whole = TokenBucket.of(R_MPS, smallest_b(batch))
     shares = split(whole, [1] * k)
@@ -63,7 +63,7 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
 
 
 def _violations(found: Penalty) -> int:
-    """Arrivals at which S(t) exceeds S^(k)(t) by more than delays are rounded, 1 ns a message."""
+    """Arrivals at which S(t) exceeds S^(k)(t) by more than the rounding of delays, 1 ns per message."""
     one, several = found.one_sum(found.arrivals), found.split_sum(found.arrivals)
     return int((one > several + np.arange(1, len(one) + 1)).sum())
 

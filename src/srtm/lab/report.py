@@ -1,4 +1,4 @@
-"""The report: all figures and claims on one HTML page that is whole in itself, in light and dark."""
+"""The report: all figures and claims on one self-contained HTML page, in light and dark."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _READING = (
 
 
 def write_page(path: Path, found: Mapping[str, Rows], settings: Settings) -> None:
-    """The page of these results."""
+    """Write the page of these results."""
     verdicts = judge([known(name) for name in found], found)
     drawn = [each for together in families(found).values() for each in together]
     plots = [_figure(panel, variant) for each in drawn for variant, panel in each.panels.items()]
@@ -77,7 +77,7 @@ def write_page(path: Path, found: Mapping[str, Rows], settings: Settings) -> Non
 
 
 def write_claims(path: Path, found: Mapping[str, Rows], settings: Settings) -> None:
-    """The table of claims for a document."""
+    """Write the table of claims as Markdown."""
     verdicts = judge([known(name) for name in found], found)
     holds = sum(verdict.holds is True for verdict in verdicts)
     lines = [
@@ -96,7 +96,7 @@ def write_claims(path: Path, found: Mapping[str, Rows], settings: Settings) -> N
 
 
 def shown(value: Value) -> str:
-    """A value of a row, in a table."""
+    """A value of a row, formatted for a table."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

@@ -1,4 +1,4 @@
-"""What a result of the lab is: points to run, a function that runs one, claims to judge, a panel to draw.
+"""A result of the lab: points to run, a function that runs one point, claims to judge, a panel to draw.
 
 A result never says where it runs: its `run` is a function of a world (`world.py`; `live/world.py` for live forms), a
 point and a seed. In the simulated world the same three give the same rows. Rows are flat, so that they can be kept in
@@ -27,7 +27,7 @@ VARIANT = (
 
 
 class Rows(list[Row]):
-    """Rows of one result, with the few questions that claims and figures ask of them."""
+    """Rows of one result, with the queries that claims and figures need."""
 
     def where(self, **values: Value) -> Rows:
         """The rows with these values."""
@@ -46,7 +46,7 @@ class Rows(list[Row]):
         return fmean(self.column(name))
 
     def deviation(self, name: str) -> float:
-        """Standard deviation of a column over repetitions; zero where there is but one."""
+        """Standard deviation of a column over repetitions; zero for a single one."""
         return stdev(self.column(name)) if len(self) > 1 else 0.0
 
     def means(self, name: str, along: str) -> list[float]:
@@ -54,14 +54,14 @@ class Rows(list[Row]):
         return [rows.mean(name) for rows in self.along(along).values()]
 
     def variants(self) -> dict[str, Rows]:
-        """The rows of each profile of b, by its name; all rows, without a name, where there is one profile only."""
+        """The rows of each profile of b, by name; all rows under an empty name if there is one profile."""
         names = dict.fromkeys(str(row[VARIANT]) for row in self if VARIANT in row)
         return {name: self.where(**{VARIANT: name}) for name in names} or {"": self}
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one line: mean and, where runs were repeated, standard deviation, with a label beside each point."""
+    """Points of one line: mean, standard deviation if runs were repeated, and a label beside each point."""
 
     name: str
     x: Sequence[float]
@@ -72,7 +72,7 @@ class Series:
 
     @classmethod
     def of(cls, name: str, rows: Rows, x: str, y: str, *, label: str | None = None) -> Series:
-        """Mean and standard deviation of a column at each number of another; `label` is a column, too."""
+        """Mean and standard deviation of a column at each number of another; `label` names a third column."""
         along = rows.along(x)
         return cls(
             name,
@@ -85,7 +85,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One coordinate system; `slo_ms` draws the line that must not be crossed."""
+    """One coordinate system; `slo_ms` draws the SLO as a line."""
 
     title: str
     x: str
@@ -97,7 +97,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper says of a result, in words and as its number; `judge` says whether it holds, and ours.
+    """A statement of the paper about a result, in words and as a number; `judge` returns whether it holds, and ours.
 
     `needs` are other results that it compares with: their rows are handed to `judge`, too.
     """
@@ -110,7 +110,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A figure's panel, or a table. `weight` is its cost a message, to start what takes longest first."""
+    """A panel of a figure, or a table. `weight` is its cost per message; the longest cells start first."""
 
     name: str
     title: str
@@ -121,7 +121,7 @@ class Result:
     claims: Sequence[Claim]
     draw: Callable[[Rows], Panel]
     weight: float = 1.0
-    version: int = 1  # raise it when a change of `run` makes kept rows wrong
+    version: int = 1  # increment when a change of `run` invalidates kept rows
     columns: Mapping[str, str] = field(
         default_factory=dict
     )  # of rows, for a table, with their headings; none: no table
@@ -136,7 +136,7 @@ def points(**axes: Iterable[int | float | str]) -> list[Point]:
 
 
 def falls(rows: Rows, column: str, along: str) -> bool:
-    """Whether a column falls along another, from end to end; a step up within a standard deviation is noise."""
+    """Whether a column falls along another; a step up within a standard deviation counts as noise."""
     at = list(rows.along(along).values())
     steps = [
         after.mean(column) - before.mean(column) <= max(before.deviation(column), after.deviation(column))
@@ -146,6 +146,6 @@ def falls(rows: Rows, column: str, along: str) -> bool:
 
 
 def listed(values: Mapping[Any, float] | Sequence[float], digits: str = ".2f") -> str:
-    """Numbers for a table's cell."""
+    """Numbers formatted for a table cell."""
     numbers = values if isinstance(values, Sequence) else values.values()
     return ", ".join(format(number, digits) for number in numbers)

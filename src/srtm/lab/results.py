@@ -1,4 +1,4 @@
-"""Every result by name, in the order of the paper; then those beyond it."""
+"""All results by name: those of the paper in its order, then those beyond it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result 
 
 
 def live() -> dict[str, Result]:
-    """Live forms, in the same order, under names of their own: fig6a-live."""
+    """Live forms in the same order, with names such as fig6a-live."""
     from srtm.lab.live import fig6a, fig9a, kernel_time, table1  # a whole cluster is behind them
 
     return {result.name: result for file in (kernel_time, fig6a, fig9a, table1) for result in file.RESULTS}
@@ -49,7 +49,7 @@ def named_live(names: Sequence[str]) -> list[Result]:
     wanted = [result.name for result in named(names)]
     found = [forms[name] for name in wanted if name in forms]
     if not found:
-        raise InputError(f"{' and '.join(wanted)} cannot be run live: {', '.join(forms)} can")
+        raise InputError(f"{' and '.join(wanted)} cannot run live; results with a live form: {', '.join(forms)}")
     return found
 
 
@@ -60,12 +60,12 @@ def named(names: Sequence[str]) -> list[Result]:
         found = [known for known in RESULTS if name in ("all", known, family(known))]
         if not found:
             near = get_close_matches(name, RESULTS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RESULTS)}, and all"
-            raise InputError(f"there is no result {name!r}: {hint}", name=name)
+            hint = f"did you mean {near[0]}?" if near else f"known results: {', '.join(RESULTS)}, all"
+            raise InputError(f"unknown result {name!r}; {hint}", name=name)
         chosen.update(found)
     return [result for result in RESULTS.values() if result.name in chosen]
 
 
 def family(name: str) -> str:
-    """The figure that a panel belongs to: fig7 of fig7c, any other result itself."""
+    """The figure of a panel: fig7 for fig7c; any other result stands for itself."""
     return name[:-1] if name.startswith("fig") and name[-1] in "abcd" else name

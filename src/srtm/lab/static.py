@@ -1,4 +1,4 @@
-"""Figures for documents: one SVG and one PNG of every figure, for light pages and for dark ones."""
+"""Figures for documents: every figure as SVG and PNG, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _WIDTH, _HEIGHT = 5.2, 3.4  # inches of a panel
 
 
 def write_figures(folder: Path, found: Mapping[str, Rows]) -> list[Path]:
-    """Draw every figure that there are rows for; returns what was written."""
+    """Draw every figure that has rows, and return the files written."""
     try:
         import matplotlib as mpl
     except ImportError:
-        raise PipelineError("figures for documents are drawn by matplotlib: pip install 'srtm[lab]'") from None
+        raise PipelineError("drawing figures needs matplotlib; pip install 'srtm[lab]'") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--figures {folder}: {error.strerror}: name a folder that can be made") from None
+        raise InputError(f"--figures: cannot create {folder}: {error.strerror}") from None
     written = []
     for name, together in families(found).items():
         for theme_name, theme in THEMES.items():
             stem = name if theme_name == "light" else f"{name}-dark"
-            # The same rows give the same bytes: no date, and names that do not depend on chance.
+            # The same rows give the same bytes: no date and no random names.
             with mpl.rc_context({"svg.hashsalt": stem, "svg.fonttype": "none", **_colours(theme)}):
                 figure = _figure(together)
                 for kind, extra in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 110})):
@@ -99,4 +99,6 @@ def _draw(axis: Any, panel: Panel, title: str) -> None:
     axis.set_xticks(sorted({x for series in panel.series for x in series.x}))
     axis.margins(x=0.08, y=0.15)
     if not panel.log_y:
-        axis.set_ylim(bottom=-0.03 * axis.get_ylim()[1])  # a deviation may reach below zero, a latency does not
+        axis.set_ylim(
+            bottom=-0.03 * axis.get_ylim()[1]
+        )  # a standard deviation may reach below zero; a latency does not

@@ -38,7 +38,7 @@ _FULL, _TINY = Simulated(), Simulated(most_messages=600_000)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run of the lab is made from; in the simulated world the same settings give the same rows."""
+    """Settings of a run of the lab; in the simulated world, the same settings give the same rows."""
 
     seed: int = 1
     repetitions: int = 10
@@ -49,9 +49,9 @@ class Settings:
         """List everything that is wrong at once."""
         wrong = []
         if not 0 <= self.seed < 2**31:
-            wrong.append(f"seed = {self.seed}: it must lie between 0 and 2**31")
+            wrong.append(f"seed must be between 0 and 2**31, not {self.seed}")
         if not 1 <= self.repetitions <= _MOST_REPETITIONS:
-            wrong.append(f"repetitions = {self.repetitions}: there must be between 1 and {_MOST_REPETITIONS}")
+            wrong.append(f"repetitions must be between 1 and {_MOST_REPETITIONS}, not {self.repetitions}")
         if wrong:
             raise InputError("; ".join(wrong))
 
@@ -68,13 +68,13 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """What tells kept rows apart."""
+        """The key of the kept rows."""
         told = [self.result, known(self.result).version, self.world.name, self.point, self.seed]
         return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
     @property
     def weight(self) -> float:
-        """How long it takes, roughly, against other cells."""
+        """Rough duration, relative to other cells."""
         return known(self.result).weight * float(self.point.get("publishers", 1_000))
 
 
@@ -89,7 +89,7 @@ def cells_of(result: Result, settings: Settings) -> list[Cell]:
 
 
 def work(cell: Cell) -> bytes:
-    """Run a cell; its rows as JSON, in which every number is what it was."""
+    """Run a cell and return its rows as JSON, with exact numbers."""
     return json.dumps(known(cell.result).run(cell.world, cell.point, cell.seed)).encode()
 
 
@@ -100,20 +100,20 @@ class Kept:
         self.folder = folder
 
     def begin(self, settings: Settings) -> None:
-        """Make the folder, and note what it is made from."""
+        """Create the folder, and write down the settings."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / _SETTINGS).write_text(json.dumps(asdict(settings)))
         except OSError as error:
-            raise InputError(f"--out {self.folder}: cannot keep cells there: {error.strerror}") from None
+            raise InputError(f"--out: cannot write to {self.folder}: {error.strerror}") from None
 
     def settings(self) -> Settings:
-        """What the newest run here was made from."""
+        """The settings of the newest run in this folder."""
         try:
             told = json.loads((self.folder / _SETTINGS).read_text())
             return Settings(**{**told, "live": _live(told.get("live"))})
         except (OSError, ValueError, TypeError):
-            raise InputError(f"{self.folder} holds no run of the lab: make one with srtm lab run all") from None
+            raise InputError(f"no lab run in {self.folder}; start one with srtm lab run all") from None
 
     def has(self, cell: Cell) -> bool:
         """Whether the cell is finished."""
@@ -140,7 +140,7 @@ class Kept:
         try:
             rows: list[Row] = pq.read_table(path, partitioning=None).to_pylist()
         except (OSError, pa.ArrowInvalid) as error:
-            raise InputError(f"{path} cannot be read: remove it, and run the lab again ({error})") from None
+            raise InputError(f"cannot read {path} ({error}); remove it and run the lab again") from None
         return rows
 
     def _path(self, cell: Cell) -> Path:
@@ -156,13 +156,13 @@ def _live(told: dict[str, Any] | None) -> Live | None:
 
 
 def unfinished(results: Sequence[Result], settings: Settings, kept: Kept) -> list[Cell]:
-    """The cells that are still to be run, those that take longest first."""
+    """The cells still to run, the longest first."""
     cells = [cell for result in results for cell in cells_of(result, settings) if not kept.has(cell)]
     return sorted(cells, key=lambda cell: -cell.weight)
 
 
 def sweep_here(cells: Sequence[Cell], kept: Kept, beside: Callable[[], Row], done: Callable[[Cell], None]) -> None:
-    """Run cells one after another in this process, as live ones must be; `beside` is asked before each of them."""
+    """Run cells one after another in this process, as live cells need; calls `beside` before each."""
     for cell in cells:
         noted = beside()
         kept.put(cell, [{**row, **noted} for row in known(cell.result).run(cell.world, cell.point, cell.seed)])
@@ -170,7 +170,7 @@ def sweep_here(cells: Sequence[Cell], kept: Kept, beside: Callable[[], Row], don
 
 
 def sweep(cells: Sequence[Cell], kept: Kept, spark: SparkSession, done: Callable[[Cell], None]) -> None:
-    """Run cells on Spark and keep each as soon as it is done."""
+    """Run cells on Spark, and keep each as soon as it finishes."""
     from srtm.pipeline.runtime.cells import run_cells
 
     for number, found in run_cells(spark, cells, work):

@@ -18,7 +18,7 @@ PAPER_K = {5: 1, 10: 2, 15: 3, 20: 4, 25: 5, 30: 6}
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """SRTM's search; `iterations` has the rounds of each, as a row of the paper's table."""
+    """Run SRTM's search; `iterations` lists the rounds of each iteration, as in the paper's table."""
     rows: list[Row] = []
     for variant, topic in variants(world, population(point), seed):
         found = world.fit(topic, "srtm", seed)

@@ -1,8 +1,8 @@
-"""Where results happen: a world makes a topic's traffic, gives it a bucket, places it and says what its messages saw.
+"""Worlds that results run in: a world generates traffic, profiles a bucket, places the topic and measures latency.
 
-Results know no more of it than `World`. `Simulated` is the paper's testbed in virtual time
-(docs/adr/0005-paper-testbed.md): six brokers of the `paper-testbed` preset, the paper's 60 s, or less where a topic
-sends so much that less says the same.
+Results only see the protocol `World`. `Simulated` is the paper's testbed in virtual time
+(docs/adr/0005-paper-testbed.md): six brokers of the model `paper-testbed` for the paper's 60 s, or less for a topic
+whose rate makes a shorter run equally accurate.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
 
     from srtm.workload.publishers import Population
 
-# b as the paper profiles it, which leaves a p99 objective no room, and with a little margin (docs/adr/0005).
+# b by the paper's rule, which leaves a p99 SLO no room, and with a margin (docs/adr/0005).
 PAPERS_RULE = "0.99"
 WITH_MARGIN = "0.995"
 QUANTILES = {"99 %": PAPERS_RULE, "99.5 %": WITH_MARGIN}
 BROKERS = 6
-INITIAL_KMPS = (10, 40, 50, 60, 70, 80)  # Fig. 8: what brokers 1 to 6 carry already, in batches of 10
+INITIAL_KMPS = (10, 40, 50, 60, 70, 80)  # Fig. 8: initial load of brokers 1 to 6, in batches of 10
 
 
 class World(Protocol):
-    """What a result needs of the place that it runs in."""
+    """The interface of a world."""
 
     @property
     def name(self) -> str:
-        """Identifies kept rows: what differs here gives different numbers."""
+        """Part of the key of kept rows: worlds with different names give different numbers."""
 
     def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> Topic:
-        """Publishers, their traffic, and b at this quantile of their backlog."""
+        """The publishers with their traffic, and b at this quantile of their backlog."""
 
     def fit(
         self, topic: Topic, policy: str, seed: int, *, loads_kmps: Sequence[int] = (), history: Topic | None = None
     ) -> Simulation:
-        """Place the topic as the Load Distributor does; predicted from a history first, if there is one."""
+        """Place the topic as the Load Distributor does; with a history, predict first."""
 
     def spread(self, topic: Topic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()) -> Simulation:
-        """Put the topic on k brokers as the policy splits it by rates, without a search."""
+        """Split the topic by rates over k brokers, without a search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Virtual time: the law, the service model, and no noise but the seed's."""
+    """Virtual time: the token-bucket law and the service model; the seed is the only noise."""
 
     seconds: float = 60.0
     most_messages: int = 2_000_000
@@ -63,7 +63,7 @@ class Simulated:
         return f"simulated, {self.seconds:g} s, at most {self.most_messages} messages"
 
     def workload(self, population: Population, seed: int) -> Workload:
-        """The traffic, for as long as this world lasts."""
+        """The traffic, for the duration of this world."""
         seconds = min(self.seconds, self.most_messages / population.total_mps)
         return Workload((population,), round(seconds * NS_PER_S), seed)
 
@@ -89,13 +89,13 @@ _SLO = SLO(round(SLO_MS * NS_PER_MS))
 
 
 def brokers(loads_kmps: Sequence[int] = ()) -> list[SimulatedBroker]:
-    """The paper's six, idle or with loads."""
+    """The paper's six brokers, idle or loaded."""
     loads = [Background(1_000.0 * load, 10) if load else None for load in loads_kmps or [0] * BROKERS]
     return [SimulatedBroker.like("paper-testbed", f"broker-{number}", load) for number, load in enumerate(loads, 1)]
 
 
 def facts(run: Simulation) -> Row:
-    """What figures show of a run; `p99_ms` is that of the worst broker, because the SLO must hold at each."""
+    """The facts of a run that figures show; `p99_ms` is at the worst broker, because the SLO must hold at each."""
     total = run.latency.total
     worst = max(run.by_broker.values(), key=lambda seen: seen.total.p99)
     return {
@@ -114,5 +114,5 @@ def facts(run: Simulation) -> Row:
 
 
 def variants(world: World, population: Population, seed: int) -> list[tuple[Row, Topic]]:
-    """The topic with b by the paper's rule and with a margin, and the column that tells them apart."""
+    """The topic with b by the paper's rule and with a margin; a column names the variant."""
     return [({VARIANT: name}, world.topic(population, seed, quantile)) for name, quantile in QUANTILES.items()]

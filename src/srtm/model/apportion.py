@@ -39,8 +39,8 @@ def apportion(total: int, weights: Sequence[Number], floors: Sequence[int] | int
         )
     if not any(wants):
         wants = [Fraction(1)] * len(wants)
-    # A share that its proportion would leave below the floor gets the floor. That lowers what the others get, so look
-    # again until nobody is below.
+    # A share that its proportion would leave below the floor gets the floor. That lowers the other shares, so repeat
+    # until none is below.
     free = set(range(len(wants)))
     while True:
         rest = total - sum(least[i] for i in range(len(wants)) if i not in free)
@@ -62,7 +62,7 @@ def apportion(total: int, weights: Sequence[Number], floors: Sequence[int] | int
 def proportional_table(sizes: Ints, weights: Sequence[int], rng: np.random.Generator) -> Ints:
     """Each row's size shared out by `weights`: every entry is its exact share rounded up or down, rows add up.
 
-    Column sums are their exact shares rounded up or down, too, where that can be; which of the two cannot always be
+    Column sums are their exact shares rounded up or down, too, if possible; which of the two cannot always be
     chosen (controlled rounding). Each row is rounded by itself from a random start; then units that were rounded up are
     moved along rows, from columns that got too many to columns that got too few.
     """

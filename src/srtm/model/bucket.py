@@ -44,7 +44,7 @@ class TokenBucket:
     b_ntok: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no bucket: without rate it stops, with b < 1 no message ever finds a whole token."""
+        """Refuse an invalid bucket: with r = 0 it stops, with b < 1 no message ever finds a whole token."""
         for name in ("r_mtps", "b_ntok"):
             value = getattr(self, name)
             try:  # numpy's integers would overflow where Python's grow
@@ -114,7 +114,7 @@ class Limiter:
     __slots__ = ("_backlog", "_burst", "_last_ns", "_peak", "_rate", "bucket", "late")
 
     def __init__(self, bucket: TokenBucket, now_ns: int = 0, tokens_ntok: int | None = None) -> None:
-        """Start with so many nano-tokens: a full bucket unless given, a gift where an old topic gets a new share."""
+        """Start with `tokens_ntok` nano-tokens: a full bucket by default, a gift for a new share of an old topic."""
         self.bucket = bucket
         self._rate, _, self._burst = bucket.pico_law
         self._backlog = 0 if tokens_ntok is None else max(0, bucket.b_ntok - tokens_ntok) * _PICO_PER_NANO
@@ -123,9 +123,9 @@ class Limiter:
         self.late = 0
 
     def admit(self, arrival_ns: int, count: int = 1) -> int:
-        """Messages arrive together and wait for tokens; returns when the last gets its own, if r does not change.
+        """Messages arrive together and wait for tokens; returns when the last gets its token, if r does not change.
 
-        When the ones before it get theirs, `next_release_ns` says.
+        `next_release_ns` tells when the ones before it get theirs.
         """
         gap_ns = arrival_ns - self._last_ns
         if gap_ns < 0:
@@ -141,7 +141,7 @@ class Limiter:
         return arrival_ns + delay_ns(backlog, self._burst, self._rate)
 
     def offer(self, arrival_ns: int) -> bool:
-        """A message arrives that is dropped rather than made to wait; returns whether it passes."""
+        """A message arrives and is dropped if it would have to wait; returns whether it passes."""
         gap_ns = arrival_ns - self._last_ns
         if gap_ns < 0:
             self.late += 1
@@ -149,7 +149,7 @@ class Limiter:
         self._last_ns = arrival_ns
         backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
         if backlog > self._peak:
-            self._peak = backlog  # of what was offered: a dropping bucket has demand, too
+            self._peak = backlog  # including dropped messages: they are demand, too
         passes = backlog <= self._burst
         self._backlog = backlog if passes else backlog - PICO_PER_TOKEN
         return passes
@@ -182,12 +182,12 @@ class Limiter:
         return max(0, -backlog) // _PICO_PER_NANO
 
     def retract(self, now_ns: int, waiting: int) -> None:
-        """Messages that wait for tokens give up their claims on them; they will be admitted again."""
+        """Waiting messages give up their claims on tokens, to be admitted again later."""
         self._backlog = max(0, self._work(now_ns) - waiting * PICO_PER_TOKEN)
         self._last_ns = max(now_ns, self._last_ns)
 
     def surrender(self, now_ns: int) -> int:
-        """The nano-tokens that are there when the share is given up; none where messages wait for tokens."""
+        """The nano-tokens in the bucket when the share is given up; 0 if messages wait for tokens."""
         return max(0, self._burst - self._work(now_ns)) // _PICO_PER_NANO
 
     def tokens(self, now_ns: int) -> Fraction:
@@ -199,7 +199,7 @@ class Limiter:
         return Fraction(self._work(now_ns), PICO_PER_TOKEN)
 
     def take_peak_ntok(self) -> int:
-        """The largest backlog since this was last asked, in nano-tokens: what the TB Adaptor shares b by."""
+        """The largest backlog since the last call, in nano-tokens; the TB Adaptor shares b by it."""
         peak = -(-self._peak // _PICO_PER_NANO)
         self._peak = 0
         return peak

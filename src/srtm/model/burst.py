@@ -100,7 +100,7 @@ class Envelope:
             raise InputError(f"the lengths of windows must be positive and rise, not {list(windows_ns)}")
         self._windows = np.array(windows_ns, np.int64)
         self.most = np.zeros(len(windows_ns), np.int64)
-        self._recent = np.empty(0, np.int64)  # the arrivals that windows may still begin with are at its end
+        self._recent = np.empty(0, np.int64)  # its end holds the arrivals with which windows may still begin
         self._filled = 0
 
     def add(self, times: Ints) -> None:
@@ -140,7 +140,7 @@ def batch_sizes(times: Ints, senders: Indices) -> Ints:
 
 
 def batches(times: Ints, senders: Indices, known: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """`batch_sizes`, and which of the known senders sent anything; senders count from 0."""
+    """`batch_sizes`, and which of the known senders sent anything; senders are numbered from 0."""
     if len(times) != len(senders):
         raise InputError(f"{len(times)} arrivals but {len(senders)} senders: there must be one each")
     sizes, present = np.zeros(len(times) + 1, np.int64), np.zeros(known, np.bool_)

@@ -3,7 +3,7 @@
 An *onset* is a message of a publisher that comes after a silence of its own. The onsets of many publishers lie in one
 array, sorted within each publisher: those of publisher p are `onsets[starts[p]:starts[p + 1]]`.
 
-Everything that a compiled loop calls stands in this file, because numba's cache watches one file per function.
+Everything that a compiled loop calls is in this file, because numba's cache watches one file per function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Words = NDArray[np.uint32]
 
-MOST = 2_000  # onsets that a comparison looks at: more would not tell it better
+MOST = 2_000  # onsets per comparison: more would not improve it
 _WORD = 0xFFFFFFFF
 
 
@@ -133,7 +133,7 @@ def compare_pairs(
                 total += count_together(one, other, shift if tried % 2 else span - shift, begin, span, tolerance)
                 tried += 1
                 if tried == 4 and 2.0 * (together - total / tried) < floor * (mean - total / tried):
-                    break  # far from it: not worth the rest
+                    break  # far below: skip the other shifts
             chance = max(chance, (total + 0.5) / tried)
             if tried < half:
                 break

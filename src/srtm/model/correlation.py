@@ -1,20 +1,20 @@
-"""Correlation groups from arrival times: who bursts together more than by chance, without comparing all pairs.
+"""Correlation groups from arrival times: publishers that burst together more often than chance explains.
 
-In: the onsets of a topic's bursts, publisher by publisher. Out: groups, each with a confidence; a publisher that
-bursts on its own is in none. Two roads, by how a publisher sends:
+In: the onsets of a topic's bursts, publisher by publisher. Out: groups, each with a confidence; a publisher that bursts
+alone is in none. The method depends on how a publisher sends, and neither compares all pairs:
 
-- *by the clock*: groups by phase (`model.phases`), for there publishers that are neighbours by chance stay neighbours;
-- *by chance*: MinHash signatures over time bins, where each hash has a grid of its own, so that no edge of a bin parts
-  the same publishers twice. Publishers that agree on a band of hashes are candidates; those who do are joined in a line
-  and in a star, so there are never more than linearly many pairs. Each pair is then compared onset by onset.
+- *by the clock*: groups by phase (`model.phases`), because publishers that are neighbours by chance stay neighbours;
+- *by chance*: MinHash signatures over time bins. Each hash has its own grid, so the edge of a bin does not separate the
+  same publishers twice. Publishers that agree on a band of hashes are candidates. They are paired along a line and with
+  a star, so the number of pairs stays linear, and each pair is then compared onset by onset.
 
-A pair counts if it agrees beyond chance by a good part (`min_confidence`) and beyond what surrogates reach: the same
-publishers with their onsets shifted around in time, which keeps their rates and rhythms and takes away that they are
-simultaneous. Shifts are short against what changes slowly, so a busy minute or a day without messages is no agreement.
-A group is what agrees with one publisher in its middle, so a chain of neighbours is no group.
+A pair counts if it agrees well beyond chance (`min_confidence`) and beyond surrogates: the same publishers with their
+onsets shifted in time, which keeps rates and rhythms but removes simultaneity. Shifts are short against slow changes,
+so a busy minute or a silent day is not agreement. A group is the set of publishers that agree with one of them, its
+core, so a chain of neighbours is not a group.
 
-Everything follows from the onsets, the names and the seed; the order of publishers does not matter, and a publisher's
-own shift and signature do not depend on who else is there.
+The result depends only on the onsets, the names and the seed. The order of publishers does not matter, and a
+publisher's shift and signature do not depend on the others.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _compare_pairs = compiled(plain.compare_pairs)
 _join_pairs = compiled(plain.join_pairs)
 _find_periods = compiled(plain.find_periods)
 
-FEWEST_ONSETS = 4  # three bursts that coincide may be anything
+FEWEST_ONSETS = 4  # three coinciding bursts prove nothing
 NEVER = -(2**63)
 _FEWEST_REGULAR, _SHARE_REGULAR = 8, 0.8
 _BANDS, _ROWS = 64, 3
 _SHIFTS = 32
-_SAMPLE = 8  # links, or members of a group, that stand for all
+_SAMPLE = 8  # links, or members of a group, that represent all
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What counts as a burst, as together and as more than chance.
+    """What counts as a burst, as simultaneous and as more than chance.
 
-    `significance` is the share of publishers that may be grouped where all are independent.
+    `significance` is the tolerated false-positive rate: the share of independent publishers that may be grouped.
     """
 
     silence_ns: int = 20 * NS_PER_MS
@@ -71,7 +71,7 @@ class Options:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """List everything that is wrong at once."""
+        """Report all invalid options at once."""
         wrong = []
         if not 0 < self.silence_ns <= 3_600 * NS_PER_S:
             wrong.append(f"silence = {format_ns(self.silence_ns)}: it must lie between 1 ns and an hour")
@@ -91,8 +91,8 @@ class Options:
 class Group:
     """Publishers that burst together, in order of name.
 
-    `confidence` is the part of their agreement that surrogates do not explain: 0, it may all be chance; 1, none of it.
-    `period_ns` is there where they send by the clock.
+    `confidence` is the share of their agreement that surrogates do not explain, from 0 (all may be chance) to 1.
+    `period_ns` is set if they send by the clock.
     """
 
     publishers: tuple[str, ...]
@@ -101,7 +101,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """What a group that nobody named is called: after its first publisher."""
+        """The name of a group without a declared one: after its first publisher."""
         return f"g-{self.publishers[0]}"
 
 
@@ -129,9 +129,9 @@ class Onsets(NamedTuple):
 
 
 class Scanner:
-    """Finds the onsets in a stretch of a topic, told in order of time; senders are numbered from 0 by the caller.
+    """Finds the onsets in a stretch of a topic, fed in order of time; the caller numbers senders from 0.
 
-    `last_ns` is when each sender was last heard. `note` keeps the group that it named then.
+    `last_ns` is the time of each sender's last message. `note` keeps the group it named then.
     """
 
     def __init__(self, silence_ns: int) -> None:
@@ -143,7 +143,7 @@ class Scanner:
         self._until = NEVER
 
     def feed(self, times: Ints, senders: Indices, count: int) -> None:
-        """Take messages that are not earlier than those before; `count` is how many senders are numbered by now."""
+        """Take messages, none earlier than those before; `count` is the number of senders so far."""
         if not len(times):
             return
         if count > len(self.last_ns):
@@ -157,7 +157,7 @@ class Scanner:
         self._found.append((times[out[:found]], senders[out[:found]]))
 
     def note(self, times: Ints, senders: Indices, groups: Indices, ranks: Indices) -> None:
-        """Take the groups that messages name, by number (0: none); `ranks` puts the numbers in order of name."""
+        """Take the groups that messages name, by number (0: none); `ranks` orders the numbers by name."""
         _note_groups(times, senders, groups, ranks, self.group_of, self._named_ns)
 
     def onsets(self) -> Iterator[Ints]:
@@ -227,7 +227,7 @@ def _named(onsets: Onsets, members: Ints) -> tuple[str, ...]:
 
 
 def _own_numbers(names: tuple[str, ...], seed: int) -> Floats:
-    """Numbers in [0, 1) that are each publisher's own, whoever else is there."""
+    """Numbers in [0, 1) for each publisher, independent of the other publishers."""
     key = seed.to_bytes(16, "little")
     digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in names)
     state = np.frombuffer(digests, np.uint64)[:, None] + np.arange(phases.SURROGATES, dtype=np.uint64)[None, :]
@@ -235,7 +235,7 @@ def _own_numbers(names: tuple[str, ...], seed: int) -> Floats:
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each number's bits stirred (the finaliser of splitmix64)."""
+    """Each number with its bits mixed (the finaliser of splitmix64)."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -243,7 +243,7 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _by_coincidence(onsets: Onsets, turns: Floats, options: Options) -> list[Group]:
-    """Groups among publishers that send by chance."""
+    """Groups among publishers that do not send by the clock."""
     threshold = max(
         float(np.log(len(onsets.names) / options.significance)), _reached_by_surrogates(onsets, turns, options)
     )
@@ -254,7 +254,7 @@ def _by_coincidence(onsets: Onsets, turns: Floats, options: Options) -> list[Gro
 
 
 def _reached_by_surrogates(onsets: Onsets, turns: Floats, options: Options) -> float:
-    """The evidence that all but a share `significance` of publishers stay below when their onsets are shifted."""
+    """The evidence that all but a share `significance` of publishers stay below with shifted onsets."""
     firsts, lasts = onsets.times[onsets.starts[:-1]], onsets.times[onsets.starts[1:] - 1]
     spans = lasts - firsts + 1
     reach = np.minimum(spans // 2, 1_000 * options.tolerance_ns)
@@ -284,7 +284,7 @@ def _candidates(onsets: Onsets, options: Options) -> tuple[Ints, Ints]:
         hashes = [
             signatures[:, (band * _ROWS + row) % signatures.shape[1]].astype(np.int64) for row in range(2 * _ROWS)
         ]
-        # Sorted by the hashes of the next band as well: within a run, those who agree on more stand side by side.
+        # Sorted by the next band as well: within a run, publishers that agree on more hashes are neighbours.
         order = np.lexsort(hashes[::-1])
         same = np.ones(count - 1, bool)
         for column in hashes[:_ROWS]:
@@ -348,7 +348,7 @@ def _gathered(
 
 
 def _strongest_links(ones: Ints, others: Ints, agreement: Floats, count: int) -> Floats:
-    """Sum of each publisher's few strongest links: who bursts with two groups has many, but weaker ones."""
+    """Sum of each publisher's few strongest links: one that bursts with two groups has many, but weaker ones."""
     ends, strength = np.concatenate([ones, others]), np.concatenate([agreement, agreement])
     order = np.lexsort((-strength, ends))
     ends, strength = ends[order], strength[order]
@@ -362,7 +362,7 @@ def _strongest_links(ones: Ints, others: Ints, agreement: Floats, count: int) ->
 def _agreeing(
     onsets: Onsets, members: Ints, cores: Ints, is_core: NDArray[np.bool_], threshold: float, options: Options
 ) -> Floats:
-    """Agreement of each member with its component's core; of those who fall short, with the first few who do not."""
+    """Agreement of each member with its component's core; for those that fall short, with the first few that do not."""
     agreement, evidence = _compared(onsets, members, cores, options)
     agreement = np.where(is_core, 1.0, np.where(evidence >= threshold, agreement, 0.0))
     short = np.flatnonzero(agreement < options.min_confidence)

@@ -1,7 +1,7 @@
-"""Drift: how groups that publishers declared compare with groups that were found.
+"""Drift: how the groups that publishers declare differ from the groups found.
 
-In: the group of each publisher, declared and found; a publisher without a group stands alone, and so does one that is
-the only one of its group. Out: one number for the agreement, and what differs by name.
+In: the group of each publisher, declared and found; a publisher without a group counts as alone, as does the
+only publisher of a group. Out: one number for the agreement, and the differences by name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Adjusted Rand index of declared against found groups, and where they part.
+    """Adjusted Rand index of declared against found groups, and where they differ.
 
-    `split`: declared groups whose publishers are in several found groups or in none, with how many where (None: alone).
-    `merged`: found groups that hold publishers of several declared groups or of none, with how many from where.
+    `split`: declared groups whose publishers are in several found groups or none, with how many in each (None: alone).
+    `merged`: found groups that hold publishers of several declared groups or of none, with how many from each.
     `moved`: publishers that were not found where most of their declared group was, as (publisher, declared, found).
     """
 
@@ -51,7 +51,7 @@ def drift(publishers: Iterable[str], declared: Mapping[str, str | None], found: 
 
 
 def adjusted_rand_index(one: Iterable[Hashable], other: Iterable[Hashable]) -> float:
-    """Agreement of two partitions over all pairs: 1 the same, about 0 what chance gives."""
+    """Agreement of two partitions over all pairs: 1 if equal, about 0 by chance."""
     pairs = list(zip(one, other, strict=True))
     both = _pairs_within(Counter(pairs))
     first, second = (_pairs_within(Counter(pair[side] for pair in pairs)) for side in (0, 1))
@@ -73,7 +73,7 @@ def _groups_of(publishers: list[str], group_of: Mapping[str, str | None]) -> dic
 def _parts(
     counted: Iterable[tuple[tuple[str | None, str | None], int]],
 ) -> dict[str, tuple[tuple[str | None, int], ...]]:
-    """By group, the groups of the other side that share publishers with it, the largest part first."""
+    """By group, the groups of the other side that share publishers with it, the largest first."""
     parts: dict[str, list[tuple[str | None, int]]] = {}
     for (group, part), count in counted:
         if group is not None:

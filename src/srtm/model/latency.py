@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_SUB_BITS = 5  # of a bin: 32 to a doubling, so that a value is known to 1 in 32
+_SUB_BITS = 5  # of a bin: 32 bins per doubling, so values are known to 1 in 32
 _LAST_BIN = ((63 - _SUB_BITS) << _SUB_BITS) + (1 << _SUB_BITS) - 1  # holds the largest latency of 64 bits
 
 
@@ -28,7 +28,7 @@ class SLO:
     quantile: str = "0.99"
 
     def __post_init__(self) -> None:
-        """A limit is a time, a quantile a share."""
+        """Refuse a limit that is not a positive time, or a quantile outside (0, 1]."""
         if not 0 < self.limit_ns < math.inf:
             raise InputError(f"the SLO must be a positive time, not {self.limit_ns} ns", value=self.limit_ns)
         if not 0 < exact(self.quantile, "quantile") <= 1:
@@ -51,7 +51,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What messages waited for tokens, what their broker took, and both together."""
+    """Access latency (waiting for tokens), processing latency (at the broker), and their sum."""
 
     messages: int
     access: Distribution
@@ -60,7 +60,7 @@ class Latency:
 
     @classmethod
     def of(cls, access_ns: NDArray[np.int64], processing_ns: NDArray[np.int64]) -> Latency:
-        """Summary of messages whose access and processing latencies stand at the same place."""
+        """The summary of messages, given the access and processing latency of each."""
         return cls(
             len(access_ns),
             Distribution.of(access_ns),
@@ -90,41 +90,41 @@ class Sketch:
 
     @classmethod
     def read(cls, flat: Iterable[int]) -> Sketch:
-        """The sketch in `flat`: bin, count, bin, count, …; InputError where that is none."""
+        """The sketch in `flat`: bin, count, bin, count, …; InputError if it is malformed."""
         numbers = list(flat)
         counts = dict(zip(numbers[::2], numbers[1::2], strict=False))
         if len(numbers) % 2 or not all(0 <= bin_ <= _LAST_BIN for bin_ in counts):
-            raise InputError("a sketch is a list of bins and counts in turn, of 64-bit latencies")
+            raise InputError("a sketch must be an alternating list of bins and counts, of 64-bit latencies")
         return cls(counts)
 
     @property
     def flat(self) -> list[int]:
-        """The sketch as one list, to be sent."""
+        """The sketch as one list, for the wire."""
         return [number for pair in self.counts.items() for number in pair]
 
     @property
     def total(self) -> int:
-        """How many latencies it has."""
+        """How many latencies it counts."""
         return sum(self.counts.values())
 
     def add(self, other: Sketch) -> None:
-        """Count another sketch in."""
+        """Add the counts of another sketch."""
         for bin_, count in other.counts.items():
             self.counts[bin_] = self.counts.get(bin_, 0) + count
 
     def remove(self, other: Sketch) -> None:
-        """Count out a sketch that was counted in."""
+        """Subtract a sketch that was added."""
         for bin_, count in other.counts.items():
             left = self.counts.pop(bin_, 0) - count
             if left > 0:
                 self.counts[bin_] = left
 
     def quantile_ns(self, quantile: Number) -> int:
-        """The largest value of the bin that holds this quantile; 0 where there is none."""
+        """The largest value of the bin that holds this quantile; 0 if the sketch is empty."""
         return self.quantiles_ns((quantile,))[0]
 
     def quantiles_ns(self, quantiles: Sequence[Number]) -> list[int]:
-        """The same for several quantiles, smallest first, in one pass."""
+        """`quantile_ns` for several quantiles, smallest first, in one pass."""
         total = self.total
         if not total:
             return [0] * len(quantiles)

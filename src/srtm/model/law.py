@@ -8,9 +8,9 @@ max(0, backlog − b) / r, its access delay. U itself does not depend on b.
 integer. Interpreted, integers have no bounds. Compiled, they have 64 bits. Two rules keep them exact:
 - a gap is cut at `horizon`, the time that empties any backlog up to LIMIT;
 - a scan reports its `peak`, and its caller refuses the result if the peak passed LIMIT. A backlog grows by one token at
-  a time, which is far less than 2**63 − LIMIT, so it is seen above LIMIT before it can overflow.
+  a time, which is far less than 2**63 − LIMIT, so a scan sees it above LIMIT before it can overflow.
 
-Everything the compiled scans need stands in this file, because numba's cache watches one file per function.
+Everything the compiled scans need is in this file, because numba's cache watches one file per function.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def step(backlog: int, gap_ns: int, rate: int, token: int) -> int:
 
 
 def delay_ns(backlog: int, burst: int, rate: int) -> int:
-    """How long that message waits for its token: to the first whole nanosecond at which it is there."""
+    """How long that message waits for its token, rounded up to a whole nanosecond."""
     excess = backlog - burst
     return -(-excess // rate) if excess > 0 else 0
 
 
 def rising(times: Ints) -> bool:
-    """Whether times never go back."""
+    """Whether times never decrease."""
     sign = 0
     for i in range(1, len(times)):
         sign |= times[i] - times[i - 1]
@@ -74,7 +74,7 @@ def scan_histogram(
     """Count backlogs in whole tokens, rounded up, from arrival `start` on.
 
     Stops at the first backlog that `counts` is too short for. Returns (next arrival, backlog, last, peak, sign):
-    the caller makes `counts` longer and goes on from there.
+    the caller makes `counts` longer and continues from there.
     """
     peak = backlog
     sign = 0
@@ -158,7 +158,7 @@ def drain_excess(
 ) -> tuple[int, int, int]:
     """`work` of `scan_excess` carried from `last` on to `until`, through the changes of (r, b) between them.
 
-    Returns (work, interval in force, time that work is of); where `until` lies before `last`, nothing changes.
+    Returns (work, interval in force, time of that work); nothing changes if `until` lies before `last`.
     """
     while interval + 1 < len(begins) and begins[interval + 1] <= until:
         change = begins[interval + 1]

@@ -43,7 +43,7 @@ def exceeds(x: float, utilisation: float) -> float:
 
 
 def expected_excess(x: float, utilisation: float) -> float:
-    """E[(U − x)^+] in tokens: what a message that needs U ≤ x has to wait for, on average.
+    """E[(U − x)^+] in tokens: how much a message that needs U ≤ x waits for, on average.
 
     Level crossing gives P(U > x) = ρ (E[(U−x+1)^+] − E[(U−x)^+]), so the mean follows, token by token, from the
     mean further out, where it is that of one exponential: P(U > x) / η.
@@ -58,7 +58,7 @@ def expected_excess(x: float, utilisation: float) -> float:
         at += 1
         term = exceeds(at, utilisation)
         total += term / utilisation
-        if term <= total * 1e-17:  # at small loads the tail is gone before it is one exponential
+        if term <= total * 1e-17:  # at small loads the tail vanishes before it is one exponential
             return total
     return total + exceeds(at, utilisation) / decay(utilisation)
 
@@ -83,7 +83,7 @@ def decay(utilisation: float) -> float:
 
 @lru_cache
 def _one_exponential_from(utilisation: float) -> float:
-    """From which x on the slowest of the other exponentials is e^-40 of the first: its root s solves ρ(e^s − 1) = s."""
+    """The x from which on the next exponential is e^-40 of the first; its root s solves ρ(e^s − 1) = s."""
     root = complex(2, 7)
     for _ in range(200):
         root = cmath.log(1 + root / utilisation) + 2j * math.pi
@@ -134,6 +134,6 @@ def split_mean_delay(shares: Iterable[tuple[float, TokenBucket]], batch: int = 1
 def _check(utilisation: float) -> None:
     if not 0 <= utilisation < 1:
         raise InputError(
-            f"λ/r = {utilisation!r}: the token rate must exceed the message rate, or the delay has no limit",
+            f"λ/r = {utilisation!r}: the token rate must exceed the message rate, or the delay is unbounded",
             value=utilisation,
         )

@@ -1,7 +1,7 @@
-"""The DRL penalty: what a split makes messages wait, against one bucket over the same arrivals.
+"""The DRL penalty: how long messages wait under a split, against one bucket over the same arrivals.
 
-Proposition 1: the running sum of delays S(t) of one bucket never exceeds that of any split, S^(k)(t), whatever
-goes where. Delays are rounded up to whole nanoseconds, so sums agree with the proposition to 1 ns per message.
+Proposition 1: the running sum of delays S(t) of one bucket never exceeds that of any split, S^(k)(t), however
+messages are spread. Delays are rounded up to whole nanoseconds, so sums agree with the proposition to 1 ns per message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Access delays of every message, in ns: as split, and had there been one bucket."""
+    """Access delays of every message, in ns: with the split, and with one bucket."""
 
     arrivals: Ints
     split_ns: Ints
@@ -51,7 +51,7 @@ def penalty(
 
 
 def recorded(arrivals: ArrayLike, releases: ArrayLike, contract: Timeline) -> Penalty:
-    """The same for a run that was recorded: what messages waited, and what they would have in one bucket."""
+    """`penalty` of a recorded run: how long messages waited, and would have waited with one bucket."""
     times, left = scan.as_arrivals(arrivals), scan.as_arrivals(releases)
     if len(times) != len(left):
         raise InputError(f"{len(times)} arrivals but {len(left)} releases: there must be one each")

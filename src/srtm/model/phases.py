@@ -1,13 +1,13 @@
-"""Publishers that send by the clock: groups by phase.
+"""Groups by phase, of publishers that send by the clock.
 
 In: onsets of periodic publishers of nearly one period. Out: groups whose phases lie closer together than those of
 publishers whose onset sequences are shifted by random amounts.
 
-One period serves all, fitted to all of their onsets at once: an error of its own in each publisher's period would
-move the phases apart. A publisher's phase is its mean lateness against that clock, or the middle or the beginning of
+All share one period, fitted to all of their onsets at once: separate errors in each publisher's period would move the
+phases apart. A publisher's phase is its mean lateness against that clock, or the middle or the beginning of
 the interval that it falls into: whichever repeats best between every other onset and the rest. How well it repeats
 is its error σ. Sorted phases are cut into runs by classification likelihood with that σ, which tells groups apart from
-2.4 σ on, and the runs are held against those of surrogates: a run counts if surrogates hardly ever reach its
+2.4 σ on, and the runs are compared with those of surrogates: a run counts if surrogates hardly ever reach its
 likelihood, or if so many publishers reach it that those of surrogates would be a tenth of them at most.
 """
 
@@ -30,17 +30,17 @@ _fit_period = compiled(plain.fit_period)
 _measure_lateness = compiled(plain.measure_lateness)
 _cut_phases = compiled(plain.cut_phases)
 
-FINEST_NS = 1_000.0  # two clocks are not read alike to better than this
+FINEST_NS = 1_000.0  # two clock readings never agree better than this
 SURROGATES = 40
-_SURROGATE_PHASES = 400_000  # of all surrogates together: fewer of them do where publishers are many
-_BLURRED = 0.01  # σ as a part of the period from which on phases say nothing
+_SURROGATE_PHASES = 400_000  # over all surrogates: many publishers need fewer of them
+_BLURRED = 0.01  # σ, as a share of the period, from which on phases are meaningless
 _TRIMMED = 0.98
-_BY_CHANCE = 0.1  # part of the grouped publishers that may be grouped by chance where many are
+_BY_CHANCE = 0.1  # share of the grouped publishers that may be grouped by chance if many are
 _SAME_PERIOD = 0.01
 
 
 class Run(NamedTuple):
-    """Publishers whose phases lie together, and how much of that surrogates do not explain (0 to 1)."""
+    """Publishers with close phases, and the share of that which surrogates do not explain (0 to 1)."""
 
     members: Ints
     confidence: float
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
 
 def classes(periods: Floats) -> list[Ints]:
-    """Publishers by period: numbers of those whose periods form a chain without a gap of more than one per cent."""
+    """Publishers by period: the numbers of those whose periods form a chain without a gap above one per cent."""
     regular = np.flatnonzero(periods > 0)
     order = regular[np.argsort(periods[regular], kind="stable")]
     ratios = periods[order[1:]] / periods[order[:-1]]
@@ -90,7 +90,7 @@ def group_by_phase(
 
 
 def _refine(onsets: Ints, starts: Ints, members: Ints, period: float) -> tuple[float, Ints]:
-    """The one period that fits all best, and the members that keep to it."""
+    """The period that fits all members best, and the members that keep to it."""
     for _ in range(2):
         covariance, variance = _fit_period(onsets, starts, members, period)
         period += covariance / variance
@@ -102,8 +102,8 @@ def _refine(onsets: Ints, starts: Ints, members: Ints, period: float) -> tuple[f
 def _repeatable(late: Floats) -> tuple[Floats, float]:
     """Each publisher's lateness by the statistic that repeats best, and the error of that statistic."""
     best: tuple[float, Floats] | None = None
-    # Weights of mean, least and largest, and how much the error shrinks from half the onsets to all. That of extremes
-    # halves, but it has longer tails than the normal law that runs are cut by: it counts for more.
+    # Weights of mean, least and largest, and how much the error shrinks from half the onsets to all. For extremes it
+    # halves, but their tails are longer than those of the normal law that cuts runs, so less is assumed.
     for weights, gain in (((1.0, 0.0, 0.0), 2**0.5), ((0.0, 0.5, 0.5), 2**0.75), ((0.0, 1.0, 0.0), 2**0.75)):
         whole, even, odd = (late[:, k : k + 3] @ np.array(weights) for k in (0, 3, 6))
         differences = np.sort((even - odd) ** 2)
@@ -116,11 +116,11 @@ def _repeatable(late: Floats) -> tuple[Floats, float]:
 
 
 def _runs(phases: Floats, sigma: float, period: float) -> list[tuple[float, Ints]]:
-    """The runs that phases on a circle fall into, each with its likelihood against an even spread."""
+    """The runs of phases on a circle, each with its likelihood against an even spread."""
     order = np.argsort(phases, kind="stable")
     ordered = phases[order]
     gaps = np.diff(ordered, append=ordered[0] + period)
-    turn = int(np.argmax(gaps)) + 1  # the circle is cut open where it is emptiest
+    turn = int(np.argmax(gaps)) + 1  # cut the circle open at its widest gap
     order = np.roll(order, -turn)
     ordered = np.roll(ordered, -turn)
     ordered = np.where(ordered < ordered[0], ordered + period, ordered)
@@ -150,7 +150,7 @@ def _threshold(chance: list[tuple[float, int]], allowed: float) -> float:
 
 
 def _outnumbered(found: list[tuple[float, int]], chance: list[tuple[float, int]], surrogates: int) -> float:
-    """The score above which runs hold so many publishers that those of surrogates are but a small part of them."""
+    """The score above which runs hold so many publishers that those of surrogates are only a small share."""
     by_chance = sorted(chance, reverse=True)
     threshold, mine, theirs, seen = np.inf, 0, 0, 0
     for score, size in sorted(found, reverse=True):

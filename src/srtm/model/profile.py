@@ -1,4 +1,4 @@
-"""Arrivals → mean rate and token bucket, by the paper's rule, in one pass and without a search.
+"""From arrivals to mean rate and token bucket, by the paper's rule, in one pass and without a search.
 
 r is the mean rate plus 10 % headroom; b is the smallest whole number for which the access delay is zero at a quantile.
 Because U does not depend on b, that b is this quantile of U + 1, rounded up.
@@ -26,7 +26,7 @@ _WHOLE_FROM = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a topic sent, and the token bucket that it needs."""
+    """What a topic sent, and the token bucket it needs."""
 
     messages: int
     rate_mps: Fraction
@@ -34,7 +34,7 @@ class Profile:
 
 
 def mean_rate(messages: int, first_ns: int, last_ns: int) -> Fraction:
-    """Messages per second; nothing is rated over less than a second, so that one burst is not a rate."""
+    """Messages per second, over at least one second, so that a single burst is not a rate."""
     return Fraction(messages * NS_PER_S, max(last_ns - first_ns, NS_PER_S))
 
 
@@ -42,7 +42,9 @@ def token_rate(rate_mps: Fraction, headroom: Number = HEADROOM) -> int:
     """The rate with its headroom, in milli-tokens a second, rounded up."""
     factor = exact(headroom, "headroom")
     if factor < 1:
-        raise InputError(f"headroom = {headroom}: r below the mean rate makes the backlog grow for ever; use ≥ 1")
+        raise InputError(
+            f"headroom = {headroom}: r below the mean rate makes the backlog grow without limit; use at least 1"
+        )
     r = rate_mps * factor
     return ceil(r) * MILLI_PER_TOKEN if r >= _WHOLE_FROM else max(1, ceil(r * MILLI_PER_TOKEN))
 

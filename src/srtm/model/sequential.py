@@ -1,13 +1,13 @@
 """When a tail latency has been measured for long enough: a sequential test over blocks of a second.
 
 In: second by second, how many messages were sent and how many of them were slower than the SLO's limit. Out: met, not
-met, or not certain yet. docs/adr/0013-rounds.md has the reasons and the error rates that were measured.
+met, or not certain yet. docs/adr/0013-rounds.md has the reasons and the measured error rates.
 
 Latencies of neighbouring messages are alike: a burst delays many of them at once. So messages are not counted as
-trials. What is tested is the mean over seconds of y = over − (1 − quantile)·sent, with the variance that the seconds
+trials. The test is on the mean over seconds of y = over − (1 − quantile)·sent, with the variance that the seconds
 themselves show (batch means), and at least that of delays which strike `burst` messages at a time: a quiet minute
-must not hide that bursts are rare but long. Looks are few, each a third later than the last, and share the error that
-is allowed, so that looking again and again does not add up to deciding by chance.
+must not hide that bursts are rare but long. Looks are few, each a third later than the last, and share the allowed
+error, so that repeated looks do not add up to a decision by chance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NORMAL = NormalDist()
 
 
 class TailTest:
-    """Is the quantile within the limit? Feed seconds, look at `decision`."""
+    """Decides whether the quantile is within the limit: feed seconds, then read `decision`."""
 
     def __init__(self, quantile: Number = "0.99", burst: int = 1, error: float = ERROR) -> None:
         """`burst` is the largest number of messages that come together: a group's members here, times their batch."""
@@ -41,21 +41,21 @@ class TailTest:
 
     @property
     def blocks(self) -> int:
-        """Seconds that counted."""
+        """Seconds counted so far."""
         return self._blocks
 
     @property
     def sent(self) -> int:
-        """Messages that counted."""
+        """Messages counted so far."""
         return self._sent
 
     @property
     def likelier(self) -> bool:
-        """What it looks like, certain or not."""
+        """The current estimate, certain or not."""
         return self._over <= self._allowed * self._sent
 
     def feed(self, sent: int, over: int) -> bool | None:
-        """Count one more second; a second without messages says nothing."""
+        """Count one more second; a second without messages counts for nothing."""
         if not sent or self.decision is not None:
             return self.decision
         y = over - self._allowed * sent
@@ -73,7 +73,7 @@ class TailTest:
         mean = self._sum / n
         seen = max(0.0, self._squares - n * mean * mean) / (n - 1)
         least = self._allowed * (1 - self._allowed) * self._burst * self._sent / n
-        # What the seconds show is an estimate, from n of them; the least that it can be is known.
+        # The variance of n seconds is an estimate, but its least possible value is known.
         shown = _student(1 - self._error, n - 1) * math.sqrt(seen / n)
         known = _NORMAL.inv_cdf(1 - self._error) * math.sqrt(least / n)
         return None if abs(mean) <= max(shown, known) else mean < 0

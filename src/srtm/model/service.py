@@ -1,7 +1,7 @@
-"""What a broker does to a message behind the bucket: one server, one queue, a cost per read and per message.
+"""A broker behind its bucket: one server, one queue, a cost per read and per message.
 
 A read event that carries m messages of one publisher costs w + m·s, and all of them leave when it is done (the
-loop writes once per turn). `base_ns` is what even an idle broker takes: two hops through the network stack.
+loop writes once per turn). `base_ns` is the latency of an idle broker: two hops through the network stack.
 In: release times, sorted, with each message's publisher. Out: processing latencies.
 """
 
@@ -31,13 +31,13 @@ _MOST_READS = 100_000_000  # background read events of a broker: 8 bytes each
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Load that a broker carries already: `rate_mps` in Poisson batches of `batch`, each one read event."""
+    """Load that a broker already carries: `rate_mps` in Poisson batches of `batch`, each one read event."""
 
     rate_mps: float
     batch: int = 1
 
     def __post_init__(self) -> None:
-        """A rate is not negative, a batch has messages in it."""
+        """Refuse a negative rate or an empty batch."""
         if not 0 <= self.rate_mps < math.inf or self.batch < 1:
             raise InputError(f"background load needs a rate of at least 0 and a batch of at least 1: {self}")
 

@@ -25,7 +25,7 @@ def split(
     min_b: Number | Sequence[Number] = 1,
     unused: Number = 0,
 ) -> list[TokenBucket]:
-    """Sub-token buckets: r by `r_weights`, b by `b_weights` (the same unless given); `unused` is a weight nobody gets.
+    """Sub-token buckets: r by `r_weights`, b by `b_weights` (the same unless given); `unused` is a weight kept back.
 
     `min_b` is the least b of each share: at least 1 token, better the largest batch that its publishers send.
     """
@@ -52,7 +52,7 @@ def split(
 def split_among(
     bucket: TokenBucket, r_weights: Mapping[str, Number], b_weights: Mapping[str, Number] | None = None
 ) -> dict[str, TokenBucket]:
-    """`split` by name; where the bucket is too small for all, those with the least weight go without."""
+    """`split` by name; if the bucket is too small for all, those with the least weight get none."""
     b_weights = r_weights if b_weights is None else b_weights
     names = sorted(r_weights, key=lambda name: (-exact(r_weights[name], "weight"), name))
     names = names[: min(bucket.b_ntok // NANO_PER_TOKEN, bucket.r_mtps)]

@@ -4,7 +4,7 @@
 produced it. Both also work on a trace cut into stretches: `waits` and `check` continue from the state that the stretch
 before left, and `left_by` computes that state from a summary, without another scan.
 
-Release times are whole nanoseconds, rounded up. What is released in a half-open window (s, t] was due in it, so every
+Release times are whole nanoseconds, rounded up. Messages released in a half-open window (s, t] were due in it, so every
 such window of whole nanoseconds holds at most b(s) + ∫r over (s, t], with b(s) as in force at s. For a window given by
 its first and last message, both included, Δt is one nanosecond more than their distance.
 """

@@ -21,14 +21,15 @@ _CLOEXEC, _NONBLOCK = os.O_CLOEXEC, os.O_NONBLOCK
 class Alarm:
     """Calls back once, when the time has come that was set last."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None], *, precise: bool = True) -> None:
+        """Without `precise`, the loop's own timer serves everywhere."""
         self._loop = loop
         self._ring = ring
         self._at_ns = 0
         self._handle: asyncio.TimerHandle | None = None
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = -1
-        if hasattr(self._libc, "timerfd_create"):
+        if precise and hasattr(self._libc, "timerfd_create"):
             self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, _CLOEXEC | _NONBLOCK)
             self._spec = (ctypes.c_long * 4)()
         if self._fd >= 0:

@@ -1,4 +1,4 @@
 """Analysis of traces on Spark: the same jobs on a laptop, on a cluster and through Spark Connect.
 
-The only folder that imports pyspark. Spark reads, partitions, shuffles and scales; what is computed is `model/`.
+The only folder that imports pyspark. Spark reads, partitions, shuffles and scales; `model/` computes.
 """

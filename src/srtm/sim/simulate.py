@@ -1,8 +1,8 @@
 """Policy, fitting, bucket and service model over a topic's traffic, in virtual time.
 
 The same placement and fitting that drive live brokers run here against `SimulatedCluster`, which answers a
-`fitting.Measure` order from the law and the service model instead of the wire. Every round sees the same stretch of
-traffic, so a simulation has no noise of its own and depends on its seeds alone.
+`fitting.Measure` order from the law and the service model instead of the wire. Every round sees the same traffic,
+so a simulation adds no noise and depends on its seeds alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SimulatedBroker:
 
     @property
     def broker(self) -> Broker:
-        """What the Load Distributor knows of it."""
+        """The broker as the Load Distributor knows it."""
         return Broker(self.name, self.mcap_mps, self.background.rate_mps if self.background else 0.0)
 
 
@@ -70,14 +70,14 @@ class Topic:
 
     @classmethod
     def of(cls, workload: Workload, bucket: TokenBucket | None = None) -> Topic:
-        """The topic that a workload makes, its bucket profiled from its own traffic unless given."""
+        """The topic of a workload; its bucket is profiled from its traffic unless given."""
         arrivals = workload.arrivals()
         return cls(workload.publishers(), arrivals, bucket or profile(arrivals.times_ns).bucket)
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Where the publishers went and what their messages saw. `broker_of` counts in the order of `brokers`."""
+    """Where the publishers were placed, and their messages' latency. `broker_of` numbers `brokers` in order."""
 
     policy: str
     meets_slo: bool
@@ -127,7 +127,7 @@ class SimulatedCluster:
         return {broker: self.latency_ns(*latencies) for broker, latencies in seen.items()}
 
     def latency_ns(self, access: Ints, processing: Ints) -> int:
-        """End-to-end latency at the SLO's quantile; zero where nobody sent."""
+        """End-to-end latency at the SLO's quantile; 0 if there were no messages."""
         return percentile(access + processing, self._slo.quantile) if len(access) else 0
 
     def observe(self, broker_of: Indices, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
@@ -135,7 +135,7 @@ class SimulatedCluster:
         shares = self.shares(broker_of)
         seen = {}
         for broker, times, senders in self._dealt(broker_of, brokers):
-            if not len(times):  # publishers that happened to be silent
+            if not len(times):  # its publishers were silent
                 seen[broker] = (_NOTHING, _NOTHING)
                 continue
             access = scan.access_delays(times, shares[broker])
@@ -189,10 +189,10 @@ def simulate(
     history: Topic | None = None,
     seed: int = 0,
 ) -> Simulation:
-    """Place a topic as the Load Distributor would, and say what its messages then see.
+    """Place a topic as the Load Distributor would, and measure its messages' latency.
 
-    `fit="model"` predicts first, from `history`: the topic at another time. Where no assignment meets the SLO, the best
-    one that was measured is reported, with `meets_slo` False.
+    `fit="model"` predicts first, from `history`: the topic at another time. If no assignment meets the SLO, the result
+    is the best one measured, with `meets_slo` False.
     """
     if fit not in ("measure", "model"):
         raise InputError(f"fit = {fit!r}: it must be measure or model")
@@ -215,7 +215,9 @@ def simulate(
     outcome = fitting.drive(search, cluster.measure, (int(times[-1]) - int(times[0])) / NS_PER_S)
     placed = outcome if isinstance(outcome, fitting.Placed) else outcome.best
     if placed is None:
-        raise PlacementError("no assignment could be tried: all brokers together, or b, are too small for this topic")
+        raise PlacementError(
+            "no assignment is possible: the brokers' total capacity, or b, is too small for this topic"
+        )
     return _summed_up(
         cluster,
         placed.broker_of,
@@ -237,7 +239,7 @@ def assess(
     *,
     seed: int = 0,
 ) -> Simulation:
-    """What messages would see with the topic on k brokers as the policy splits it by rates, without a search."""
+    """The latency of a topic that a policy splits over k brokers by rate, without a search."""
     goal = slo or SLO()
     cluster = SimulatedCluster(topic, brokers, goal, seed)
     placed = place(topic.publishers, [broker.broker for broker in brokers], policy, seed, k=k)

@@ -1,7 +1,7 @@
-"""The page: what the controller knows, for a browser. Plain files, nothing from elsewhere, nothing to be built.
+"""The web page of the controller: plain files, no build step, nothing loaded from other hosts.
 
-In: the controller's application. Out: an application that has the page at its root and passes on what is under /v1, so
-that the page asks where it came from. Every answer says what the page may do: load its own files, ask its own origin.
+In: the controller's application. Out: an application that serves the page at its root and passes requests under /v1 to
+the controller, so that the page talks to one origin. A content security policy limits the page to that origin.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from srtm.model import defaults
+from srtm.model.placement import POLICIES
+
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _FILES = Path(__file__).parent / "static"
@@ -34,14 +39,20 @@ def page(controller: ASGIApp) -> ASGIApp:
     app = Starlette(
         routes=[
             Route("/v1/{path:path}", _Passed(controller)),
+            Route("/policies.json", _policies),
             Mount("/", StaticFiles(directory=_FILES, html=True)),
         ]
     )
     return _Guarded(app)
 
 
+async def _policies(_: Request) -> JSONResponse:
+    """The policies that exist, the default first."""
+    return JSONResponse({"policies": sorted(POLICIES, key=lambda name: name != defaults.POLICY)})
+
+
 class _Passed:
-    """A route that is the controller's, whatever the method."""
+    """A route that passes every method to the controller."""
 
     def __init__(self, controller: ASGIApp) -> None:
         self._controller = controller
@@ -51,7 +62,7 @@ class _Passed:
 
 
 class _Guarded:
-    """An application whose every answer has the headers."""
+    """An application that adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,7 +73,7 @@ class _Guarded:
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 if not headers.get("cache-control"):
-                    headers["Cache-Control"] = "no-cache"  # a new version is seen at once; ETags keep that cheap
+                    headers["Cache-Control"] = "no-cache"  # a new version shows at once; ETags keep that cheap
             await send(message)
 
         await self._app(scope, receive, guarded)

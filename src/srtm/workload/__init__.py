@@ -1,1 +1,1 @@
-"""Who publishes and when: synthetic publishers, and the trace files that hold arrivals."""
+"""Traffic: synthetic publishers, and the files that hold traces, contracts and groups."""

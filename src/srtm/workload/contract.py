@@ -2,7 +2,7 @@
 
     {"topics": [{"topic": "traffic", "r": 11000, "b": 6001, "changes": [{"at_ns": 5000000000, "r": …, "b": …}]}]}
 
-`srtm profile --json` writes such a file, without changes; what else it says of topics is passed over.
+`srtm profile --json` writes such a file, without changes; its other keys are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KNOWN = {"topic", "r", "b", "changes", *_OF_PROFILES}
 
 
 def read_contracts(path: Path) -> dict[str, Timeline]:
-    """(r, b) over time of every topic in the file."""
+    """The timeline of (r, b) of every topic in the file."""
     try:
         document = json.loads(path.read_text())
     except OSError as error:
@@ -32,17 +32,17 @@ def read_contracts(path: Path) -> dict[str, Timeline]:
         raise InputError(f"the contract file {path} is not JSON: {error}") from None
     topics = document.get("topics") if isinstance(document, dict) else None
     if not isinstance(topics, list) or not topics:
-        raise InputError(f'{path} is no contract file: it must hold {{"topics": [{{"topic", "r", "b"}}, …]}}')
+        raise InputError(f'{path} is not a contract file: it must hold {{"topics": [{{"topic", "r", "b"}}, …]}}')
     contracts: dict[str, Timeline] = {}
     for number, entry in enumerate(topics):
         where = f"{path}, topic {number}"
         name = entry.get("topic") if isinstance(entry, dict) else None
         if not isinstance(name, str):
-            raise InputError(f"{where}: it has no name under 'topic'")
+            raise InputError(f"{where}: 'topic' must be a name")
         if name in contracts:
-            raise InputError(f"{where}: {name!r} stands there twice")
+            raise InputError(f"{where}: {name!r} occurs twice")
         if unknown := sorted(entry.keys() - _KNOWN):
-            raise InputError(f"{where}: {unknown[0]!r} means nothing here; a topic has r, b and changes")
+            raise InputError(f"{where}: unknown key {unknown[0]!r}; known: topic, r, b, changes")
         if entry.get("r") is None and entry.get("error"):
             continue  # a topic that `srtm profile` could not profile
         contracts[name] = _timeline(entry, f"{path}, topic {name!r}")

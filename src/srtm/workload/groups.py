@@ -1,8 +1,8 @@
-"""Files of correlation groups: what `srtm groups --out` writes and placement takes.
+"""Files of correlation groups, which `srtm groups --out` writes and placement reads.
 
 JSON: `{"groups": [{"group": "junction-17", "publishers": ["p1", "p2"], "confidence": 0.97, "topic": "t"}]}`. An entry
-without a topic counts for every topic, as a file that is written by hand may have it. A publisher is in one group of a
-topic at most; one of no group stands in no entry. Other keys are passed over.
+without a topic applies to every topic, which suits files written by hand. A publisher is in at most one group of a
+topic, and in no entry if it has none. Other keys are ignored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from srtm.model.placement import Publisher
 
-_TOLD = 5  # problems of a file that are listed
+_TOLD = 5  # problems listed in an error
 
 
 def write_groups(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document of groups; the file is there complete or not at all."""
+    """Write a document of groups; the file is complete or absent."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(json.dumps(document, indent=1) + "\n")
@@ -36,22 +36,22 @@ def write_groups(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_groups(path: Path, topic: str | None = None) -> dict[str, str]:
-    """The group of each publisher of a topic that has one; a file of a single topic needs not be told which."""
+    """The group of each publisher of a topic that has one; `topic` is optional if the file has only one."""
     try:
         document = json.loads(path.read_text())
     except OSError as error:
         raise GroupsError(f"cannot read {path}: {error.strerror or error}", path=str(path)) from None
-    except ValueError as error:  # no JSON, or no text
+    except ValueError as error:  # not JSON, or not text
         raise GroupsError(f"{path} is not JSON: {error}", path=str(path)) from None
     problems = list(_problems(document))
     if problems:
         more = f"; and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
-        raise GroupsError(f"{path} is no file of groups: {'; '.join(problems[:_TOLD])}{more}", path=str(path))
+        raise GroupsError(f"{path} is not a groups file: {'; '.join(problems[:_TOLD])}{more}", path=str(path))
     topics = sorted({entry["topic"] for entry in _entries(document) if entry.get("topic") is not None})
     if topic is None and len(topics) > 1:
-        raise GroupsError(f"{path} has groups of several topics, {', '.join(topics)}: say which", path=str(path))
+        raise GroupsError(f"{path} has groups of several topics; choose one: {', '.join(topics)}", path=str(path))
     if topic is not None and topics and topic not in topics:
-        raise GroupsError(f"{path} knows nothing of topic {topic!r}, but of {', '.join(topics)}", path=str(path))
+        raise GroupsError(f"unknown topic {topic!r}; topics of {path}: {', '.join(topics)}", path=str(path))
     wanted = (None, topic) if topic is not None else (None, *topics)
     return {
         publisher: entry["group"]
@@ -62,17 +62,17 @@ def read_groups(path: Path, topic: str | None = None) -> dict[str, str]:
 
 
 def with_groups(publishers: Iterable[Publisher], group_of: Mapping[str, str]) -> list[Publisher]:
-    """The same publishers in these groups, whatever they declared; those that have none here are in none."""
+    """The publishers with these groups instead of their declared ones; those without an entry get none."""
     return [replace(publisher, group=group_of.get(publisher.id)) for publisher in publishers]
 
 
 def _entries(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Everything of a valid document that may name a topic."""
+    """All entries of a valid document that may name a topic."""
     return [*document["groups"], *(entry for entry in document.get("topics") or [] if isinstance(entry, dict))]
 
 
 def _problems(document: Any) -> Iterable[str]:
-    """What is wrong with a document, entry by entry."""
+    """The problems of a document, entry by entry."""
     entries = document.get("groups") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         yield 'it must be an object with a list under "groups"'
@@ -94,7 +94,7 @@ def _problems(document: Any) -> Iterable[str]:
             continue
         confidence = entry.get("confidence", 1)
         if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
-            yield f"group {group!r}: the confidence must lie between 0 and 1, not be {confidence!r}"
+            yield f"group {group!r}: the confidence must lie between 0 and 1, not {confidence!r}"
         for name in publishers:
             before = seen.setdefault(name, {})
             rivals = before.values() if topic is None else [before[key] for key in (topic, None) if key in before]

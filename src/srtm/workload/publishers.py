@@ -4,7 +4,7 @@ A *source* is a correlation group, or a single publisher without one. Each sourc
 phase or Poisson; at an event every publisher of the group sends one batch, all at once or evenly spread over
 `spread_ns` in an order drawn anew each time. Messages of a batch carry the same time.
 
-Everything follows from the seed. Arrivals are made window by window and come out sorted, so a workload may be far
+The seed determines everything. Arrivals are generated window by window, already sorted, so a workload may be far
 larger than memory, and a longer one starts with exactly the arrivals of a shorter one.
 """
 
@@ -30,7 +30,7 @@ _WINDOW_MESSAGES = 100_000
 
 
 class Arrivals(NamedTuple):
-    """Sorted arrival times, and the number of the publisher that each message came from."""
+    """Sorted arrival times, and the number of each message's publisher."""
 
     times_ns: Ints
     publisher_of: NDArray[np.int32]
@@ -49,10 +49,10 @@ class Population:
     prefix: str = "p"
 
     def __post_init__(self) -> None:
-        """List everything that is wrong at once."""
+        """Report all invalid values at once."""
         wrong = []
         if self.publishers < 1:
-            wrong.append(f"publishers = {self.publishers}: there must be at least 1")
+            wrong.append(f"publishers = {self.publishers}: it must be at least 1")
         if not 0.001 <= self.rate_mps <= 1e9:
             wrong.append(f"rate = {self.rate_mps} msg/s: it must lie between 0.001 and 1e9")
         if self.batch < 1:
@@ -78,7 +78,7 @@ class Population:
 
     @property
     def sources(self) -> int:
-        """Groups, the last of which may be smaller; or publishers, where groups are of one."""
+        """The number of groups, of which the last may be smaller; publishers, if groups have one member."""
         return -(-self.publishers // self.group_size)
 
     @property
@@ -89,7 +89,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Workload:
-    """Populations that send at the same time, for a while, from a seed."""
+    """Populations that send together for a duration, generated from a seed."""
 
     populations: tuple[Population, ...]
     duration_ns: int
@@ -98,7 +98,7 @@ class Workload:
     _starts: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """There must be somebody, and time to send in."""
+        """Refuse a workload without publishers or without time."""
         if not self.populations:
             raise WorkloadError("a workload needs at least one population of publishers")
         if self.duration_ns <= 0:
@@ -122,11 +122,11 @@ class Workload:
 
     @property
     def window_ns(self) -> int:
-        """Time that is generated at once: about a hundred thousand messages."""
+        """The time generated at once: about a hundred thousand messages."""
         return max(1, round(_WINDOW_MESSAGES / self.total_mps * NS_PER_S))
 
     def publishers(self) -> list[Publisher]:
-        """Every publisher, in the order that `publisher_of` counts in."""
+        """Every publisher, in the order of `publisher_of`."""
         listed = []
         for population in self.populations:
             digits = len(str(population.publishers - 1))
@@ -196,7 +196,7 @@ def _events(
         times = (turns[:, None] + offsets[None, :]).ravel()
         low, high = np.searchsorted(times, [begin, until])
         return Arrivals(times[low:high], np.tile(sources, len(turns))[low:high])
-    # Independent Poisson sources together are one Poisson process whose events fall to sources at random; its
+    # Independent Poisson sources together are one Poisson process whose events go to sources at random; its
     # times come out sorted as partial sums of exponentials.
     count = int(rng.poisson(population.sources * (until - begin) / population.period_ns))
     steps = np.cumsum(rng.standard_exponential(count + 1))

@@ -1,4 +1,4 @@
-"""Trace files: Parquet, one row a message, read by everything from here to Spark.
+"""Trace files: Parquet, one row per message, read by every other package.
 
 | column       | type   |                                                              |
 |--------------|--------|--------------------------------------------------------------|
@@ -10,9 +10,9 @@
 | `release_ns` | int64  | recorded runs only: when the bucket let the message go       |
 | `sent_ns`    | int64  | recorded runs only: written to the first subscriber          |
 
-A trace is a file or a folder of files, sorted or not. What is written here is sorted by `arrival_ns`, delta-encoded,
+A trace is a file or a folder of files, sorted or not. Files written here are sorted by `arrival_ns` and delta-encoded,
 in row groups of about a million messages with statistics, so readers can each take a stretch of time.
-A file appears under its name only when it is complete.
+A file gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _TIMES = [field.name for field in RECORDED_SCHEMA if field.type == pa.int64()]
 
 @contextmanager
 def writing(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[pq.ParquetWriter]:
-    """A Parquet writer that leaves `path` complete or not at all."""
+    """A Parquet writer that leaves `path` complete or absent."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with _writer(partial, schema) as writer:
@@ -72,7 +72,7 @@ def writing(path: Path, schema: pa.Schema, about: dict[str, str]) -> Iterator[pq
         partial.replace(path)
     except OSError as error:
         raise TraceError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from None
-    finally:  # around the opening, too: an interruption may come just after it
+    finally:  # also covers the opening: an interrupt may come just after it
         partial.unlink(missing_ok=True)
 
 
@@ -89,13 +89,13 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def encoded(schema: pa.Schema) -> pa.Schema:
-    """The schema with its strings as dictionaries: how rows are handed to the writer. Readers see plain strings."""
+    """The schema with strings as dictionaries, as the writer takes rows. Readers see plain strings."""
     names = pa.dictionary(pa.int32(), pa.string())
     return pa.schema([field.with_type(names) if field.type == pa.string() else field for field in schema])
 
 
 class ArrivalWriter:
-    """Turns arrivals, in order of time, into rows of one topic; `flush` writes what is left."""
+    """Turns arrivals, in order of time, into rows of one topic; `flush` writes the rest."""
 
     def __init__(self, writer: pq.ParquetWriter, topic: str, publishers: Sequence[Publisher]) -> None:
         self._writer = writer
@@ -109,13 +109,13 @@ class ArrivalWriter:
         self._group_of = np.array([number.get(publisher.group or "", -1) for publisher in publishers], np.int32)
 
     def write(self, arrivals: Arrivals) -> None:
-        """Take arrivals, and write a row group whenever there are enough for one."""
+        """Take arrivals, and write a row group whenever they fill one."""
         self._held.append(arrivals)
         if sum(len(held.times_ns) for held in self._held) >= _ROW_GROUP:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held as one row group."""
+        """Write the held rows as one row group."""
         times = np.concatenate([held.times_ns for held in self._held] or [np.empty(0, np.int64)])
         senders = np.concatenate([held.publisher_of for held in self._held] or [np.empty(0, np.int32)])
         self._held.clear()
@@ -144,7 +144,7 @@ class Recorded:
     sent_ns: NDArray[np.int64]
 
     def write(self, path: Path, about: dict[str, str]) -> None:
-        """As a trace file of its own."""
+        """Write them as a trace file."""
         names = pa.array([publisher.id for publisher in self.publishers])
         groups = pa.array([publisher.group for publisher in self.publishers], pa.string())
         senders = pa.array(self.arrivals.publisher_of)
@@ -166,7 +166,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class TopicArrivals:
-    """One topic of a trace, sorted: its publishers with the rates that were measured, and its arrivals."""
+    """One topic of a trace, sorted: its publishers with their measured rates, and its arrivals."""
 
     topic: str
     publishers: tuple[Publisher, ...]
@@ -178,10 +178,10 @@ def files_of(path: Path) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*.parquet") if file.is_file())
         if not files:
-            raise TraceError(f"{path} is a folder without a .parquet file", path=str(path))
+            raise TraceError(f"folder {path} holds no .parquet file", path=str(path))
         return files
     if not path.exists():
-        raise TraceError(f"there is no trace at {path}", path=str(path))
+        raise TraceError(f"no trace at {path}: check the path", path=str(path))
     return [path]
 
 
@@ -203,7 +203,7 @@ def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def load(path: Path, topic: str | None = None) -> list[TopicArrivals]:
-    """A whole trace in memory, sorted, one entry a topic; or just the one that is named, if it is there."""
+    """A whole trace in memory, sorted, one entry per topic; or just the named topic, if the trace has it."""
     rows: Iterator[pa.RecordBatch] = batches(path, ARRIVAL_SCHEMA.names)
     if topic is not None:
         rows = (batch.filter(pc.equal(batch.column("topic"), topic)) for batch in rows)
@@ -214,7 +214,7 @@ def load(path: Path, topic: str | None = None) -> list[TopicArrivals]:
 
 
 def in_topics(table: pa.Table, source: str) -> list[TopicArrivals]:
-    """The topics of a table of arrivals, in any order."""
+    """The topics of a table of arrivals in any order."""
     for name in ("topic", "publisher", "arrival_ns"):
         if nulls := table[name].null_count:
             raise TraceError(f"{source}: {nulls} of {table.num_rows} rows have no {name}", path=source, column=name)
@@ -231,7 +231,7 @@ def _one_topic(name: str, rows: pa.Table) -> TopicArrivals:
     order = np.argsort(times, kind="stable")
     encoded = rows["publisher"].combine_chunks().dictionary_encode()
     senders = encoded.indices.to_numpy()
-    # A publisher's group is that of its first message; changes of group are the pipeline's business.
+    # A publisher's group is that of its first message; the pipeline handles changes of group.
     first_rows = np.unique(senders, return_index=True)[1]
     groups = rows["group"].take(pa.array(first_rows)).to_pylist()
     span = int(times.min()), int(times.max())
@@ -257,7 +257,7 @@ def check_schema(file: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
             wrong.append(f"column {name!r} is {schema.field(name).type}, not {wanted}")
     if wrong:
         raise TraceError(
-            f"{file} is not a trace: {'; '.join(wrong)}; it has {', '.join(schema.names)}."
+            f"{file} is not a trace: {'; '.join(wrong)}; its columns are {', '.join(schema.names)}."
             " Other data becomes a trace with srtm trace import",
             path=str(file),
         )

@@ -120,9 +120,9 @@ def test_emptied_it_goes_on_with_what_comes(broker: Running) -> None:
     [
         (5, "t", "r#ephemeral", b"topic 't' no longer holds offset 5: it begins at 20"),
         (51, "t", "r#ephemeral", b"topic 't' has no offset 51: it ends at 50; was its log removed?"),
-        (0, "m", "r#ephemeral", b"topic 'm' is not on disk: only disk topics are replayed"),
-        (30, "t", "r", b"channel 'r' cannot be replayed to: it needs a name of its own that ends with #ephemeral"),
-        (30, "t", "c#ephemeral", b"channel 'c#ephemeral' cannot be replayed to: it needs a name of its own"),
+        (0, "m", "r#ephemeral", b"topic 'm' is not on disk: only disk topics can be replayed"),
+        (30, "t", "r", b"cannot replay to channel 'r': use a new name that ends with #ephemeral"),
+        (30, "t", "c#ephemeral", b"cannot replay to channel 'c#ephemeral': use a new name"),
     ],
 )
 def test_what_cannot_be_replayed(broker: Running, offset: int, topic: str, channel: str, why: bytes) -> None:

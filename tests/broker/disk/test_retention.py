@@ -61,7 +61,7 @@ def test_nothing_is_lost_unless_it_was_chosen(tmp_path: Path) -> None:
         with Client(broker.address) as consumer:
             consumer.subscribe("t", "behind")
             assert numbers(consumer, 25) == [*range(20), *range(5)]
-        broker.wait_until(lambda b: b.durable.extent(b.topics["t"])["begin"] == 25)  # type: ignore[union-attr]
+        broker.wait_until(lambda b: b.durable.extent(b.topics["t"]).begin == 25)  # type: ignore[union-attr]
         assert broker.channel("t", "behind")["srtm"]["lost"] == 0
 
 
@@ -72,7 +72,7 @@ def test_by_size_a_channel_that_is_behind_loses_the_oldest_and_that_is_counted(t
             consumer.subscribe("t", "c", 1)
             publish(broker, 40)  # more than memory may hold: it goes on because old ones go
             assert consumer.message().body[:4] == b"0000"  # it keeps what it has
-            broker.wait_until(lambda b: b.durable.extent(b.topics["t"])["bytes"] <= 10_500)  # type: ignore[union-attr]
+            broker.wait_until(lambda b: b.durable.extent(b.topics["t"]).bytes <= 10_500)  # type: ignore[union-attr]
             first = begin(broker)
             assert first >= 30
             broker.wait_until(lambda b: b.topics["t"].channels["c"].lost == first - 1)
@@ -96,7 +96,7 @@ def test_by_age_though_all_have_finished_it(tmp_path: Path) -> None:
         with Client(broker.address, srtm={"replay": {"offset": 0}}) as replaying:
             assert numbers(replaying.subscribe("t", "r#ephemeral"), 5) == list(range(5))
         create(broker, "&retain_age=1ms")
-        broker.wait_until(lambda b: b.durable.extent(b.topics["t"])["begin"] == 5)  # type: ignore[union-attr]
+        broker.wait_until(lambda b: b.durable.extent(b.topics["t"]).begin == 5)  # type: ignore[union-attr]
         assert broker.channel("t", "c")["srtm"]["lost"] == 0
 
 

@@ -42,7 +42,7 @@ def owed(broker: Running, topic: str) -> int:
     assert durable is not None
     spool = engine.lanes[topic].spool
     assert spool is not None
-    return spool.cursor.missing(durable.extent(found)["end"])
+    return spool.cursor.missing(durable.extent(found).end)
 
 
 def by_publisher(found: list[bytes]) -> dict[bytes, list[int]]:

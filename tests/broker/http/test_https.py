@@ -72,7 +72,7 @@ def test_clients_show_certificates_over_https_too(start: Start, certificates: Ce
 
 
 def test_https_needs_a_certificate(start: Start) -> None:
-    with pytest.raises(BrokerError, match="give --tls-cert and --tls-key with --https-port"):
+    with pytest.raises(BrokerError, match="--https-port needs --tls-cert and --tls-key"):
         start(https_port=0)
 
 

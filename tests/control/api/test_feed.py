@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from srtm.control import statistics
 from srtm.control.api import feed as module
 from srtm.control.api.feed import Feed, difference
 from srtm.control.api.schema import topic_out
@@ -106,7 +107,7 @@ def test_viewers_get_a_snapshot_then_patches_and_who_does_not_read_a_snapshot_ag
                 kind, patch = await next_event(events)
                 assert kind == "patch"
                 document = merged(document, patch)
-            now = topic_out(controller.topics["t"], controller, 1, events=False)
+            now = json.loads(json.dumps(topic_out(statistics.of_topic(controller.topics["t"], controller, 1))))
             seen = {**document["topics"]["t"], "brokers": list(document["topics"]["t"]["brokers"].values())}
             now["brokers"] = [
                 without_nulls({k: v for k, v in each.items() if k != "broker"}) for each in now["brokers"]
@@ -150,12 +151,13 @@ def test_the_penalty_is_what_one_bucket_would_not_have_made_them_wait() -> None:
     topic = controller.topics["t"]
 
     def penalty_ms() -> float | None:
-        found: float | None = topic_out(topic, controller, 1)["penalty_ms"]
-        return found
+        return statistics.of_topic(topic, controller, 1).penalty_ms
 
     assert penalty_ms() is None  # nobody has asked the model yet
     topic.one_bucket = (0, 9_000_000)
-    measured = topic_out(topic, controller, 1)["access_ms"]["p99"]
+    access_ms = statistics.of_topic(topic, controller, 1).access_ms
+    assert access_ms is not None
+    measured = access_ms.p99
     assert 99 <= measured <= 99 * 33 / 32
     assert penalty_ms() == measured - 9
     topic.one_bucket = (0, 10**12)

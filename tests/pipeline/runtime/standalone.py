@@ -62,7 +62,7 @@ def alive_workers(port: int) -> int:
         return 0
 
 
-def wait_for(what: Callable[[], object], within_s: float = 180) -> None:
+def wait_for(what: Callable[[], object], within_s: float = 300) -> None:
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline, "this takes too long"

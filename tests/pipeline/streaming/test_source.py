@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +11,26 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError
+from srtm.errors import InputError, LogError, PipelineError
 from srtm.pipeline.streaming import source
-from srtm.pipeline.streaming.settings import Settings, read_settings
+from srtm.pipeline.streaming.settings import Settings
 from srtm.pipeline.streaming.source import BatchReader, StreamReader
-from tests.broker.running import Running, running
-from tests.pipeline.streaming.topics import Start, brokers, cluster, contract, numbered, on_disk, plain, publish
-from tests.programs import nsqlookupd
-
-
-def settings(*there: Running, **more: Any) -> Settings:
-    return Settings("t", brokers=tuple(broker.url for broker in there), **{"timeout_s": 5.0, **more})
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with brokers(tmp_path) as found:
-        yield found
-
-
-def log_id(broker: Running) -> str:
-    return str(broker.get("/srtm/log?topic=t")["log"])
-
-
-def bodies(reader: StreamReader | BatchReader, parts: Any) -> list[bytes]:
-    return [body for part in parts for batch in reader.read(part) for body in batch.column("body").to_pylist()]
-
-
-def between(reader: StreamReader, begin: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
-    return bodies(reader, reader.partitions(begin, end))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "topic is missing"),
-        ({"topic": "a b"}, r"topic = 'a b': a topic name is 1 to 64 letters"),
-        ({"topic": "t", "controller": "http://x:1", "brokers": "y:2"}, "controller and brokers are both set"),
-        ({"topic": "t", "controller": "ftp://x"}, "controller = 'ftp://x': give an HTTP address"),
-        ({"topic": "t", "brokers": " , "}, "brokers = ' , ': give the HTTP addresses"),
-        ({"topic": "t", "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger = '0': must be a whole number of at least 1"),
-        ({"topic": "t", "startingOffsets": '{"b": -1}'}, "earliest or latest, or offsets by broker"),
-        ({"topic": "t", "startingOffsets": "[3]"}, "earliest or latest, or offsets by broker"),
-        ({"topic": "t", "startingOffsets": '{"b": {"log": "x"}}'}, "earliest or latest, or offsets by broker"),
-        ({"topic": "t", "endingOffsets": "earliest"}, "must be latest, or offsets by broker"),
-        ({"topic": "t", "failOnDataLoss": "no"}, "failOnDataLoss = 'no': must be true or false"),
-        ({"topic": "t", "timeout": "soon"}, "timeout = 'soon': 'soon' is not a duration"),
-        ({"topic": "t", "keys": "yes"}, "keys = 'yes': must be none, field or envelope"),
-        ({"topic": "t", "rate": "-3"}, "rate = '-3': must be a positive number"),
-        ({"topic": "t", "startingOffset": "latest"}, "unknown option startingoffset; did you mean startingOffsets"),
-        ({"topic": "", "rate": "many"}, "topic = ''.*; rate = 'many'"),
-    ],
+from tests.broker.running import running
+from tests.pipeline.streaming.topics import (
+    Start,
+    between,
+    bodies,
+    brokers,
+    cluster,
+    contract,
+    log_id,
+    numbered,
+    on_disk,
+    plain,
+    publish,
+    settings,
 )
-def test_bad_options_are_named_all_at_once(options: dict[str, str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        read_settings(options)
-
-
-def test_options_in_any_case() -> None:
-    given = {"TOPIC": "t", "brokers": "a:1, https://b:2/", "timeout": "500ms", "checkpointLocation": "/x"}
-    found = read_settings(given | {"startingoffsets": '{"a": 3}', "keys": "Field", "maxrowspertrigger": "7"})
-    assert found.brokers == ("http://a:1", "https://b:2")
-    assert (found.timeout_s, found.starting, found.keys, found.max_rows) == (0.5, {"a": 3}, "field", 7)
+from tests.programs import nsqlookupd
 
 
 def test_rows_are_what_was_published_by_whom_and_when(start: Start) -> None:
@@ -259,139 +215,6 @@ def test_two_brokers_of_one_name(start: Start, tmp_path: Path) -> None:
     other = start("one", data_path=str(tmp_path / "other"))
     with pytest.raises(InputError, match="two brokers are named 'one'"):
         StreamReader(settings(one, other)).initialOffset()
-
-
-def test_what_was_trimmed_is_an_error_that_names_the_way_on(start: Start) -> None:
-    one = on_disk(start("one"))
-    x = publish(one, numbered("x", 30))
-    reader = StreamReader(settings(one))
-    assert one.post("/srtm/log/trim?topic=t&before=12")[0] == 200
-    with pytest.raises(OffsetTrimmed, match="no longer holds offset 0: it begins at 12: set option failOnDataLoss to"):
-        reader.latestOffset({"one": 0}, ReadAllAvailable())
-    with pytest.raises(OffsetTrimmed, match="set option failOnDataLoss to false"):  # trimmed after it was planned
-        between(reader, {"one": 0}, {"one": 30})
-    with pytest.raises(OffsetTrimmed, match="failOnDataLoss"):
-        BatchReader(settings(one, starting={"one": 3})).partitions()
-    tolerant = StreamReader(settings(one, fail_on_data_loss=False, rows_per_partition=10))
-    assert plain(tolerant.latestOffset({"one": 0}, ReadAllAvailable())) == {"one": 30}
-    assert between(tolerant, {"one": 0}, {"one": 30}) == x[12:]
-
-
-def test_a_log_that_was_removed(start: Start) -> None:
-    one = on_disk(start("one"))
-    publish(one, numbered("x", 30))
-    one.post("/topic/delete?topic=t")
-    reader = StreamReader(settings(one))
-    tolerant = StreamReader(settings(one, fail_on_data_loss=False))
-    with pytest.raises(LogError, match="no longer exists; messages after offset 30 are lost"):
-        reader.latestOffset({"one": 30}, ReadAllAvailable())
-    assert tolerant.latestOffset({"one": 30}, ReadAllAvailable()) == {"one": 30}
-    fresh = publish(on_disk(one), numbered("fresh", 5))
-    with pytest.raises(LogError, match="has no offset 30: it ends at 5; was its log deleted"):
-        reader.latestOffset({"one": 30}, ReadAllAvailable())
-    again = tolerant.latestOffset({"one": 30}, ReadAllAvailable())
-    assert plain(again) == {"one": 0}
-    assert between(tolerant, {"one": 30}, again) == []
-    assert between(tolerant, again, tolerant.latestOffset(again, ReadAllAvailable())) == fresh
-
-
-def test_a_topic_that_was_deleted_and_created_again_is_not_taken_for_the_old_one(start: Start) -> None:
-    """Its new log has grown beyond the position, so that offsets alone say nothing."""
-    one, two = on_disk(start("one")), on_disk(start("two"))
-    publish(one, numbered("x", 30))
-    publish(two, numbered("y", 10))
-    reader = StreamReader(settings(one, two))
-    tolerant = StreamReader(settings(one, two, fail_on_data_loss=False))
-    begin = reader.initialOffset()
-    at = reader.latestOffset(begin, ReadAllAvailable())
-    planned = reader.partitions(begin, at)
-    again(one)
-    fresh, more = publish(one, numbered("fresh", 50)), publish(two, numbered("more", 5))
-    lost = r"topic 't' at broker 'one' was deleted and created again, or its broker started with an empty disk"
-    with pytest.raises(
-        LogReplaced, match=rf"{lost}; messages after offset 30 are lost: set option failOnDataLoss to false"
-    ):
-        reader.latestOffset(at, ReadAllAvailable())
-    with pytest.raises(LogReplaced, match=r"no longer has log.*failOnDataLoss"):  # replaced after it was planned
-        bodies(reader, planned)
-    with pytest.raises(LogReplaced, match=lost):
-        BatchReader(settings(one, two, starting=begin)).partitions()
-    assert bodies(tolerant, planned) == numbered("y", 10)
-    end = tolerant.latestOffset(at, ReadAllAvailable())
-    assert plain(end) == {"one": 0, "two": 15}
-    assert between(tolerant, at, end) == more
-    assert between(tolerant, end, tolerant.latestOffset(end, ReadAllAvailable())) == fresh
-
-
-def test_a_broker_of_the_same_name_with_an_empty_disk_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
-    def there(folder: str) -> AbstractContextManager[Running]:
-        return running(name="one", data_path=str(tmp_path / folder))
-
-    with there("old") as one:
-        publish(on_disk(one), numbered("x", 30))
-        reader = StreamReader(settings(one))
-        at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    with there("old") as one:  # a restart changes nothing
-        assert StreamReader(settings(one)).latestOffset(at, ReadAllAvailable()) == at
-    with there("new") as one:
-        fresh = publish(on_disk(one), numbered("fresh", 40))
-        with pytest.raises(LogReplaced, match="started with an empty disk"):
-            StreamReader(settings(one)).latestOffset(at, ReadAllAvailable())
-        tolerant = StreamReader(settings(one, fail_on_data_loss=False))
-        end = tolerant.latestOffset(at, ReadAllAvailable())
-        assert between(tolerant, at, end) == []
-        assert between(tolerant, end, tolerant.latestOffset(end, ReadAllAvailable())) == fresh
-
-
-def test_a_commit_trims_no_other_log(start: Start) -> None:
-    one = on_disk(start("one"))
-    publish(one, numbered("x", 10))
-    trimming = StreamReader(settings(one, trim_on_commit=True, fail_on_data_loss=False))
-    end = trimming.latestOffset(trimming.initialOffset(), ReadAllAvailable())
-    again(one)
-    publish(one, numbered("fresh", 20))
-    trimming.commit(end)
-    assert one.get("/srtm/log?topic=t")["begin"] == 0
-
-
-def test_available_now_over_a_topic_that_was_created_again(start: Start) -> None:
-    one = on_disk(start("one"))
-    publish(one, numbered("x", 10))
-    reader = StreamReader(settings(one, fail_on_data_loss=False))
-    at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    again(one)
-    fresh = publish(one, numbered("fresh", 20))
-    reader.prepareForTriggerAvailableNow()
-    publish(one, numbered("late", 5))
-    found: list[bytes] = []
-    while (end := reader.latestOffset(at, ReadMaxRows(8))) != at:
-        found += between(reader, at, end)
-        at = end
-    assert found == fresh
-    again(one)  # while it runs: what there is now was not there when it began
-    publish(one, numbered("later", 30))
-    assert reader.latestOffset(at, ReadMaxRows(8)) == at
-
-
-def test_a_checkpoint_without_ids_of_logs_goes_on(start: Start) -> None:
-    """As all were before logs had ids: from then on it has them."""
-    one = on_disk(start("one"))
-    x = publish(one, numbered("x", 10))
-    reader = StreamReader(settings(one))
-    end = reader.latestOffset({"one": 4}, ReadAllAvailable())
-    assert end == {"one": {"offset": 10, "log": log_id(one)}}
-    assert between(reader, {"one": 4}, end) == x[4:]
-    assert between(reader, {"one": 4}, {"one": 6}) == x[4:6]  # a batch that was planned before
-    again(one)
-    publish(one, numbered("fresh", 20))
-    with pytest.raises(LogReplaced, match="was deleted and created again"):
-        reader.latestOffset(end, ReadAllAvailable())
-
-
-def again(broker: Running) -> None:
-    """Delete the topic, and create it again at once."""
-    assert broker.post("/topic/delete?topic=t")[0] == 200
-    on_disk(broker)
 
 
 def test_a_broker_that_is_away_keeps_its_place_and_the_others_go_on(tmp_path: Path) -> None:

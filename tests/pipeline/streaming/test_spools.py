@@ -13,8 +13,7 @@ from srtm.pipeline.streaming.settings import Settings
 from srtm.pipeline.streaming.source import BatchReader, StreamReader
 from tests.control.running import controller
 from tests.engines import Nsqd, engine_of, until
-from tests.pipeline.streaming.test_source import between, bodies
-from tests.pipeline.streaming.topics import brokers, contract, numbered, on_disk, plain, publish
+from tests.pipeline.streaming.topics import between, bodies, brokers, contract, numbered, on_disk, plain, publish
 from tests.programs import ask
 
 pytestmark = pytest.mark.needs("nsqd")

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from srtm.client.sync import Publisher
+from srtm.pipeline.streaming.settings import Settings
+from srtm.pipeline.streaming.source import BatchReader, StreamReader
 from tests.broker.running import Running, fetch, running
 from tests.control.running import controller
 
@@ -83,3 +85,23 @@ def log_of(broker: Running, topic: str) -> list[bytes]:
         with pa.ipc.open_stream(data) as stream:
             found += stream.read_all()["body"].to_pylist()
     return found
+
+
+def settings(*there: Running, **more: Any) -> Settings:
+    """Settings that read topic `t` at these brokers."""
+    return Settings("t", brokers=tuple(broker.url for broker in there), **{"timeout_s": 5.0, **more})
+
+
+def bodies(reader: StreamReader | BatchReader, parts: Any) -> list[bytes]:
+    """What a reader reads from partitions."""
+    return [body for part in parts for batch in reader.read(part) for body in batch.column("body").to_pylist()]
+
+
+def between(reader: StreamReader, begin: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+    """What a reader reads between two offsets."""
+    return bodies(reader, reader.partitions(begin, end))
+
+
+def log_id(broker: Running) -> str:
+    """The id of a broker's log of topic `t`."""
+    return str(broker.get("/srtm/log?topic=t")["log"])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from srtm.broker.poller import Poller, Socket
+    from srtm.broker.statistics import ClientStatistics
     from srtm.broker.turn import Turn
     from srtm.errors import ProtocolError
     from srtm.protocol.identify import Identity
@@ -87,6 +88,9 @@ class Speaker(Protocol):
 
     def leave(self) -> None:
         """Leave everything that it takes part in; it gets no more answers."""
+
+    def statistics(self) -> ClientStatistics:
+        """A snapshot of the client."""
 
 
 class Connection:

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from srtm.broker.channel import Channel
-    from srtm.broker.clients.connection import Connection, Speaker
+    from srtm.broker.clients.connection import Connection
     from srtm.broker.message import Message
+    from srtm.broker.statistics import ClientStatistics
     from srtm.broker.topic import Topic
     from srtm.errors import ProtocolError
 
@@ -54,10 +55,9 @@ class Subscription:
         self._max_unsent = max_unsent
         connection.sent = self._account
 
-    @property
-    def client(self) -> Speaker:
-        """The client as its commands made it."""
-        return self._connection.speaker
+    def statistics(self) -> ClientStatistics:
+        """A snapshot of the client."""
+        return self._connection.speaker.statistics()
 
     def room(self) -> int:
         """How many messages it may be sent now."""

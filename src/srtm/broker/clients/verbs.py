@@ -16,9 +16,26 @@ from typing import TYPE_CHECKING, Any, Final
 from srtm.broker.backpressure import PARTING_S, resume, throttle
 from srtm.broker.clients.subscription import Subscription
 from srtm.broker.receipts import Receipt
+from srtm.broker.statistics import ClientStatistics
 from srtm.errors import BrokerError, LogError, ProtocolError, PublishRefused
 from srtm.protocol import frames
-from srtm.protocol.server import Auth, Cls, Dpub, Fin, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
+from srtm.protocol.server import (
+    CLOSING,
+    INIT,
+    SUBSCRIBED,
+    Auth,
+    Cls,
+    Dpub,
+    Fin,
+    Identify,
+    Mpub,
+    Nop,
+    Pub,
+    Rdy,
+    Req,
+    Sub,
+    Touch,
+)
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -35,6 +52,7 @@ REST_S: Final = 0.002  # how long a busy consumer may not be read
 _REST_NS: Final = int(REST_S * NS_PER_S)
 _OK: Final = frames.OK
 _is_full: Final = attrgetter("full")
+_STATES: Final = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
 
 
 class Verbs:
@@ -78,6 +96,33 @@ class Verbs:
         self._postponed: tuple[list[Any], int] | None = None  # commands that wait for the answers to these
         self._parting = False  # it is closed when these are answered
 
+    def statistics(self) -> ClientStatistics:
+        """A snapshot."""
+        connection, subscription = self.connection, self.subscription
+        identity, host = connection.protocol.identity, connection.address.rpartition(":")[0]
+        tls = connection.transport.tls.ssl if connection.transport and connection.transport.tls else None
+        permit = self.guard.permit if self.guard else None
+        return ClientStatistics(
+            identity.client_id or host,
+            identity.hostname or host,
+            connection.address,
+            _STATES[connection.protocol.state],
+            subscription.ready if subscription else 0,
+            len(subscription.flights) if subscription else 0,
+            subscription.messages if subscription else 0,
+            subscription.finished if subscription else 0,
+            subscription.requeued if subscription else 0,
+            tuple(self.published.items()),
+            self.connected_ns,
+            identity.msg_timeout_ms,
+            identity.sample_rate,
+            identity.deflate,
+            identity.snappy,
+            ((tls.cipher() or ("",))[0], tls.version() or "") if tls else None,
+            identity.user_agent,
+            (permit.identity, permit.identity_url) if permit else None,
+        )
+
     def hear(self, events: list[Any], arrival_ns: int, since_ns: int) -> None:
         """Carry out the commands of a read, as far as they may be."""
         if since_ns < _REST_NS and self.subscription is not None:
@@ -113,7 +158,19 @@ class Verbs:
     def PUB(self, event: Pub, arrival_ns: int) -> None:
         """Publish one message."""
         name, body = event
-        self._publish("PUB", name, (body,), arrival_ns, 0)
+        try:
+            receipt = self._intake.publish(self, name, (body,), arrival_ns)
+        except BrokerError as problem:
+            self._refuse("PUB", problem, arrival_ns)
+            return
+        self.published[name] = self.published.get(name, 0) + 1
+        if receipt is None and not self._pending:
+            connection = self.connection
+            if not connection.out:
+                connection.keeper.turn.to_flush.append(connection)
+            connection.out += _OK
+        else:
+            self._pending.append(receipt or Receipt(self, 0))
 
     def MPUB(self, event: Mpub, arrival_ns: int) -> None:
         """Publish several messages, all or none."""
@@ -121,17 +178,14 @@ class Verbs:
 
     def DPUB(self, event: Dpub, arrival_ns: int) -> None:
         """Publish one message, to be delivered after a while."""
-        self._publish("DPUB", event.topic, (event.body,), arrival_ns, event.delay_ms * NS_PER_MS)
+        self._publish("DPUB", event.topic, [event.body], arrival_ns, event.delay_ms * NS_PER_MS)
 
-    def _publish(self, verb: str, name: str, bodies: Any, arrival_ns: int, delay_ns: int) -> None:
+    def _publish(self, verb: str, name: str, bodies: list[bytes], arrival_ns: int, delay_ns: int) -> None:
+        """Publish; PUB, by which most messages come, spares itself these calls."""
         try:
             receipt = self._intake.publish(self, name, bodies, arrival_ns, delay_ns, verb)
-        except PublishRefused as problem:
-            hint = ": use PUB" if problem.facts["reason"] == "defer" else ""
-            self._fail_in_turn(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}{hint}"), arrival_ns)
-            return
         except BrokerError as problem:
-            self._fail_in_turn(ProtocolError("E_BAD_TOPIC", str(problem)), arrival_ns)
+            self._refuse(verb, problem, arrival_ns)
             return
         self.published[name] = self.published.get(name, 0) + len(bodies)
         if receipt is None and not self._pending:
@@ -139,11 +193,15 @@ class Verbs:
         else:
             self._pending.append(receipt or Receipt(self, 0))
 
-    def _fail_in_turn(self, problem: ProtocolError, arrival_ns: int) -> None:
+    def _refuse(self, verb: str, problem: BrokerError, arrival_ns: int) -> None:
+        error = ProtocolError("E_BAD_TOPIC", str(problem))
+        if isinstance(problem, PublishRefused):
+            hint = ": use PUB" if problem.facts["reason"] == "defer" else ""
+            error = ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}{hint}")
         if self._pending:
-            self._postpone([problem], arrival_ns)
+            self._postpone([error], arrival_ns)
         else:
-            self.connection.fail(problem)
+            self.connection.fail(error)
 
     def settle(self) -> None:
         """Answer commands whose messages are safe, as far as those before them are answered."""

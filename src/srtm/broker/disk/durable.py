@@ -23,6 +23,7 @@ from srtm.broker.disk.rows import Known, Retention
 from srtm.broker.disk.saved import SavedQueues
 from srtm.broker.engines.spool import Spool, is_engines
 from srtm.broker.receipts import Receipt, settle_stored
+from srtm.broker.statistics import LogExtent
 from srtm.errors import BrokerError, LogError, LogReplaced
 
 if TYPE_CHECKING:
@@ -205,10 +206,10 @@ class Durable:
         topic.bytes += sum(len(message.body) for message in messages)
         self._turn.to_drain[topic] = None
 
-    def extent(self, topic: Topic) -> dict[str, Any]:
-        """Return which log it is, the oldest offset that is kept, the next one, and about how many bytes between."""
+    def extent(self, topic: Topic) -> LogExtent:
+        """Return a snapshot of a topic's log."""
         name, log = topic.name, self._log
-        return {"log": log.identity(name), "begin": log.begin(name), "end": log.end(name), "bytes": log.size(name)}
+        return LogExtent(log.identity(name), log.begin(name), log.end(name), log.size(name))
 
     async def read(self, topic: Topic, begin: int, limit: int, log: str | None = None) -> list[Record]:
         """Read a range of the log in a thread; LogReplaced if it is not the log that was named."""

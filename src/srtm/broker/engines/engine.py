@@ -22,10 +22,11 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from srtm.broker.engines.lane import Lane, patience
 from srtm.broker.receipts import settle
+from srtm.broker.statistics import EngineStatistics
 from srtm.errors import BrokerError, InputError, ProtocolError
 from srtm.net.compression import BadStream
 from srtm.net.credentials import Credentials
@@ -237,20 +238,22 @@ class Engine(ABC):
         """Why it takes nothing; None where it is there."""
         return None if self.connected else f"the engine is away: {self.problem or 'not connected yet'}"
 
-    def statistics(self) -> dict[str, Any]:
-        """How it is."""
-        return {
-            "kind": self.kind,
-            "address": str(self.address),
-            "state": "connected" if self.connected else "away",
-            "unacknowledged": sum(lane.held for lane in self.lanes.values()),
-            "in_flight": self.flying,
-            "acknowledged": self.acknowledged,
-            "resent": self.resent,
-            "refused": self.refused,
-            "reconnections": self.reconnections,
-            "last_error": self.problem,
-        }
+    def statistics(self) -> EngineStatistics:
+        """A snapshot."""
+        return EngineStatistics(
+            self.kind,
+            str(self.address),
+            self.delivery,
+            self.connected,
+            sum(lane.held for lane in self.lanes.values()),
+            self.flying,
+            self.acknowledged,
+            self.resent,
+            self.refused,
+            self.reconnections,
+            self.problem,
+            self.trouble,
+        )
 
     # The connection.
 

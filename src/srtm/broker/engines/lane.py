@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from srtm.broker.receipts import settle
+from srtm.broker.statistics import LaneStatistics
 from srtm.net.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -92,18 +93,18 @@ class Lane:
         """Messages without an acknowledgement."""
         return len(self.queue) + self.flying
 
-    def statistics(self) -> dict[str, Any]:
-        """How it is: `state` is open, or why its messages wait."""
-        return {
-            "kind": self.engine.kind,
-            "state": "open" if self.ready else "shut",
-            "reason": None if self.ready else self.engine.absence or self.problem,
-            "unacknowledged": self.held,
-            "unacknowledged_bytes": self.bytes,
-            "in_log": self.topic.spooled,
-            "lost": self.spool.lost if self.spool else 0,
-            "probe": self.probe.statistics() if self.probe else None,
-        }
+    def statistics(self) -> LaneStatistics:
+        """A snapshot."""
+        return LaneStatistics(
+            self.engine.kind,
+            self.ready,
+            None if self.ready else self.engine.absence or self.problem,
+            self.held,
+            self.bytes,
+            self.topic.spooled,
+            self.spool.lost if self.spool else 0,
+            self.probe.statistics() if self.probe else None,
+        )
 
     def watch(self, *, on: bool) -> None:
         """Time messages to a consumer of the engine's, or end that."""

@@ -14,11 +14,12 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
 
+from srtm.broker.statistics import ProbeStatistics
 from srtm.errors import InputError, ProtocolError
 from srtm.model.latency import Distribution
 from srtm.net.explain import explained
@@ -73,13 +74,11 @@ class Probe(ABC):
         for message in messages:
             self._expected.setdefault(self._key(message), message.arrival_ns)
 
-    def statistics(self) -> dict[str, Any]:
-        """Messages of the last ten seconds, and percentiles of their latency."""
+    def statistics(self) -> ProbeStatistics:
+        """A snapshot."""
         since_ns = time.time_ns() - _WINDOW_NS
         found = np.array([taken_ns for at_ns, taken_ns in self._seen if at_ns > since_ns], np.int64)
-        part = Distribution.of(found) if len(found) else None
-        points = {"p50": part.p50, "p95": part.p95, "p99": part.p99} if part else None
-        return {"messages": len(found), "end_to_end_ns": points, "problem": self.problem}
+        return ProbeStatistics(len(found), Distribution.of(found) if len(found) else None, self.problem)
 
     def stop(self) -> None:
         """Subscribe no more."""

@@ -1,72 +1,101 @@
-"""What a broker does, as nsqd says it: the JSON of `/stats`, and its text; ours stands under `srtm`."""
+"""`/stats`: a broker's statistics in nsqd's JSON, with SRTM's own under `srtm`, and as text."""
 
 from __future__ import annotations
 
-import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from srtm.protocol.names import VERSION
-from srtm.protocol.server import CLOSING, INIT, SUBSCRIBED
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from srtm.broker.broker import Broker
-    from srtm.broker.channel import Channel
-    from srtm.broker.clients.verbs import Verbs
-    from srtm.broker.statistics import Second
-    from srtm.broker.topic import Topic
+    from srtm.broker.statistics import (
+        BrokerStatistics,
+        ChannelStatistics,
+        ClientStatistics,
+        EngineStatistics,
+        LaneStatistics,
+        SecondStatistics,
+        TopicStatistics,
+    )
     from srtm.model.latency import Distribution
 
-_STATES = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
+_NO_LATENCY = {"count": 0, "percentiles": None}  # nsqd's own percentiles; ours are under `srtm`
 
 
-def of(broker: Broker, topic: str | None, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
-    """The document of `/stats`, of one topic and channel or of all."""
-    topics = [each for _, each in sorted(broker.topics.items()) if topic in (None, "", each.name)]
-    producers = [each for each in broker.clients.connections.values() if each.published] if with_clients else []
+def as_json(broker: BrokerStatistics, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
+    """The document of `/stats?format=json`; producers and channels are those of one topic and channel, or all."""
     return {
         "version": VERSION,
         "health": "OK",
         "start_time": broker.started_ns // NS_PER_S,
-        "topics": [_topic(each, channel, with_clients=with_clients) for each in topics],
+        "topics": [_topic(each, channel) for each in broker.topics],
         "memory": None,
-        "producers": [_client(each, topic) for each in producers],
+        "producers": [_client(each, topic) for each in broker.publishers or ()],
         "srtm": {
-            "unstamped_reads": broker.clients.buffers.unstamped,
-            "connections": len(broker.clients.connections),
-            "engine": broker.topics.engine.statistics() if broker.topics.engine else {"kind": "local"},
+            "unstamped_reads": broker.unstamped_reads,
+            "connections": broker.connections,
+            "engine": _engine(broker.engine) if broker.engine else {"kind": "local"},
         },
     }
 
 
-def _topic(topic: Topic, channel: str | None, *, with_clients: bool) -> dict[str, Any]:
-    channels = [each for _, each in sorted(topic.channels.items()) if channel in (None, "", each.name)]
-    limiter = topic.limiter
+def _engine(engine: EngineStatistics) -> dict[str, Any]:
+    return {
+        "kind": engine.kind,
+        "address": engine.address,
+        "state": "connected" if engine.connected else "away",
+        "unacknowledged": engine.unacknowledged,
+        "in_flight": engine.in_flight,
+        "acknowledged": engine.acknowledged,
+        "resent": engine.resent,
+        "refused": engine.refused,
+        "reconnections": engine.reconnections,
+        "last_error": engine.last_error,
+    }
+
+
+def _topic(topic: TopicStatistics, channel: str | None) -> dict[str, Any]:
     return {
         "topic_name": topic.name,
-        "channels": [_channel(each, with_clients=with_clients) for each in channels],
+        "channels": [_channel(each) for each in topic.channels if channel in (None, each.name)],
         "depth": topic.depth,
         "backend_depth": 0,
         "message_count": topic.messages,
         "message_bytes": topic.bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "e2e_processing_latency": _NO_LATENCY,
         "srtm": {
-            "log": topic.durable.extent(topic) if topic.durable else None,
-            "engine": topic.lane.statistics() if topic.lane else None,
-            "closed": topic.closed,  # under contract, and without a share here; r is null for free topics, too
-            "r": limiter.bucket.r if limiter else None,
-            "b": limiter.bucket.b if limiter else None,
-            "tokens": float(limiter.tokens(time.time_ns())) if limiter else None,
-            "waiting": len(topic.waiting) + topic.spooled,
-            "late": limiter.late if limiter else 0,
-            "seconds": [_second(second) for second in topic.recent.history],
+            "log": asdict(topic.log) if topic.log else None,
+            "engine": _lane(topic.lane) if topic.lane else None,
+            "closed": topic.closed,  # r is null for topics without a contract, too
+            "r": topic.limit.r if topic.limit else None,
+            "b": topic.limit.b if topic.limit else None,
+            "tokens": topic.tokens,
+            "waiting": topic.waiting,
+            "late": topic.late,
+            "seconds": [_second(second) for second in topic.seconds],
         },
     }
 
 
-def _second(second: Second) -> dict[str, Any]:
-    parts = {"access": second.access, "processing": second.processing, "total": second.total}
+def _lane(lane: LaneStatistics) -> dict[str, Any]:
+    probe = lane.probe
+    return {
+        "kind": lane.kind,
+        "state": "open" if lane.open else "shut",
+        "reason": lane.reason,
+        "unacknowledged": lane.unacknowledged,
+        "unacknowledged_bytes": lane.unacknowledged_bytes,
+        "in_log": lane.in_log,
+        "lost": lane.lost,
+        "probe": {"messages": probe.messages, "end_to_end_ns": _points(probe.end_to_end), "problem": probe.problem}
+        if probe
+        else None,
+    }
+
+
+def _second(second: SecondStatistics) -> dict[str, Any]:
     return {
         "at_ns": second.at_ns,
         "messages": second.messages,
@@ -75,74 +104,69 @@ def _second(second: Second) -> dict[str, Any]:
         "dropped": second.dropped,
         "waiting": second.waiting,
         "max_backlog": second.max_backlog,
-        **{f"{name}_ns": _points(part) for name, part in parts.items()},
+        "access_ns": _points(second.access),
+        "processing_ns": _points(second.processing),
+        "total_ns": _points(second.total),
     }
 
 
 def _points(part: Distribution | None) -> dict[str, int] | None:
-    return {"p50": part.p50, "p95": part.p95, "p99": part.p99} if part else None
+    return asdict(part) if part else None
 
 
-def _channel(channel: Channel, *, with_clients: bool) -> dict[str, Any]:
-    clients = [_client(each.client) for each in channel.consumers] if with_clients else []  # type: ignore[attr-defined]
+def _channel(channel: ChannelStatistics) -> dict[str, Any]:
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
         "backend_depth": 0,
-        "in_flight_count": channel.flying,
-        "deferred_count": len(channel.deferred),
+        "in_flight_count": channel.in_flight,
+        "deferred_count": channel.deferred,
         "message_count": channel.messages,
         "requeue_count": channel.requeued,
         "timeout_count": channel.timed_out,
-        "client_count": len(channel.consumers),
-        "clients": clients,
+        "client_count": channel.consumers,
+        "clients": [_client(each) for each in channel.clients or ()],
         "paused": channel.paused,
-        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "e2e_processing_latency": _NO_LATENCY,
         "srtm": {"dropped": channel.dropped, "lost": channel.lost},
     }
 
 
-def _client(client: Verbs, topic: str | None = None) -> dict[str, Any]:
-    connection, subscription = client.connection, client.subscription
-    identity, host = connection.protocol.identity, connection.address.rpartition(":")[0]
-    published = [
-        {"topic": name, "count": count} for name, count in client.published.items() if topic in (None, "", name)
-    ]
-    tls = connection.transport.tls if connection.transport else None
-    permit = client.guard.permit if client.guard else None
-    return {
-        "client_id": identity.client_id or host,
-        "hostname": identity.hostname or host,
+def _client(client: ClientStatistics, topic: str | None = None) -> dict[str, Any]:
+    cipher_suite, version = client.tls or ("", "")
+    document = {
+        "client_id": client.client_id,
+        "hostname": client.hostname,
         "version": "V2",
-        "remote_address": connection.address,
-        "state": _STATES[connection.protocol.state],
-        "ready_count": subscription.ready if subscription else 0,
-        "in_flight_count": len(subscription.flights) if subscription else 0,
-        "message_count": subscription.messages if subscription else 0,
-        "finish_count": subscription.finished if subscription else 0,
-        "requeue_count": subscription.requeued if subscription else 0,
+        "remote_address": client.address,
+        "state": client.state,
+        "ready_count": client.ready,
+        "in_flight_count": client.in_flight,
+        "message_count": client.messages,
+        "finish_count": client.finished,
+        "requeue_count": client.requeued,
         "connect_ts": client.connected_ns // NS_PER_S,
-        "sample_rate": identity.sample_rate,
-        "deflate": identity.deflate,
-        "snappy": identity.snappy,
-        "user_agent": identity.user_agent,
-        "tls": tls is not None,
-        "tls_cipher_suite": (tls.ssl.cipher() or ("",))[0] if tls else "",
-        "tls_version": (tls.ssl.version() or "").replace("v", "") if tls else "",
-        "msg_timeout": identity.msg_timeout_ms,
+        "sample_rate": client.sample_rate,
+        "deflate": client.deflate,
+        "snappy": client.snappy,
+        "user_agent": client.user_agent,
+        "tls": client.tls is not None,
+        "tls_cipher_suite": cipher_suite,
+        "tls_version": version.replace("v", ""),
+        "msg_timeout": client.msg_timeout_ms,
         "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": tls is not None,
-        **({"pub_counts": published} if published else {}),
-        **(
-            {"authed": True, "auth_identity": permit.identity, "auth_identity_url": permit.identity_url}
-            if permit
-            else {}
-        ),
+        "tls_negotiated_protocol_is_mutual": client.tls is not None,
     }
+    if published := [{"topic": name, "count": count} for name, count in client.published if topic in (None, name)]:
+        document["pub_counts"] = published
+    if client.permit:
+        identity, url = client.permit
+        document |= {"authed": True, "auth_identity": identity, "auth_identity_url": url}
+    return document
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """The document for people."""
+    """The same document as text."""
     lines = [f"srtm broker, as nsqd v{document['version']}", f"Health: {document['health']}", ""]
     lines.append("Topics:" if document["topics"] else "Topics: None")
     for topic in document["topics"]:

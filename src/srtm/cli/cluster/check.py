@@ -75,7 +75,7 @@ def judged(
     late = [f"{each['topic']} waits for {', '.join(each['waits_for']) or 'a broker'}" for each in slow]
     unfit = [f"{each['topic']} fits on no brokers" for each in topics if each["state"] == "no capacity"]
     short = [_short(each) for each in topics if each["shares"]["overdue"]]
-    critical = ([f"{alive} brokers alive, at least {least} required"] if alive < least else []) + missed
+    critical = ([f"{many(alive, 'broker')} alive, at least {least} required"] if alive < least else []) + missed
     warning = lost + late + unfit + short
     numbers = {
         "brokers_alive": f"{alive};;{least}:;0;{len(members)}",

@@ -23,7 +23,7 @@ _PANELS: list[tuple[str, str, str, str]] = [
     ("SLOs not met", "short", "not met", "count(srtm_cluster_topic_slo_met == 0) or vector(0)"),
     ("Messages", "mps", "{{broker}}", "srtm_cluster_broker_messages_per_second"),
     (
-        "p99 against the SLO",
+        "p99 relative to SLO",
         "percentunit",
         "{{topic}}",
         (
@@ -33,19 +33,19 @@ _PANELS: list[tuple[str, str, str, str]] = [
     ),
     ("DRL penalty", "s", "{{topic}}", "srtm_cluster_topic_penalty_seconds"),
     (
-        "Waiting for tokens, p99",
+        "Access delay, p99",
         "s",
         "{{topic}}",
         'srtm_cluster_topic_latency_seconds{part="access",quantile="0.99",topic=~"$topic"}',
     ),
     (
-        "At the broker, p99",
+        "Processing latency, p99",
         "s",
         "{{topic}}",
         'srtm_cluster_topic_latency_seconds{part="processing",quantile="0.99",topic=~"$topic"}',
     ),
     (
-        "End to end, p99",
+        "End-to-end latency, p99",
         "s",
         "{{topic}}",
         'srtm_cluster_topic_latency_seconds{part="total",quantile="0.99",topic=~"$topic"}',
@@ -71,7 +71,7 @@ _PANELS: list[tuple[str, str, str, str]] = [
         ),
     ),
     (
-        "Load of brokers",
+        "Broker load",
         "percentunit",
         "{{broker}}",
         "srtm_cluster_broker_messages_per_second / srtm_cluster_broker_capacity_messages_per_second",
@@ -79,13 +79,13 @@ _PANELS: list[tuple[str, str, str, str]] = [
     ("Loop lag", "s", "{{broker}}", "srtm_cluster_broker_loop_lag_seconds"),
     ("Memory", "bytes", "{{broker}}", 'process_resident_memory_bytes{broker!=""}'),
     (
-        "Depth of channels",
+        "Channel depth",
         "short",
         "{{topic}}/{{channel}}",
         'sum by (topic, channel) (srtm_channel_depth{topic=~"$topic"})',
     ),
     (
-        "Time-outs and requeues",
+        "Timeouts and requeues",
         "ops",
         "{{topic}}/{{channel}}",
         "sum by (topic, channel) (rate(srtm_channel_timed_out_total[1m]) + rate(srtm_channel_requeued_total[1m]))",

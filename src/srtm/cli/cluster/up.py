@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srtm.cli.common import BrokerModel, Calibration, Mcap, check_logs
+from srtm.cli.extras import require
 from srtm.control.options import port_or_none
 from srtm.errors import ControlError
 from srtm.model.broker_models import DEFAULT_BROKER_MODEL
@@ -69,6 +70,7 @@ def up(
     from srtm import program
     from srtm.control.local.cluster import LocalCluster, LocalOptions
 
+    require("fastapi", "re2")
     check_logs(log_format, log_level)
     told = ["--lease-s", str(lease_s), "--broker-model", model]
     told += ["--mcap-mps", str(mcap_mps)] if mcap_mps is not None else []

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from srtm.cli.common import SLO_P99, AsJson, Slo, new_table, print_json, print_table
+from srtm.cli.extras import require
 from srtm.cli.latency import jitter
 from srtm.errors import BrokerError, InputError
 from srtm.units import NS_PER_S, format_ns, parse_duration_ns
@@ -61,6 +62,7 @@ def calibrate(
         srtm calibrate --slo-p99 1ms --out calibration.json
         srtm up --calibration calibration.json
     """
+    require("re2", "httpx")
     slo_ns, each_ns = parse_duration_ns(slo_p99, bare="ms"), parse_duration_ns(duration)
     if each_ns < NS_PER_S:
         raise InputError(f"--duration must be at least 1s, not {duration}")

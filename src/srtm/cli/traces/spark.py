@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from srtm.cli.common import AsJson, print_json
+from srtm.cli.extras import require
 from srtm.cli.help import App
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
@@ -34,6 +35,7 @@ def up(
     """
     from srtm.pipeline.runtime.server import start
 
+    require("pyspark")
     idle_s = parse_duration_ns(idle) / NS_PER_S
     if idle_s <= 0:
         raise InputError(f"--idle must be above 0, as in 30m, not {idle!r}")

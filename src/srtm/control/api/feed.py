@@ -1,9 +1,9 @@
-"""What people watch: the cluster as one document, each second, for all viewers alike, and ten minutes of every topic.
+"""The page's feed: the cluster as one document each second, the same for all viewers, and ten minutes of each topic.
 
-In: the controller. Out: server-sent events, `snapshot` (all of it) first and then `patch` (a JSON merge patch, RFC
-7396, where a member that is null or left out is not there). It is computed once for all viewers, a topic at a time, so
-that nothing else waits for it long; without viewers only as often as the history needs it. A viewer that does not read
-loses patches and gets a snapshot instead.
+In: the cluster's statistics. Out: server-sent events, a `snapshot` of the document first, then a `patch` each second (a
+JSON merge patch, RFC 7396: null means that a member is gone). The feed computes the document once for all viewers, one
+topic per turn of the loop, and without viewers only as often as the history needs it. A viewer that falls behind loses
+patches and gets a snapshot instead.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from srtm.control import statistics
 from srtm.control.api.explain import one_bucket_ns
-from srtm.control.api.schema import members_out, topic_out
+from srtm.control.api.schema import member_out, topic_out
 from srtm.control.clock import now_ns
 from srtm.errors import SRTMError
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from srtm.control.topic import ManagedTopic
 
 PERIOD_S = 1.0
-STEP_S = 5  # between two points of a history
+STEP_S = 5  # between two points of the history
 HISTORY_S = 600
-_UNREAD = 4  # events that a viewer may leave unread
+_UNREAD = 4  # events a viewer may be behind
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +40,11 @@ Document = dict[str, Any]
 
 
 class Feed:
-    """One stream for whoever looks."""
+    """The stream of events that all viewers share."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._viewers: dict[asyncio.Queue[bytes | None], bool] = {}  # and whether it has had a snapshot
+        self._viewers: dict[asyncio.Queue[bytes | None], bool] = {}  # and whether it has a snapshot
         self._woken = asyncio.Event()
         self._told: Document = {}
         self._points: dict[str, deque[Document]] = {}
@@ -52,13 +53,13 @@ class Feed:
         self._closed = False
 
     async def run(self) -> None:
-        """Compute and tell; for ever."""
+        """Compute and send the document once a second, forever."""
         while True:
             began_ns = now_ns()
             try:
                 await self._once(began_ns)
-            except Exception:  # what one topic brings must not leave viewers in the dark about the others for ever
-                log.exception("FEED: goes on after")
+            except Exception:  # a fault of one topic must not end the feed
+                log.exception("FEED: update failed; continuing")
             spent_s = (now_ns() - began_ns) / NS_PER_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, PERIOD_S - spent_s)):
@@ -66,7 +67,7 @@ class Feed:
             self._woken.clear()
 
     async def predict(self) -> None:
-        """Ask the model about topics whose publishers have changed, and are done with it; for ever."""
+        """Compute one-bucket predictions for topics whose publishers changed and then stayed the same, forever."""
         while True:
             await asyncio.sleep(PERIOD_S)
             for topic in self._to_predict():
@@ -74,7 +75,7 @@ class Feed:
                 try:
                     found = await asyncio.to_thread(one_bucket_ns, topic)
                 except SRTMError as problem:
-                    log.info("TOPIC(%s): nothing is known of one bucket: %s", topic.name, problem)
+                    log.info("TOPIC(%s): no prediction for a single bucket: %s", topic.name, problem)
                     found = None
                 topic.one_bucket = (roster, found)
 
@@ -87,13 +88,13 @@ class Feed:
             self._tell(document)
 
     def close(self) -> None:
-        """Send all viewers away."""
+        """Disconnect all viewers."""
         self._closed = True
         for queue in self._viewers:
             _put(queue, None)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """What one viewer gets."""
+        """The events of one viewer."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD)
         self._viewers[queue] = False
         self._woken.set()
@@ -104,21 +105,21 @@ class Feed:
             del self._viewers[queue]
 
     def history(self, topic: str) -> list[Document]:
-        """The last ten minutes of a topic."""
+        """The last ten minutes of a topic, a point every five seconds."""
         return list(self._points.get(topic, ()))
 
     async def _document(self, at_ns: int) -> Document:
         controller = self._controller
         topics = {}
         for topic in list(controller.topics.values()):
-            found = topic_out(topic, controller, at_ns, events=False)
+            found = topic_out(statistics.of_topic(topic, controller, at_ns))
             found["brokers"] = {each.pop("broker"): each for each in found["brokers"]}
             topics[topic.name] = found
             await asyncio.sleep(0)
         return {
             "at_ms": at_ns // NS_PER_MS,
             "token": controller.options.token is not None,
-            "brokers": {each["name"]: each for each in members_out(controller)},
+            "brokers": {each.name: member_out(each) for each in statistics.of_brokers(controller)},
             "topics": topics,
         }
 
@@ -142,7 +143,7 @@ class Feed:
             self._points[name].append({"at_ms": document["at_ms"], **{key: topic[key] for key in kept}})
 
     def _to_predict(self) -> list[ManagedTopic]:
-        """Topics whose publishers are others than the model was asked about, and the same as a second ago."""
+        """Topics whose publishers differ from those of the last prediction, and have not changed for a second."""
         topics = self._controller.topics
         before, self._rosters = self._rosters, {topic.name: topic.layout.roster for topic in topics.values()}
         return [
@@ -155,7 +156,7 @@ class Feed:
 
 
 def difference(before: Document, after: Document) -> Document:
-    """The merge patch that makes one document of another."""
+    """The merge patch that turns one document into another."""
     patch: Document = {}
     for key, value in after.items():
         old = before.get(key)
@@ -172,7 +173,7 @@ def _new_points() -> deque[Document]:
 
 
 def _put(queue: asyncio.Queue[bytes | None], event: bytes | None) -> None:
-    """The only thing that is left to be read."""
+    """Replace everything a viewer has not read by one event."""
     while not queue.empty():
         queue.get_nowait()
     queue.put_nowait(event)

@@ -1,13 +1,12 @@
-"""What the controller knows of the cluster, as Prometheus reads it: `/metrics`.
+"""`/metrics` of the controller: the cluster's statistics in the text format of Prometheus.
 
-The numbers are those of `topic_out` and `members_out`, in seconds instead of milliseconds. Names begin with
-`srtm_cluster_`, so that they are told from what each broker says of itself; only `srtm_topic_shares_idle_ratio`, which
-no single broker can know, does not need that.
+Names begin with `srtm_cluster_` to tell them from a broker's own metrics; only `srtm_topic_shares_idle_ratio`, which no
+single broker can know, does without.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import srtm
-from srtm.control.api.schema import STATES, STATUSES, members_out, topic_out
+from srtm.control import statistics
 from srtm.control.clock import now_ns
 
 if TYPE_CHECKING:
@@ -26,35 +25,42 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from srtm.control.controller import Controller
+    from srtm.control.statistics import MemberStatistics, TopicStatistics
 
-_PARTS = ("access", "processing", "total")
-_QUANTILES = {"0.5": "p50", "0.95": "p95", "0.99": "p99"}
-Found = dict[str, Any]
+_MS_PER_S = 1000
 
-_BROKERS: list[tuple[str, str, Callable[[Found], float]]] = [
-    ("up", "Whether the broker answers.", lambda broker: broker["status"] == "alive"),
-    ("draining", "Whether its publishers are sent elsewhere.", lambda broker: broker["draining"]),
-    ("messages_per_second", "Messages of the last second.", lambda broker: broker["rate"]),
-    ("capacity_messages_per_second", "mcap: what it can take.", lambda broker: broker["mcap"]),
-    ("allocated_messages_per_second", "What publishers placed there declare.", lambda broker: broker["allocated"]),
-    ("residual_messages_per_second", "rcap: what it can still take.", lambda broker: broker["rcap"]),
-    ("loop_lag_seconds", "How late its loop was at most.", lambda broker: broker["lag_ms"] / 1000),
+_BROKERS: list[tuple[str, str, Callable[[MemberStatistics], float]]] = [
+    ("up", "1 if the broker answers.", lambda broker: broker.status == "alive"),
+    ("draining", "1 if the broker is draining: its publishers are sent elsewhere.", lambda broker: broker.draining),
+    ("messages_per_second", "Messages received in the last second.", lambda broker: broker.rate),
+    ("capacity_messages_per_second", "mcap: the rate the broker can carry.", lambda broker: broker.mcap),
+    (
+        "allocated_messages_per_second",
+        "Declared rate of the publishers placed there, plus traffic without a contract.",
+        lambda broker: broker.allocated,
+    ),
+    ("residual_messages_per_second", "rcap: the part of mcap that is not allocated.", lambda broker: broker.rcap),
+    (
+        "loop_lag_seconds",
+        "Maximum delay of the broker's event loop in the last second.",
+        lambda broker: broker.lag_ms / _MS_PER_S,
+    ),
 ]
-_TOPICS: list[tuple[str, str, Callable[[Found], float | None]]] = [
-    ("slo_met", "Whether the SLO held over the last ten seconds.", lambda topic: topic["slo_met"]),
-    ("slo_seconds", "The SLO's limit.", lambda topic: topic["slo_ms"] / 1000),
-    ("brokers", "k: brokers that its publishers are placed on.", lambda topic: topic["k"]),
-    ("publishers", "Publishers that are registered.", lambda topic: topic["publishers"]),
-    ("moving_publishers", "Publishers on their way to another broker.", lambda topic: topic["moving"]),
-    ("paused", "Whether its channels get nothing.", lambda topic: topic["paused"]),
-    ("messages_per_second", "Messages of the last second.", lambda topic: topic["rate"]),
-    ("waiting_messages", "Messages that wait for tokens.", lambda topic: topic["waiting"]),
-    ("contract_tokens_per_second", "r of the contract.", lambda topic: topic["r"]),
-    ("contract_burst_tokens", "b of the contract.", lambda topic: topic["b"]),
+_TOPICS: list[tuple[str, str, Callable[[TopicStatistics], float | None]]] = [
+    ("slo_met", "1 if the topic met its SLO over the last ten seconds.", lambda topic: topic.slo_met),
+    ("slo_seconds", "Latency limit of the SLO.", lambda topic: topic.slo_ms / _MS_PER_S),
+    ("brokers", "k: brokers that the topic's publishers are placed on.", lambda topic: topic.k),
+    ("publishers", "Registered publishers.", lambda topic: topic.publishers),
+    ("moving_publishers", "Publishers on their way to another broker.", lambda topic: topic.moving),
+    ("paused", "1 if delivery to the topic's channels is paused.", lambda topic: topic.paused),
+    ("messages_per_second", "Messages received in the last second.", lambda topic: topic.rate),
+    ("waiting_messages", "Messages waiting for tokens.", lambda topic: topic.waiting),
+    ("contract_tokens_per_second", "Contract: r, in tokens per second.", lambda topic: topic.r),
+    ("contract_burst_tokens", "Contract: b, in tokens.", lambda topic: topic.b),
     (
         "penalty_seconds",
-        "DRL penalty: p99 of access, less what the model says of one bucket.",
-        lambda topic: None if topic["penalty_ms"] is None else topic["penalty_ms"] / 1000,
+        "DRL penalty: p99 of the access delay, less the model's value for a single bucket.",
+        lambda topic: None if topic.penalty_ms is None else topic.penalty_ms / _MS_PER_S,
     ),
 ]
 
@@ -76,54 +82,54 @@ class _Cluster(Collector):
         self._controller = controller
 
     def collect(self) -> Iterator[Metric]:
-        controller, at = self._controller, now_ns()
-        brokers = members_out(controller)
-        topics = [topic_out(topic, controller, at, events=False) for topic in controller.topics.values()]
-        yield _gauge("build_info", "The version that runs.", ["version"], [((srtm.__version__,), 1)])
-        for name, what, of in _BROKERS:
-            yield _gauge(f"broker_{name}", what, ["broker"], [((each["name"],), of(each)) for each in brokers])
-        statuses = [((each["name"], status), each["status"] == status) for each in brokers for status in STATUSES]
-        yield _gauge("broker_status", "1 for the status that it has.", ["broker", "status"], statuses)
-        odd = CounterMetricFamily("srtm_cluster_broker_odd_answers", "Answers that could not be.", labels=["broker"])
+        cluster = statistics.of_cluster(self._controller, now_ns())
+        brokers, topics = cluster.brokers, cluster.topics
+        yield _gauge("build_info", "Version of the controller.", ["version"], [((srtm.__version__,), 1)])
+        for name, text, of in _BROKERS:
+            yield _gauge(f"broker_{name}", text, ["broker"], [((each.name,), of(each)) for each in brokers])
+        statuses = [((each.name, one), each.status == one) for each in brokers for one in statistics.STATUSES]
+        yield _gauge("broker_status", "1 for the broker's current status.", ["broker", "status"], statuses)
+        odd = CounterMetricFamily("srtm_cluster_broker_odd_answers", "Implausible answers.", labels=["broker"])
         for each in brokers:
-            odd.add_metric([each["name"]], each["oddities"])
+            odd.add_metric([each.name], each.oddities)
         yield odd
-        for name, what, found in _TOPICS:
-            values = [((each["topic"],), value) for each in topics if (value := found(each)) is not None]
-            yield _gauge(f"topic_{name}", what, ["topic"], values)
-        states = [((each["topic"], state), each["state"] == state) for each in topics for state in STATES]
-        yield _gauge("topic_state", "1 for the state that it is in.", ["topic", "state"], states)
-        held = [(each["topic"], part) for each in topics for part in each["brokers"]]
-        rates = [((topic, part["broker"]), part["r"]) for topic, part in held]
-        yield _gauge("topic_share_tokens_per_second", "r of a broker's share.", ["topic", "broker"], rates)
-        bursts = [((topic, part["broker"]), part["b"]) for topic, part in held]
-        yield _gauge("topic_share_burst_tokens", "b of a broker's share.", ["topic", "broker"], bursts)
+        for name, text, found in _TOPICS:
+            values = [((topic.topic,), value) for topic in topics if (value := found(topic)) is not None]
+            yield _gauge(f"topic_{name}", text, ["topic"], values)
+        states = [((topic.topic, one), topic.state == one) for topic in topics for one in statistics.STATES]
+        yield _gauge("topic_state", "1 for the topic's current state.", ["topic", "state"], states)
+        held = [(topic.topic, part) for topic in topics for part in topic.brokers]
+        rates = [((topic, part.broker), part.r) for topic, part in held]
+        yield _gauge("topic_share_tokens_per_second", "Share of a broker: r.", ["topic", "broker"], rates)
+        bursts = [((topic, part.broker), part.b) for topic, part in held]
+        yield _gauge("topic_share_burst_tokens", "Share of a broker: b.", ["topic", "broker"], bursts)
         yield _idle(topics)
         yield _latencies(topics)
 
 
-def _idle(topics: list[Found]) -> Metric:
-    what = "The part of the contract that no broker has in force: of r or of b, whichever is more."
-    family = GaugeMetricFamily("srtm_topic_shares_idle_ratio", what, labels=["topic"])
+def _idle(topics: Iterable[TopicStatistics]) -> Metric:
+    text = "Part of the contract that no broker has in force: of r or of b, whichever is more."
+    family = GaugeMetricFamily("srtm_topic_shares_idle_ratio", text, labels=["topic"])
     for topic in topics:
-        family.add_metric([topic["topic"]], max(0.0, 1.0 - topic["shares"]["in_force_ratio"]))
+        family.add_metric([topic.topic], max(0.0, 1.0 - topic.shares.in_force_ratio))
     return family
 
 
-def _latencies(topics: list[Found]) -> Metric:
+def _latencies(topics: Iterable[TopicStatistics]) -> Metric:
     name = "srtm_cluster_topic_latency_seconds"
-    family = Metric(name, "Latency over the last ten seconds, by what it was spent on.", "summary")
+    family = Metric(name, "Latency over the last ten seconds, by part.", "summary")
     for topic in topics:
-        for part in _PARTS:
-            if points := topic[f"{part}_ms"]:
-                for quantile, point in _QUANTILES.items():
-                    labels = {"topic": topic["topic"], "part": part, "quantile": quantile}
-                    family.add_sample(name, labels, points[point] / 1000)
+        parts = {"access": topic.access_ms, "processing": topic.processing_ms, "total": topic.total_ms}
+        for part, found in parts.items():
+            if found:
+                for quantile, value_ms in (("0.5", found.p50), ("0.95", found.p95), ("0.99", found.p99)):
+                    labels = {"topic": topic.topic, "part": part, "quantile": quantile}
+                    family.add_sample(name, labels, value_ms / _MS_PER_S)
     return family
 
 
-def _gauge(name: str, what: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    family = GaugeMetricFamily(f"srtm_cluster_{name}", what, labels=labels)
+def _gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(f"srtm_cluster_{name}", text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, float(value))
     return family

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 import srtm
+from srtm.control import statistics
 from srtm.control.api.explain import explained
 from srtm.control.api.schema import (
     ContractChange,
@@ -32,7 +33,7 @@ from srtm.control.api.schema import (
     TopicName,
     bucket_of,
     delivery_out,
-    members_out,
+    member_out,
     topic_out,
 )
 from srtm.control.clock import now_ns
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from srtm.control.members import DeclaredPublisher
+    from srtm.control.topic import ManagedTopic
     from srtm.model.bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -94,16 +96,19 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(404, f"topic {topic!r} is not under contract; create it first")
         return controller.topics[topic]
 
+    def shown(topic: ManagedTopic) -> dict[str, Any]:
+        at = now_ns()
+        return topic_out(statistics.of_topic(topic, controller, at), topic.journal.events, at)
+
     @api.get("/topics")
     async def topics() -> dict[str, Any]:
         """All topics under contract."""
-        at = now_ns()
-        return {"topics": [topic_out(each, controller, at, events=False) for each in controller.topics.values()]}
+        return {"topics": [topic_out(each) for each in statistics.of_cluster(controller, now_ns()).topics]}
 
     @api.get("/topics/{topic}")
     async def topic_(topic: InPath) -> dict[str, Any]:
         """One topic: contract, shares, latencies, where it is delivered, events."""
-        return {**topic_out(known(topic), controller, now_ns()), "delivery": _delivery(service, topic)}
+        return {**shown(known(topic)), "delivery": _delivery(service, topic)}
 
     @changes.put("/topics/{topic}", responses={409: {"description": "under another contract"}})
     async def create(topic: InPath, wish: TopicIn, request: Request) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def router(service: Service) -> APIRouter:
             controller.gather(topic, now_ns())
         if before is None:
             done(request, "create", topic=topic, **wish.model_dump(exclude={"publishers"}), publishers=len(declared))
-        return topic_out(found, controller, now_ns())
+        return shown(found)
 
     @changes.patch("/topics/{topic}")
     async def change(topic: InPath, wish: ContractChange, request: Request) -> dict[str, Any]:
@@ -136,7 +141,7 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(422, str(problem)) from None
         controller.change(topic, contract, now_ns())
         done(request, "change", topic=topic, **wish.model_dump(exclude_none=True))
-        return topic_out(found, controller, now_ns())
+        return shown(found)
 
     @changes.delete("/topics/{topic}", status_code=204)
     async def remove(topic: InPath, request: Request) -> None:
@@ -154,7 +159,7 @@ def router(service: Service) -> APIRouter:
         except InputError as problem:
             raise HTTPException(409, str(problem)) from None
         done(request, "fit", topic=topic)
-        return topic_out(known(topic), controller, now_ns())
+        return shown(known(topic))
 
     @changes.post("/topics/{topic}/move", responses={409: {"description": "cannot be"}})
     async def move(topic: InPath, wish: MoveIn, request: Request) -> dict[str, Any]:
@@ -166,14 +171,14 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(409, str(problem)) from None
         first = wish.publishers[:_NAMED]
         done(request, "move", topic=topic, broker=wish.broker, count=len(wish.publishers), publishers=first)
-        return topic_out(known(topic), controller, now_ns())
+        return shown(known(topic))
 
     @changes.post("/topics/{topic}/pause")
     async def pause(topic: InPath, request: Request, *, on: bool = True) -> dict[str, Any]:
         """Give nothing to the topic's channels until it is resumed (on=false); messages are taken and kept."""
         controller.pause(known(topic).name, now_ns(), on=on)
         done(request, "pause" if on else "resume", topic=topic)
-        return topic_out(known(topic), controller, now_ns())
+        return shown(known(topic))
 
     @api.get("/topics/{topic}/explain")
     async def explain(topic: InPath) -> dict[str, Any]:
@@ -244,7 +249,7 @@ def router(service: Service) -> APIRouter:
     @api.get("/brokers")
     async def brokers() -> dict[str, Any]:
         """All brokers."""
-        return {"brokers": members_out(controller)}
+        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller)]}
 
     @api.get("/targets")
     async def targets() -> list[dict[str, Any]]:
@@ -274,7 +279,7 @@ def router(service: Service) -> APIRouter:
         except InputError as problem:
             raise HTTPException(404, str(problem)) from None
         done(request, "drain" if on else "use again", broker=name)
-        return next(each for each in members_out(controller) if each["name"] == name)
+        return next(member_out(each) for each in statistics.of_brokers(controller) if each.name == name)
 
     @changes.delete("/brokers/{name}", status_code=204, responses={409: {"description": "it answers"}})
     async def forget(name: str, request: Request) -> None:

@@ -1,7 +1,7 @@
-"""Fig. 6a, live: publishers in equal parts on 1 to 4 brokers whose shares are held, and their traces beside the model.
+"""Fig. 6a, live: publishers split evenly over 1 to 4 brokers with fixed shares, and their traces against the model.
 
-`simulated` are the recorded arrivals through the shares in force, by the model: it must agree with what the brokers
-did. `scheduled` are the times at which messages were meant to be sent, which no host keeps exactly.
+`simulated` runs the recorded arrivals through the shares in force, by the model; it must agree with the brokers.
+`scheduled` uses the times at which messages were due, which no host keeps exactly.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from srtm.lab.live.world import Live, Observed
     from srtm.workload.publishers import Workload
 
-NEAR = 0.15  # that measured and simulated tails may differ
+NEAR = 0.15  # tolerated difference between measured and simulated tails
 KS = range(1, 5)
 
 
 def run(world: Live, point: Point, seed: int) -> list[Row]:
-    """The topic on k brokers; percentiles are those of all messages."""
+    """Run the topic on k brokers; percentiles are over all messages."""
     workload = world.workload(seed)
     seen = world.steady(workload, int(point["k"]))
     access, simulated = (
@@ -51,7 +51,7 @@ def run(world: Live, point: Point, seed: int) -> list[Row]:
 
 
 def _scheduled(workload: Workload, seen: Observed) -> np.ndarray:
-    """Access delays if every message came when it was due."""
+    """Access delays if every message had arrived when it was due."""
     times, senders = workload.arrivals()
     names = list(seen.parts)
     bucket_of = np.array([names.index(seen.places[publisher.id]) for publisher in workload.publishers()], np.int32)
@@ -59,7 +59,7 @@ def _scheduled(workload: Workload, seen: Observed) -> np.ndarray:
 
 
 def draw(rows: Rows) -> Panel:
-    """p99 access delay by k: recorded, simulated from what was recorded, and of the schedule."""
+    """p99 access delay by k: recorded, simulated from the recorded arrivals, and by the schedule."""
     names = {"access": "recorded", "simulated": "simulated from the recorded arrivals", "scheduled": "of the schedule"}
     shown = [Series.of(name, rows, "k", f"{column}_p99_ms") for column, name in names.items()]
     return Panel("Live: publishers in equal parts", "brokers k", "p99 access delay (ms)", shown)

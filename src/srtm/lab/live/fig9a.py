@@ -1,7 +1,7 @@
-"""Fig. 9a, live: Max-Min against SRTM by group size, single messages, placed by the Load Distributor at work.
+"""Fig. 9a, live: Max-Min against SRTM by group size, single messages, placed by the real Load Distributor.
 
-One broker is declared to take less than the topic sends, so that every policy has to split it: on one machine brokers
-share its processors, and a second one has nothing to add that the SLO could notice.
+A broker's declared capacity is below the topic's rate, so that every policy must split the topic: on one machine,
+brokers share the processors, and a second broker adds no capacity that the SLO could show.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GROUP_SIZES = (5, 10, 15, 20)
 
 
 def run(world: Live, point: Point, seed: int) -> list[Row]:
-    """One policy; tails are those of the worst broker, because the SLO must hold at each."""
+    """Run one policy; tails are at the worst broker, because the SLO must hold at each."""
     workload = world.workload(seed, group_size=int(point["group_size"]), seconds=world.longest_s)
     seen = world.fitted(workload, str(point["policy"]), WITH_MARGIN)
     total_ms = max(percentile(part.total_ns, "0.99") for part in seen.parts.values()) / NS_PER_MS
@@ -39,7 +39,7 @@ def run(world: Live, point: Point, seed: int) -> list[Row]:
 
 
 def fit_facts(seen: Observed) -> Row:
-    """How the Load Distributor fared."""
+    """Facts about the search of the Load Distributor."""
     fitted = seen.topic["fitted"] or {"rounds": [], "elapsed_s": 0.0, "met": False}
     under_way = seen.topic["fitting"] or {"rounds": 0}
     return {

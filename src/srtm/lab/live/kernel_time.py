@@ -1,8 +1,8 @@
-"""Section 5.2, live: a broker that stands still now and then, with arrival times by the kernel and by reading.
+"""Section 5.2, live: a broker that stalls now and then, with arrival times from the kernel and from the read.
 
-A stopped process reads what came meanwhile all at once. `truth` are access delays by the times at which the load
-wrote: what was conformant, whoever looks at it when. At a tenth of the rate of the simulated form, stalls are ten times
-as long, so that as many messages pile up.
+A stalled process later reads all waiting messages at once. `truth` are the access delays by the times at which the load
+wrote the messages, which do not depend on who reads them when. The rate is a tenth of the simulated form's, so stalls
+are ten times as long to let as many messages pile up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEAR_MS = 1.0
 
 
 def run(world: Live, point: Point, seed: int) -> list[Row]:
-    """One broker, one way to stamp."""
+    """Run one broker with one kind of stamps."""
     kernel_time = STAMPS[str(point["stamps"])]
     stalls = Stalls(float(point["stall_ms"]), EVERY_MS)
     seen = world.steady(world.workload(seed), 1, kernel_time=kernel_time, stalls=stalls)

@@ -1,7 +1,7 @@
-"""Table 1, live: rounds and time of the load distribution by group size, predicted first and by measuring alone.
+"""Table 1, live: rounds and time of the load distribution by group size, with prediction and by measuring alone.
 
-`expected` are the rounds of the same search in simulation, at the same scale. A round ends when its answer is safe
-(docs/adr/0013-rounds.md), not after the paper's 60 s.
+`expected` is the number of rounds of the same search in simulation, at the same scale. A round ends when its answer is
+certain (docs/adr/0013-rounds.md), not after the paper's 60 s.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from srtm.lab.live.world import Live
     from srtm.workload.publishers import Workload
 
-PAPER_S = 60  # of a round
+PAPER_S = 60  # length of a round
 
 
 def run(world: Live, point: Point, seed: int) -> list[Row]:
-    """SRTM's search on live brokers."""
+    """Run SRTM's search on live brokers."""
     workload = world.workload(seed, group_size=int(point["group_size"]), seconds=world.longest_s)
     seen = world.fitted(workload, "srtm", WITH_MARGIN, fit=str(point["fit"]), record=False)
     return [{**point, **fit_facts(seen), "expected": _expected(world, workload), "late_p99_ms": seen.late_p99_ms}]
 
 
 def _expected(world: Live, workload: Workload) -> int:
-    """Rounds of a measured search in simulation."""
+    """Number of rounds of a measured search in simulation."""
     arrivals = workload.arrivals()
     topic = Topic(workload.publishers(), arrivals, profile(arrivals.times_ns, quantile=WITH_MARGIN).bucket)
     service = broker_model("srtm-broker").service

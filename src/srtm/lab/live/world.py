@@ -1,7 +1,7 @@
-"""The live world: a cluster of processes on this machine, a load on real sockets, and what brokers recorded of it.
+"""The live world: a cluster of processes on this machine, a load on real sockets, and the traces of its brokers.
 
-In: a population of publishers, scaled to the machine, and how their topic is placed. Out: what each broker recorded,
-beside the shares that it had in force. Each run has a cluster of its own, on free ports, and leaves nothing behind.
+In: a population of publishers, scaled to the machine, and how to place their topic. Out: the trace of each broker with
+the shares that it had in force. Each run starts its own cluster on free ports and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 TOPIC = "live"
-# Columns of every live result: how late the load was itself, and what the host took away just before (`srtm latency`).
+# Columns of every live result: the load's own lateness, and the host's gaps just before the run (`srtm latency`).
 NOISE = {"late_p99_ms": "load late p99 ms", "gap_ms": "longest gap ms", "in_gaps": "time in gaps"}
-_SETTLE_S = 30.0  # until every broker has its share
-_CALM_S = 60.0  # what r has to spare empties a backlog slowly
+_SETTLE_S = 30.0  # limit until every broker has its share
+_CALM_S = 60.0  # the headroom of r empties a backlog slowly
 _SPARE_S = 150.0
 _POLL_S = 0.25
 _ANSWER_S = 60.0  # a stalled host answers late
-_LEASE_S = "300"  # longer than a run: a host that stalls must not cut shares that are being measured
+_LEASE_S = "300"  # longer than a run: a stall of the host must not cut the measured shares
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """How much the machine is asked for. Publishers send single messages; a broker is declared to take `mcap_mps`."""
+    """The scale of a live run. Publishers send single messages; `mcap_mps` is the declared capacity of a broker."""
 
     publishers: int = 400
     rate_mps: float = 5.0
@@ -69,7 +69,7 @@ class Live:
     def __post_init__(self) -> None:
         """List everything that is wrong at once."""
         wrong = [
-            f"{each.name} = {value}: it must be positive"
+            f"{each.name} must be positive, not {value}"
             for each in fields(self)
             if not 0 < (value := getattr(self, each.name)) < float("inf")
         ]
@@ -78,12 +78,12 @@ class Live:
 
     @property
     def longest_s(self) -> float:
-        """How long a load has to last to be fitted and recorded, with time to spare for connections."""
+        """Duration that a load needs to connect, be fitted and be recorded."""
         return self.patience_s + self.seconds + _SPARE_S
 
     @property
     def name(self) -> str:
-        """Identifies kept rows, and tells people the scale."""
+        """Part of the key of kept rows, and a description of the scale."""
         return (
             f"live, {self.publishers} publishers of {self.rate_mps:g} msg/s, {self.seconds:g} s,"
             f" {self.brokers} brokers of {self.mcap_mps:g} msg/s, SLO {self.slo_ms:g} ms,"
@@ -104,7 +104,7 @@ class Live:
         kernel_time: bool = True,
         stalls: Stalls | None = None,
     ) -> Observed:
-        """The whole load on k brokers in equal parts, whose shares stay what they are."""
+        """Run the whole load split evenly over k brokers, with fixed shares."""
         bucket = profile(workload.arrivals().times_ns, quantile=quantile).bucket
         flags = [] if kernel_time else ["--no-kernel-time"]
         wish = {"policy": "lb", "fit": "none", "adapt": False}
@@ -113,7 +113,7 @@ class Live:
     def fitted(
         self, workload: Workload, policy: str, quantile: str, *, fit: str = "model", record: bool = True
     ) -> Observed:
-        """The load under way until the Load Distributor has placed it, and then recorded for a while."""
+        """Run the load until the Load Distributor has placed it, then record it for a while."""
         bucket = profile(workload.arrivals().times_ns, quantile=quantile).bucket
         return program.run(self._fitted(workload, bucket, {"policy": policy, "fit": fit}, record=record))
 
@@ -136,7 +136,7 @@ class Live:
             crossed = await _crossed(cluster)
             after = await controller.request("GET", f"/v1/topics/{TOPIC}")
             if _shares(after) != _shares(topic):
-                raise ControlError(f"shares moved while they were measured: {_shares(topic)} to {_shares(after)}")
+                raise ControlError(f"shares changed during the measurement: {_shares(topic)} to {_shares(after)}")
             places = (await controller.request("GET", f"/v1/topics/{TOPIC}/publishers"))["publishers"]
             homes = {each["id"]: each["broker"] for each in places}
             return Observed(after, _read(folder, after), _late_ms(load), report.lost, crossed, load.written_ns, homes)
@@ -158,7 +158,7 @@ class Live:
                 if sending.done():
                     sending.result()
                     raise ControlError(
-                        f"the load ended before the topic was fitted: raise patience_s = {self.patience_s:g}"
+                        f"the load ended before the topic was fitted; raise --patience above {self.patience_s:g}s"
                     )
             finally:
                 sending.cancel()
@@ -168,20 +168,20 @@ class Live:
     async def _create(
         self, controller: Cluster, workload: Workload, bucket: TokenBucket, wish: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The topic under contract, once all of its bucket is in force somewhere."""
+        """Create the topic, and wait until its whole bucket is in force."""
         publishers = [asdict(spec) for spec in declared(workload)]
         document = {"r": bucket.r, "b": bucket.b, "slo_ms": self.slo_ms, "publishers": publishers, **wish}
         topic: dict[str, Any] = await controller.request("PUT", f"/v1/topics/{TOPIC}", document)
         until = time.monotonic() + _SETTLE_S
         while sum(share.b_ntok for share in _shares(topic).values()) < bucket.b_ntok:
             if time.monotonic() > until:
-                raise ControlError(f"brokers had no shares after {_SETTLE_S:g} s: the topic is {topic['state']}")
+                raise ControlError(f"brokers still lack shares after {_SETTLE_S:g} s; the topic is {topic['state']}")
             await asyncio.sleep(_POLL_S)
             topic = await controller.request("GET", f"/v1/topics/{TOPIC}")
         return topic
 
     async def _placed(self, controller: Cluster, sending: asyncio.Task[LoadReport]) -> dict[str, Any]:
-        """The topic when its fitting is over, or patience is."""
+        """The topic after its fitting, or at the end of patience."""
         until = time.monotonic() + self.patience_s
         while True:
             topic: dict[str, Any] = await controller.request("GET", f"/v1/topics/{TOPIC}")
@@ -192,7 +192,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """The first broker's process stands still for so long, once in so much time."""
+    """Stalls of the first broker's process: their length, and the time between them."""
 
     length_ms: float
     every_ms: float
@@ -200,7 +200,7 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one broker recorded, in order of arrival, and its share."""
+    """The trace of one broker in order of arrival, and its share."""
 
     share: TokenBucket
     arrival_ns: Ints
@@ -213,7 +213,7 @@ class Part:
         return self.release_ns - self.arrival_ns
 
     def simulated_ns(self) -> Ints:
-        """The same by the model, from the arrivals that were recorded."""
+        """The same by the model, from the recorded arrivals."""
         return scan.access_delays(self.arrival_ns, self.share)
 
     def unexplained(self) -> int:
@@ -229,7 +229,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A run: the topic as the controller knows it, what brokers recorded, and how late (p99) the load itself was.
+    """A run: the topic by the controller, the traces of brokers, and the p99 lateness of the load itself.
 
     Of a load that was sent to its end, also what was lost, how many messages were read after one that came later, when
     messages were written, and who published where.
@@ -248,7 +248,7 @@ class Observed:
 async def _cluster(
     brokers: int, broker_flags: Sequence[str], controller_flags: Sequence[str] = ()
 ) -> AsyncIterator[tuple[LocalCluster, Path]]:
-    """A cluster, and the folder that its brokers record into."""
+    """A cluster, and the folder of its traces."""
     with tempfile.TemporaryDirectory(prefix="srtm-lab-") as name:
         options = LocalOptions(
             brokers,
@@ -272,7 +272,7 @@ async def _each(cluster: LocalCluster, verb: str) -> None:
 
 
 async def _crossed(cluster: LocalCluster) -> int:
-    """Messages that were read after one with a later stamp, and count as of that instant (docs/adr/0011)."""
+    """Number of messages read after one with a later stamp; they count as of that stamp (docs/adr/0011)."""
     crossed = 0
     async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as client:
         for child in cluster.brokers:
@@ -282,7 +282,7 @@ async def _crossed(cluster: LocalCluster) -> int:
 
 
 async def _calm(controller: Cluster) -> None:
-    """Until all publishers are where they belong, what piled up meanwhile has gone, and shares have followed."""
+    """Wait until all publishers are in place, the backlog is gone, and shares have adapted."""
     until = time.monotonic() + _CALM_S
     while time.monotonic() < until:
         topic = await controller.request("GET", f"/v1/topics/{TOPIC}")
@@ -294,7 +294,7 @@ async def _calm(controller: Cluster) -> None:
 
 @asynccontextmanager
 async def _stalling(cluster: LocalCluster, stalls: Stalls | None) -> AsyncIterator[None]:
-    """The first broker stands still now and then, and goes on at the end."""
+    """Stall the first broker now and then, and let it run at the end."""
     process = cluster.brokers[0].process
     assert process is not None
     stalling = asyncio.create_task(_stall(process.pid, stalls)) if stalls and stalls.length_ms else None
@@ -317,7 +317,7 @@ async def _stall(pid: int, stalls: Stalls) -> None:
 
 
 def _shares(topic: Mapping[str, Any]) -> dict[str, TokenBucket]:
-    """What brokers have in force."""
+    """The shares in force at brokers."""
     return {each["broker"]: TokenBucket.of(each["r"], each["b"]) for each in topic["brokers"] if each["r"]}
 
 
@@ -326,7 +326,7 @@ def _late_ms(load: Load) -> float:
 
 
 def _read(folder: Path, topic: Mapping[str, Any]) -> dict[str, Part]:
-    """What each broker that had messages recorded."""
+    """The traces of the brokers that had messages."""
     parts = {}
     for name, share in _shares(topic).items():
         rows = pa.Table.from_batches(batches(folder / f"{name}.parquet", ["arrival_ns", "release_ns", "sent_ns"]))

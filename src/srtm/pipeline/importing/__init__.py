@@ -1,1 +1,1 @@
-"""Import: files of others become traces."""
+"""Import: files of other origins become traces."""

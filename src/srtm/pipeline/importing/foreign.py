@@ -278,7 +278,7 @@ def _csv(
 
 def _json(spark: SparkSession, files: list[Path], columns: dict[str, str], wanted: Collection[str]) -> Source:
     used = {name: name for name in columns if name in wanted}
-    schema = ", ".join(f"{_quoted(name)} string" for name in [*used, MALFORMED])
+    schema = ", ".join(f"{quoted(name)} string" for name in [*used, MALFORMED])
     reader = spark.read.schema(schema).options(mode="PERMISSIVE", columnNameOfCorruptRecord=MALFORMED)
     frame = _with_file(reader.json(_escaped(files)), [*used, MALFORMED])
     return Source(tuple(files), tuple(columns), frame, used)
@@ -291,7 +291,7 @@ def _parquet(spark: SparkSession, files: list[Path], columns: dict[str, str], na
         raise TraceError(f"{files[0]}: column {useless[0]!r} is nested, but a trace takes plain values")
     # An explicit schema reads nanoseconds unchanged; Spark's own time types stop at microseconds.
     types = {name: "bigint" if kind == "stamp" else kind for name, kind in columns.items()}
-    reader = spark.read.schema(", ".join(f"{_quoted(name)} {kind}" for name, kind in types.items()))
+    reader = spark.read.schema(", ".join(f"{quoted(name)} {kind}" for name, kind in types.items()))
     frame = _with_file(reader.parquet(*_escaped(files)), [*columns])
     frame = frame.withColumn(MALFORMED, f.lit(None).cast("string"))
     stamps = frozenset(name for name, kind in columns.items() if kind == "stamp")
@@ -301,10 +301,11 @@ def _parquet(spark: SparkSession, files: list[Path], columns: dict[str, str], na
 def _with_file(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
     from pyspark.sql import functions as f
 
-    return frame.select(*map(_quoted, columns), f.col("_metadata.file_path").alias(FILE))
+    return frame.select(*map(quoted, columns), f.col("_metadata.file_path").alias(FILE))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column name as SQL takes it."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srtm.errors import SRTMError, TraceError
 from srtm.pipeline.importing.columns import Columns, Unit
-from srtm.pipeline.importing.foreign import Source, find, path_of, sources
-from srtm.pipeline.importing.judging import judged, quoted
+from srtm.pipeline.importing.foreign import Source, find, path_of, quoted, sources
+from srtm.pipeline.importing.judging import judged
 from srtm.pipeline.importing.output import beside, check_output, write_within
 from srtm.pipeline.importing.rejects import Rejected, limit, lines, refusal, rejected_for
 from srtm.pipeline.importing.staging import stage

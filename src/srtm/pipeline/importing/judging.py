@@ -157,8 +157,3 @@ def _is_text(column: Column) -> Column:
     from pyspark.sql import functions as f
 
     return column.isNull() | (f.is_valid_utf8(column) & ~column.contains("\ufffd"))
-
-
-def quoted(name: str) -> str:
-    """A column name as SQL takes it."""
-    return "`" + name.replace("`", "``") + "`"

@@ -1,4 +1,4 @@
-// What an operator does: asked first, told afterwards. The token is kept for this tab alone.
+// An operator's actions: each asks for confirmation and reports its result. The token lives as long as this tab.
 
 import { $, count, make } from "./dom.js";
 
@@ -6,20 +6,20 @@ const KEPT = "srtm-token";
 let token = sessionStorage.getItem(KEPT) ?? "";
 let wanted = false;
 
-/** Whether the controller wants to be shown a token. */
+/** Whether the controller requires a token. */
 export function tokenWanted(is) {
   wanted = is;
   $("token").hidden = !is;
 }
 
-/** Say something that has happened, for a while. */
+/** Show a message for a few seconds. */
 export function tell(words) {
   const said = make("p", {}, words);
   $("news").append(said);
   setTimeout(() => said.remove(), 8000);
 }
 
-/** The JSON at a path; an Error with the controller's own sentence where it refuses. */
+/** The JSON at a path; an Error with the controller's message if it refuses. */
 export async function ask(method, path, body) {
   const headers = {};
   if (token) headers.Authorization = `Bearer ${token}`;
@@ -30,7 +30,7 @@ export async function ask(method, path, body) {
   if (answer.status === 401) keep("");
   const detail = found?.detail;
   const said = Array.isArray(detail) ? detail.map((each) => `${each.loc.slice(1).join(".")}: ${each.msg}`).join("; ") : detail;
-  throw new Error(answer.status === 401 ? "The controller wants its token." : said ?? `${answer.status} ${answer.statusText}`);
+  throw new Error(answer.status === 401 ? "The controller requires a valid token." : said ?? `${answer.status} ${answer.statusText}`);
 }
 
 function keep(value) {
@@ -41,7 +41,7 @@ function keep(value) {
 
 const TOKEN = { name: "token", label: "Token", type: "password", required: true, autocomplete: "off" };
 
-/** Ask whether, and with what; do it; stay open with the reason if it was refused. Resolves to whether it was done. */
+/** Ask for confirmation and values, then act; stay open with the reason if refused. Resolves to whether it was done. */
 function confirmed({ title, text = "", fields = [], yes, act, done }) {
   const dialog = $("ask"), form = dialog.querySelector("form"), problem = $("ask-problem");
   const needsToken = () => wanted && !token && !fields.includes(TOKEN);
@@ -93,89 +93,90 @@ const at = (topic) => `/v1/topics/${encodeURIComponent(topic)}`;
 
 export function askToken() {
   return confirmed({
-    title: "Token", text: "It is kept until this tab is closed.", fields: [TOKEN], yes: "Keep",
-    act: async (given) => keep(given.token), done: () => "The token is shown from now on.",
+    title: "Token", text: "The page keeps the token until you close this tab.", fields: [TOKEN], yes: "Save",
+    act: async (given) => keep(given.token), done: () => "Token saved.",
   });
 }
 
 const contract = ({ slo_ms = 1, r = "", b = "" } = {}) => [
   { name: "slo_ms", label: "SLO (ms)", type: "number", min: 0.001, step: "any", value: slo_ms, required: true },
-  { name: "r", label: "r (tokens a second)", type: "number", min: 0.001, step: "any", value: r, required: true },
+  { name: "r", label: "r (tokens per second)", type: "number", min: 0.001, step: "any", value: r, required: true },
   { name: "b", label: "b (tokens)", type: "number", min: 1, step: "any", value: b, required: true },
 ];
 
-export function create() {
+export async function create() {
+  const { policies } = await ask("GET", "policies.json");
   return confirmed({
     title: "New topic",
-    text: "The topic is then under contract: a token bucket (r, b) and a tail latency.",
+    text: "Puts a topic under contract: a token bucket (r, b) and a tail-latency SLO.",
     fields: [
       { name: "name", label: "Name", required: true, maxlength: 64, pattern: "[.a-zA-Z0-9_\\-]+(#ephemeral)?", autocomplete: "off" },
       ...contract(),
-      { name: "policy", label: "Policy", options: ["srtm", "max_min", "conc", "lb"] },
+      { name: "policy", label: "Policy", options: policies },
       { name: "fit", label: "Fitting", options: ["model", "measure", "none"] },
       { name: "durability", label: "Durability", options: ["memory", "disk"] },
-      { name: "overflow", label: "Without a token", options: ["wait", "drop"] },
+      { name: "overflow", label: "Messages without a token", options: ["wait", "drop"] },
     ],
     yes: "Create",
     act: ({ name, r, b, slo_ms, policy, fit, durability, overflow }) =>
       ask("PUT", at(name), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms), policy, fit, durability, overflow }),
-    done: ({ name }) => `Topic ${name} was created.`,
+    done: ({ name }) => `Created topic ${name}.`,
   });
 }
 
 export function change(topic) {
   return confirmed({
     title: `Change ${topic.topic}`,
-    text: "Its messages go on. A smaller bucket is in force when every broker has cut its share; the topic is then fitted anew.",
+    text: "Messages keep flowing. A smaller bucket takes effect when every broker has cut its share; then the topic is fitted again.",
     fields: contract(topic),
     yes: "Change",
     act: ({ r, b, slo_ms }) => ask("PATCH", at(topic.topic), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms) }),
-    done: () => `The contract of ${topic.topic} was changed.`,
+    done: () => `Changed the contract of ${topic.topic}.`,
   });
 }
 
 export function fit(topic) {
   return confirmed({
     title: `Fit ${topic} again?`,
-    text: "Its publishers are placed anew and moved while it is measured; that takes from seconds to minutes.",
-    yes: "Fit", act: () => ask("POST", `${at(topic)}/fit`), done: () => `The fitting of ${topic} has begun.`,
+    text: "The controller places the publishers again and moves them while it measures. This takes seconds to minutes.",
+    yes: "Fit", act: () => ask("POST", `${at(topic)}/fit`), done: () => `Started fitting ${topic}.`,
   });
 }
 
 export function pause(topic, on) {
   return confirmed({
     title: on ? `Pause ${topic}?` : `Resume ${topic}?`,
-    text: on ? "Brokers go on taking its messages and keep them; subscribers get nothing until it is resumed." : "Subscribers get what was kept, and what comes.",
+    text: on ? "Brokers keep accepting and storing messages; subscribers receive none until you resume." : "Subscribers receive the stored messages, then new ones.",
     yes: on ? "Pause" : "Resume",
-    act: () => ask("POST", `${at(topic)}/pause?on=${on}`), done: () => `${topic} is ${on ? "paused" : "resumed"}.`,
+    act: () => ask("POST", `${at(topic)}/pause?on=${on}`), done: () => `${on ? "Paused" : "Resumed"} ${topic}.`,
   });
 }
 
 export async function move(topic, brokers) {
   const { publishers } = await ask("GET", `${at(topic)}/publishers`);
   const here = [...new Set(publishers.map((each) => each.broker).filter(Boolean))].sort();
-  if (!here.length) return void tell(`${topic} has no publishers that could be moved.`);
+  if (!here.length) return void tell(`${topic} has no publishers to move.`);
   const chosen = (given) => publishers.filter((each) => each.broker === given.from).slice(0, Number(given.count)).map((each) => each.id);
   return confirmed({
     title: `Move publishers of ${topic}`,
-    text: `It has ${count(publishers.length)} publishers. Those that are listed first are moved; the next fitting may move them again.`,
+    text: `The topic has ${count(publishers.length)} publishers. The first ones on the list move; the next fitting may move them again.`,
     fields: [
       { name: "from", label: "From", options: here },
       { name: "to", label: "To", options: brokers },
-      { name: "count", label: "How many", type: "number", min: 1, max: publishers.length, step: 1, value: 1, required: true },
+      { name: "count", label: "Number of publishers", type: "number", min: 1, max: publishers.length, step: 1, value: 1, required: true },
     ],
     yes: "Move",
     act: (given) => ask("POST", `${at(topic)}/move`, { publishers: chosen(given), broker: given.to }),
-    done: (given) => `${count(chosen(given).length)} publishers of ${topic} go to ${given.to}.`,
+    done: (given) => `Moving ${count(chosen(given).length)} publishers of ${topic} to ${given.to}.`,
   });
 }
 
 export function drain(broker, on) {
   return confirmed({
     title: on ? `Drain ${broker}?` : `Use ${broker} again?`,
-    text: on ? "Its publishers are sent to other brokers, and no new ones come." : "Publishers may be sent to it again.",
+    text: on ? "Its publishers move to other brokers, and no new ones are placed on it." : "Publishers may be placed on it again.",
     yes: on ? "Drain" : "Use again",
     act: () => ask("POST", `/v1/brokers/${encodeURIComponent(broker)}/drain?on=${on}`),
-    done: () => (on ? `${broker} is being drained.` : `${broker} is in use again.`),
+    done: () => (on ? `Draining ${broker}.` : `${broker} is in use again.`),
   });
 }

@@ -63,12 +63,12 @@ export function chart(title) {
   return { node, update };
 }
 
-/** What the lines mean. */
+/** The legend of the lines. */
 export function legend() {
   return make(
     "p", { class: "soft" },
     make("span", { class: "key k50" }, "p50 "), make("span", { class: "key k95" }, "p95 "),
     make("span", { class: "key k99" }, "p99 "), make("span", { class: "key kslo" }, "SLO"),
-    ", each over the ten seconds before it",
+    ", each over the preceding ten seconds",
   );
 }

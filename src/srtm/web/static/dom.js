@@ -1,4 +1,4 @@
-// What the rest builds with: elements whose text is text (never HTML), and tables that change only where they must.
+// Building blocks: elements whose text is never HTML, and tables that change only where needed.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -20,7 +20,7 @@ export function draw(tag, attributes = {}) {
   return made;
 }
 
-/** Text, class or attribute, touched only if it is another one: the browser then has nothing to do. */
+/** Set text, class or attribute only if it differs, to save the browser work. */
 export function text(node, value) {
   if (node.firstChild?.nodeType === Node.TEXT_NODE && node.childNodes.length === 1) {
     if (node.firstChild.data !== value) node.firstChild.data = value;
@@ -33,7 +33,7 @@ export function show(node, shown) {
   if (node.hidden === shown) node.hidden = !shown;
 }
 
-/** A bar: how much of the whole, and in words. */
+/** A bar: a fraction of the whole, with a label. */
 export function bar(kind = "") {
   const fill = make("i"), mark = make("b");
   const node = make("div", { class: `bar ${kind}`, role: "img" }, fill, mark);
@@ -54,7 +54,7 @@ export function bar(kind = "") {
   };
 }
 
-/** Rows by key: new ones are built, old ones told what is new, others removed; in the order of the keys. */
+/** Rows by key, in the order given: build new rows, update known ones, remove the rest. */
 export function rows(body, build) {
   const known = new Map();
   return (entries) => {
@@ -76,7 +76,7 @@ export function rows(body, build) {
   };
 }
 
-/** A row of a table: its first cell names it, the others say under which heading they stand (on a phone). */
+/** A row of a table: the first cell names it; the others carry their heading as a label for phones. */
 export function row(head, ...cells) {
   const node = make("tr", { role: "row" }, head);
   head.setAttribute("role", "rowheader");

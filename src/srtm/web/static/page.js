@@ -1,4 +1,4 @@
-// The page: one document of the cluster, kept up to date by the controller's stream, and shown once a change has come.
+// The page: one document about the cluster, updated by the controller's stream and rendered after each change.
 
 import { $, amount, attribute, bar, clock, count, draw, make, ms, p99, row, rows, show, text } from "./dom.js";
 import { chart, legend } from "./chart.js";
@@ -8,9 +8,9 @@ const KEPT_MS = 600_000;
 const STATUS = { alive: ["good", "● alive"], joining: ["", "◌ joining"], silent: ["warn", "◌ silent"], lapsed: ["bad", "✕ lapsed"], dead: ["bad", "✕ dead"] };
 
 let cluster = null;      // the document
-let chosen = null;       // the topic that is looked at
+let chosen = null;       // the selected topic
 let points = [];         // its last ten minutes
-let generation = null;   // of what was last read about it
+let generation = null;   // of its events as last read
 let due = false;
 
 // The stream.
@@ -31,7 +31,7 @@ function listen() {
   stream.addEventListener("patch", (event) => changed(merge(cluster, JSON.parse(event.data))));
   stream.onopen = () => linked("good", "● live");
   stream.onerror = () => {
-    linked("bad", "✕ no controller, trying again");
+    linked("bad", "✕ controller unreachable, retrying");
     if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
 }
@@ -62,7 +62,7 @@ function announce(before) {
   }
 }
 
-// What is shown.
+// Rendering.
 
 function render() {
   due = false;
@@ -110,7 +110,7 @@ const renderBrokers = rows($("brokers").tBodies[0], (name) => {
     update(broker) {
       draining = broker.draining;
       const [kind, words] = STATUS[broker.status] ?? ["", broker.status];
-      const engine = broker.engine === "local" ? "" : `, ${broker.engine}${broker.engine_problem ? " away" : ""}`;
+      const engine = broker.engine === "local" ? "" : `, ${broker.engine}${broker.engine_problem ? " unreachable" : ""}`;
       attribute(status, "class", `badge ${(draining || broker.engine_problem) && kind === "good" ? "warn" : kind}`);
       attribute(status, "title", broker.engine_problem ?? "");
       text(status, (draining ? `${words}, draining` : words) + engine);
@@ -130,7 +130,7 @@ const renderBrokers = rows($("brokers").tBodies[0], (name) => {
 });
 
 function slo(topic) {
-  if (topic.slo_met == null) return ["", `– ${ms(topic.slo_ms)}`, "nothing was sent"];
+  if (topic.slo_met == null) return ["", `– ${ms(topic.slo_ms)}`, "no messages"];
   return topic.slo_met ? ["good", `✓ ${ms(topic.slo_ms)}`, "met"] : ["bad", `✕ ${ms(topic.slo_ms)}`, "not met"];
 }
 
@@ -187,9 +187,9 @@ function drawShares(svg, r, b, topic, names) {
   attribute(svg, "aria-label", said.join("; ") || "no shares");
 }
 
-// The topic that is looked at.
+// The selected topic.
 
-const PARTS = { access_ms: "Waiting for tokens (access)", processing_ms: "At the broker (processing)", total_ms: "End to end (total)" };
+const PARTS = { access_ms: "Token wait (access)", processing_ms: "Broker (processing)", total_ms: "End to end (total)" };
 const charts = Object.entries(PARTS).map(([key, title]) => [key, chart(title)]);
 $("charts").append(...charts.map(([, each]) => each.node));
 $("charts").after(legend());
@@ -199,7 +199,7 @@ function choose() {
   let name = null;
   try {
     name = found && decodeURIComponent(found[1]);
-  } catch { /* an address that was typed wrong names no topic */ }
+  } catch { /* a mistyped address selects no topic */ }
   if (name === chosen) return;
   chosen = name;
   points = [];
@@ -265,7 +265,7 @@ function renderDetail() {
   text(
     $("contract"),
     `(r, b) = (${amount(topic.r)}/s, ${amount(topic.b)}), ${left} within ${ms(topic.slo_ms)}: ${meaning}. ` +
-      `${count(topic.publishers)} publishers by ${topic.policy} on k = ${topic.k}, ${topic.durability}, ${topic.state}` +
+      `${count(topic.publishers)} publishers on k = ${topic.k} (policy ${topic.policy}), ${topic.durability}, ${topic.state}` +
       `${topic.paused ? ", paused" : ""}.`,
   );
   text($("penalty"), penaltyInWords(topic));
@@ -283,27 +283,27 @@ function renderDetail() {
 }
 
 function penaltyInWords(topic) {
-  if (topic.penalty_ms == null) return "DRL penalty: not known yet.";
+  if (topic.penalty_ms == null) return "DRL penalty: unknown so far.";
   if (Object.values(topic.brokers).filter((each) => each.r).length < 2) return "DRL penalty: none, the bucket is not split.";
-  const over = topic.over_contract ? " More is sent than the contract allows: part of the wait is not the split's." : "";
+  const over = topic.over_contract ? " More messages arrive than the contract allows, which causes part of the wait." : "";
   return (
-    `DRL penalty: ${ms(topic.penalty_ms)}. p99 of waiting for tokens is ${p99(topic.access_ms)} now; in one bucket, ` +
-    `the model says, it would be ${ms(topic.one_bucket_ms)}.${over}`
+    `DRL penalty: ${ms(topic.penalty_ms)}. The p99 wait for tokens is ${p99(topic.access_ms)}; ` +
+    `with one bucket, the model predicts ${ms(topic.one_bucket_ms)}.${over}`
   );
 }
 
 function progress(topic) {
-  if (topic.waits_for?.length) return `Waits for ${topic.waits_for.join(", ")} to learn of the contract.`;
+  if (topic.waits_for?.length) return `Waiting for ${topic.waits_for.join(", ")} to receive the contract.`;
   if (topic.fitting) return `Fitting ${count(topic.fitting.publishers)} publishers: ${topic.fitting.state}, ${topic.fitting.rounds} rounds measured.`;
   if (topic.shares.short_of && topic.shares.short_since_s > 2) return shortInWords(topic.shares);
-  if (topic.moving) return `${count(topic.moving)} publishers are on their way to another broker.`;
-  if (topic.fitted && !topic.fitted.met) return `No placement held the SLO: ${topic.fitted.reason}`;
+  if (topic.moving) return `Moving ${count(topic.moving)} publishers to another broker.`;
+  if (topic.fitted && !topic.fitted.met) return `No placement met the SLO: ${topic.fitted.reason}`;
   return "";
 }
 
 function shortInWords(shares) {
-  const waits = shares.waits_for.length ? `; waits for ${shares.waits_for.join(", ")}` : "";
-  return `Shares: ${shares.short_of}, for ${Math.round(shares.short_since_s)} s now${waits}.`;
+  const waits = shares.waits_for.length ? `; waiting for ${shares.waits_for.join(", ")}` : "";
+  return `Shares: ${shares.short_of}, for ${Math.round(shares.short_since_s)} s${waits}.`;
 }
 
 async function readEvents(name) {
@@ -319,11 +319,11 @@ async function readEvents(name) {
 
 async function explain() {
   const name = chosen, said = $("explain-said");
-  text(said, "It simulates every k…");
+  text(said, "Simulating every k…");
   try {
     const found = await ask("GET", `/v1/topics/${encodeURIComponent(name)}/explain`);
     if (name !== chosen) return;
-    text(said, found.note ?? `By the model; it is on k = ${found.k}.`);
+    text(said, found.note ?? `Predicted by the model; the topic is on k = ${found.k}.`);
     $("prices").hidden = !found.predicted.length;
     $("prices").tBodies[0].replaceChildren(...found.predicted.map((each) => {
       const head = make("th", { scope: "row" }, each.k === found.k ? `${each.k} (now)` : String(each.k));
@@ -344,14 +344,14 @@ async function refreshAudit() {
     const on = Object.entries(each.arguments).map(([key, value]) => `${key} ${Array.isArray(value) ? value.join(", ") : value}`).join(", ");
     return row(
       make("th", { scope: "row" }, new Date(each.at_ms).toLocaleString("en-GB")),
-      ["From", make("td", {}, each.who)], ["Action", make("td", {}, each.action)], ["On", make("td", { class: "wide" }, on)],
+      ["From", make("td", {}, each.who)], ["Action", make("td", {}, each.action)], ["Details", make("td", { class: "wide" }, on)],
     );
   }));
 }
 
-// What people do.
+// Controls.
 
-$("create").onclick = () => create().then(refreshAudit);
+$("create").onclick = () => create().then(refreshAudit).catch((error) => tell(error.message));
 $("token").onclick = () => askToken();
 $("change").onclick = () => change(cluster.topics[chosen]).then(refreshAudit);
 $("fit").onclick = () => fit(chosen).then(refreshAudit);

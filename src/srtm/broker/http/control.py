@@ -1,0 +1,89 @@
+"""`/srtm/exchange`, `/srtm/probe`, `/srtm/trace/*`: the controller's orders, probes of an engine, and recordings."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse, Response
+
+from srtm.broker.http.request import Pages, Refused, flag, read_body
+from srtm.errors import ExchangeRefused, ProtocolError, SRTMError
+from srtm.protocol import exchange
+from srtm.protocol.exchange import RefusalCode
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+
+class Control(Pages):
+    """Endpoints for the controller and for measurements."""
+
+    async def exchange(self, request: Request) -> Response:
+        """Carry out the controller's exchange, and answer with a report (`srtm.protocol.exchange`)."""
+        if self.broker.options.controller is None:
+            raise Refused(
+                409, "NOT_MANAGED: this broker has no controller; start it with --controller", RefusalCode.NOT_MANAGED
+            )
+        token = self.broker.options.control_token
+        if token is not None and not _bears(request, token):
+            raise Refused(
+                401, "UNAUTHORIZED: the request must bear this broker's --control-token", RefusalCode.UNAUTHORIZED
+            )
+        try:
+            body = await read_body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")
+            said = exchange.read(body, exchange.Exchange)
+            answer = self.broker.control.exchange(said, self.broker.turn.now_ns(), time.monotonic_ns())
+        except ProtocolError as problem:
+            raise Refused(400, f"INVALID_EXCHANGE: {problem}", RefusalCode.INVALID_EXCHANGE) from None
+        except ExchangeRefused as problem:
+            raise Refused(409, f"{problem.code}: {problem}", problem.code) from None
+        return Response(exchange.write(answer), media_type="application/json")
+
+    async def probe(self, request: Request) -> Response:
+        """Time a topic's messages to a consumer of its engine: ?topic=…; &on=false stops that."""
+        topic, on = self.named_topic(request), flag(request, "on", default=True)
+        engine = self.broker.topics.engine
+        if engine is None:
+            raise Refused(409, "NO_ENGINE: this broker delivers messages itself, and always measures their latency")
+        engine.lane(topic).watch(on=on)
+        return Response()
+
+    async def trace_start(self, request: Request) -> Response:
+        """Start to record every message: ?file=NAME.parquet, in the configured folder."""
+        from srtm.broker.recorder import Recorder
+
+        broker = self.broker
+        folder, name = broker.options.trace_folder, request.query_params.get("file", "")
+        if folder is None:
+            raise Refused(403, "TRACE_DISABLED: start the broker with --trace-folder")
+        if Path(name).name != name or name.startswith(".") or not name.endswith(".parquet"):
+            raise Refused(400, f"INVALID_ARG_FILE: must be a file name that ends with .parquet, not {name!r}")
+        if broker.turn.recorder is not None:
+            raise Refused(409, "TRACE_RUNNING")
+        path = Path(folder) / name
+        if path.exists():
+            raise Refused(409, "TRACE_EXISTS")
+        recorder = Recorder(path, broker.options.name, broker.control.groups, broker.turn.loop, broker.control.birth)
+        recorder.start()
+        broker.turn.recorder = recorder
+        return JSONResponse({"file": str(path)})
+
+    async def trace_stop(self, _: Request) -> Response:
+        """Stop to record; the file is complete when this is answered."""
+        turn = self.broker.turn
+        recorder, turn.recorder = turn.recorder, None
+        if recorder is None:
+            raise Refused(409, "TRACE_NOT_RUNNING")
+        try:
+            await recorder.stop()
+        except SRTMError as problem:
+            raise Refused(500, f"TRACE_FAILED: {problem}") from None
+        return JSONResponse({"file": str(recorder.path), "messages": recorder.rows})
+
+
+def _bears(request: Request, token: str) -> bool:
+    shown = request.headers.get("authorization", "")
+    return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())

@@ -1,0 +1,100 @@
+"""`/srtm/log*`: read and trim the log of a disk topic."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response
+
+from srtm.broker.http.request import Pages, Refused, flag, number
+from srtm.errors import LogError, LogReplaced, OffsetTrimmed
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from srtm.broker.disk.batch import Record
+    from srtm.broker.disk.durable import Durable
+    from srtm.broker.disk.rows import Retention
+    from srtm.broker.topic import Topic
+
+_ROWS, _MOST_ROWS = 10_000, 100_000  # of one read: unless asked for, and at most
+
+
+class Logs(Pages):
+    """Endpoints for readers of a disk topic's log."""
+
+    async def extent(self, request: Request) -> Response:
+        """The offsets that the log holds: {"log", "begin", "end", "bytes", "retention"}."""
+        topic, durable = self._on_disk(request)
+        return JSONResponse({**asdict(durable.extent(topic)), "retention": _as_flags(durable.retention(topic))})
+
+    async def read(self, request: Request) -> Response:
+        """A range of the log as an Arrow stream: ?topic=…&begin=…&limit=…. The same range gives the same rows.
+
+        With &log=ID, it never gives others: 410 if the topic was deleted and created again since.
+        """
+        topic, durable = self._on_disk(request)
+        begin, limit = number(request, "begin"), number(request, "limit", _ROWS)
+        try:
+            records = await durable.read(topic, begin, min(limit, _MOST_ROWS), request.query_params.get("log"))
+        except LogError as problem:
+            raise _refused(problem) from None
+        # Off the loop, like the read itself: a megabyte of small messages takes ten milliseconds.
+        rows = await self.broker.turn.loop.run_in_executor(None, _arrow, topic.name, begin, records)
+        return Response(rows, media_type="application/vnd.apache.arrow.stream")
+
+    async def trim(self, request: Request) -> Response:
+        """Delete messages before an offset: ?topic=…&before=…; with &finished=true, only those all channels finished.
+
+        With &log=ID, only of that log.
+        """
+        topic, durable = self._on_disk(request)
+        finished, log = flag(request, "finished", default=False), request.query_params.get("log")
+        try:
+            await durable.trim(topic, number(request, "before"), finished=finished, log=log)
+        except LogError as problem:
+            raise _refused(problem) from None
+        return Response()
+
+    def _on_disk(self, request: Request) -> tuple[Topic, Durable]:
+        topic = self.named_topic(request)
+        if topic.durable is None or self.broker.durable is None:
+            raise Refused(400, "NOT_ON_DISK: only disk topics have a log")
+        return topic, self.broker.durable
+
+
+def _refused(problem: LogError) -> Refused:
+    if isinstance(problem, OffsetTrimmed):
+        return Refused(410, f"OFFSET_TRIMMED: {problem}")
+    if isinstance(problem, LogReplaced):
+        return Refused(410, f"LOG_REPLACED: {problem}")
+    return Refused(400, f"INVALID_OFFSET: {problem}")
+
+
+def _as_flags(retention: Retention) -> dict[str, Any]:
+    """A retention in the words of the command line."""
+    return {
+        "max_bytes": retention.max_bytes,
+        "max_age_ns": retention.max_age_ns,
+        "retain_acknowledged": not retention.acknowledged,
+    }
+
+
+def _arrow(topic: str, begin: int, records: list[Record]) -> bytes:
+    """Rows of the log, as Spark reads them."""
+    import pyarrow as pa
+
+    table = pa.table(
+        {
+            "topic": pa.array([topic] * len(records), pa.string()),
+            "offset": pa.array(range(begin, begin + len(records)), pa.int64()),
+            "arrival_ns": pa.array([record.arrival_ns for record in records], pa.int64()),
+            "publisher": pa.array([record.publisher for record in records], pa.string()),
+            "body": pa.array([record.body for record in records], pa.binary()),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())

@@ -1,0 +1,302 @@
+"""A cluster's numbers: frozen snapshots of brokers and topics, taken on demand.
+
+The API, the page's feed, `srtm top` and `/metrics` read nothing else, so they agree. Fields are named, and in the units
+that the API's JSON has: rates in messages per second, r and b in tokens, latencies in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, get_args
+
+from srtm.control import liveness
+from srtm.control.members import Status
+from srtm.control.reports import Seen
+from srtm.model.shares import in_force_ratio
+from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
+
+if TYPE_CHECKING:
+    from srtm.control.controller import Controller
+    from srtm.control.members import Member
+    from srtm.control.placing.fitted import Fitted
+    from srtm.control.topic import ManagedTopic
+    from srtm.model.latency import Sketch
+
+State = Literal["opening", "fitting", "moving", "placed", "fitted", "no capacity"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+STATES: tuple[State, ...] = get_args(State)
+_QUANTILES = (Fraction(1, 2), Fraction(95, 100), Fraction(99, 100))  # exact, and parsed once
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Three points of a latency distribution, in milliseconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatistics:
+    """A broker of the cluster."""
+
+    name: str
+    address: str
+    http: str
+    status: Status
+    draining: bool
+    mcap: float
+    rcap: float  # mcap that is not allocated
+    allocated: float  # declared by publishers placed there, and carried for topics without a contract
+    rate: float  # of the last second
+    lag_ms: float
+    engine: str
+    engine_problem: str | None
+    engine_address: str | None
+    oddities: int  # implausible answers
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatistics:
+    """A topic at one of its brokers."""
+
+    broker: str
+    publishers: int  # placed there
+    connected: int
+    declared_rate: float
+    rate: float
+    r: float  # of the share in force
+    b: float
+    waiting: int
+    durable: bool
+    access_ms: Points | None
+    processing_ms: Points | None
+    total_ms: Points | None
+
+
+@dataclass(frozen=True, slots=True)
+class SharesStatistics:
+    """How much of a contract brokers report in force."""
+
+    in_force_ratio: float
+    short_since_s: float | None  # None while nothing is missing
+    short_of: str | None
+    overdue: bool
+    waits_for: tuple[str, ...]  # brokers that hold it up
+
+
+@dataclass(frozen=True, slots=True)
+class FittingStatistics:
+    """The progress of a fitting."""
+
+    state: str
+    rounds: int
+    publishers: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatistics:
+    """A topic under contract, over all its brokers."""
+
+    topic: str
+    state: State
+    birth: int
+    waits_for: tuple[str, ...]  # while it is opening: brokers that do not know the contract yet
+    opening_s: float | None
+    shares: SharesStatistics
+    paused: bool
+    r: float
+    b: float
+    slo_ms: float
+    quantile: str
+    policy: str
+    durability: str
+    overflow: str
+    fit: str
+    adapt: bool
+    publishers: int
+    declared_rate: float
+    rate: float  # of the last second
+    waiting: int
+    over_contract: bool  # publishers sent more than r over the last ten seconds
+    k: int  # brokers that publishers are placed on
+    slo_met: bool | None
+    access_ms: Points | None
+    processing_ms: Points | None
+    total_ms: Points | None
+    one_bucket_ms: float | None  # p99 of access delay in one bucket, by the model
+    penalty_ms: float | None
+    moving: int
+    brokers: tuple[PartStatistics, ...]
+    fitted: Fitted | None
+    fitting: FittingStatistics | None
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatistics:
+    """All brokers, and all topics under contract."""
+
+    brokers: tuple[MemberStatistics, ...]
+    topics: tuple[TopicStatistics, ...]
+
+
+def of_cluster(controller: Controller, now_ns: int) -> ClusterStatistics:
+    """A snapshot of all brokers and topics."""
+    topics = tuple(of_topic(topic, controller, now_ns) for topic in controller.topics.values())
+    return ClusterStatistics(of_brokers(controller), topics)
+
+
+def of_brokers(controller: Controller) -> tuple[MemberStatistics, ...]:
+    """A snapshot of all brokers."""
+    declared: Counter[str] = Counter()
+    for topic in controller.topics.values():
+        conformant = topic.conformant
+        declared.update({name: rate * conformant for name, rate in topic.layout.rates().items()})
+    return tuple(_of_broker(member, declared[member.name]) for member in controller.members.values())
+
+
+def _of_broker(member: Member, declared_mps: float) -> MemberStatistics:
+    allocated = declared_mps + member.condition.free_mps
+    return MemberStatistics(
+        name=member.name,
+        address=member.address,
+        http=member.url,
+        status=member.status,
+        draining=member.draining,
+        mcap=member.mcap_mps,
+        rcap=max(0.0, member.mcap_mps - allocated),
+        allocated=allocated,
+        rate=member.condition.rate_mps,
+        lag_ms=member.condition.lag_ns / NS_PER_MS,
+        engine=member.condition.engine,
+        engine_problem=member.condition.engine_problem,
+        engine_address=member.condition.engine_address,
+        oddities=member.link.oddities,
+    )
+
+
+def of_topic(topic: ManagedTopic, controller: Controller, now_ns: int) -> TopicStatistics:
+    """A snapshot of one topic."""
+    contract, held = topic.contract, topic.transfer.held
+    rates, places = topic.layout.rates(), Counter(topic.layout.place.values())
+    over, sent, lately_mps, brokers = 0, 0, 0.0, []
+    whole = Seen()
+    for name in sorted(topic.layout.brokers() | held.keys()):
+        here, share = topic.layout.seen.get(name) or Seen(), held.get(name)
+        whole.total.add(here.total)
+        whole.access.add(here.access)
+        whole.processing.add(here.processing)
+        over += sum(second.over for second in here.seconds)
+        sent += sum(second.sent for second in here.seconds)
+        lately_mps += sum(second.messages for second in here.seconds) / max(1, len(here.seconds))
+        brokers.append(
+            PartStatistics(
+                broker=name,
+                publishers=places[name],
+                connected=here.publishers,
+                declared_rate=rates.get(name, 0.0),
+                rate=here.rate_mps,
+                r=share.r if share else 0.0,
+                b=share.b if share else 0.0,
+                waiting=here.waiting,
+                durable=here.durable,
+                access_ms=_points(here.access),
+                processing_ms=_points(here.processing),
+                total_ms=_points(here.total),
+            )
+        )
+    access, one_bucket = _points(whole.access), topic.one_bucket
+    one_bucket_ms = one_bucket[1] / NS_PER_MS if one_bucket and one_bucket[1] is not None else None
+    return TopicStatistics(
+        topic=topic.name,
+        state=_state(topic),
+        birth=topic.birth,
+        waits_for=tuple(liveness.unaware_of(controller.state, topic)) if not topic.opened else (),
+        opening_s=None if topic.opened else (now_ns - topic.since_ns) / NS_PER_S,
+        shares=_shares(topic, controller, now_ns),
+        paused=topic.paused,
+        r=contract.r_mtps / MILLI_PER_TOKEN,
+        b=contract.b_ntok / NANO_PER_TOKEN,
+        slo_ms=contract.slo_ns / NS_PER_MS,
+        quantile=contract.quantile,
+        policy=contract.policy,
+        durability=contract.durability,
+        overflow=contract.overflow,
+        fit=contract.fit,
+        adapt=contract.adapt,
+        publishers=len(topic.layout.publishers),
+        declared_rate=topic.layout.rate_mps,
+        rate=sum(seen.rate_mps for seen in topic.layout.seen.values()),
+        waiting=sum(seen.waiting for seen in topic.layout.seen.values()),
+        over_contract=lately_mps * MILLI_PER_TOKEN > contract.r_mtps,
+        k=len(places),
+        slo_met=slo_met(sent, over, 1 - exact(contract.quantile, "quantile")),
+        access_ms=access,
+        processing_ms=_points(whole.processing),
+        total_ms=_points(whole.total),
+        one_bucket_ms=one_bucket_ms,
+        penalty_ms=_penalty_ms(access, one_bucket_ms, split=len(held) > 1),
+        moving=len(topic.layout.migration.publishers),
+        brokers=tuple(brokers),
+        fitted=topic.fitting.last,
+        fitting=_fitting(topic),
+        generation=topic.journal.generation,
+    )
+
+
+def _shares(topic: ManagedTopic, controller: Controller, now_ns: int) -> SharesStatistics:
+    missing = liveness.missing(controller.state, topic)
+    since_ns = topic.sharing.short_since_ns if topic.sharing.short_since_ns is not None else now_ns
+    return SharesStatistics(
+        in_force_ratio=in_force_ratio(topic.contract.bucket, topic.transfer.held),
+        short_since_s=None if missing is None else (now_ns - since_ns) / NS_PER_S,
+        short_of=missing,
+        overdue=topic.sharing.told_short,
+        waits_for=tuple(liveness.waited_for(controller.state, topic)) if missing is not None else (),
+    )
+
+
+def _points(sketch: Sketch) -> Points | None:
+    if not sketch.counts:
+        return None
+    p50, p95, p99 = sketch.quantiles_ns(_QUANTILES)
+    return Points(p50 / NS_PER_MS, p95 / NS_PER_MS, p99 / NS_PER_MS)
+
+
+def slo_met(sent: int, over: int, allowed: Fraction) -> bool | None:
+    """Whether the SLO holds; None if nothing was sent, or if one late message among a few says too little."""
+    if not sent or (over == 1 and allowed * sent < 1):
+        return None
+    return over <= allowed * sent
+
+
+def _penalty_ms(access: Points | None, one_bucket_ms: float | None, *, split: bool) -> float | None:
+    """The DRL penalty as far as it is known live: p99 of the measured access delay, less the model's for one bucket.
+
+    The model goes by declared rates. Messages beyond the contract would wait in one bucket, too, and are not told apart
+    here; `over_contract` says when there are any.
+    """
+    if access is None or (split and one_bucket_ms is None):
+        return None
+    return max(0.0, access.p99 - (one_bucket_ms or 0.0)) if split else 0.0
+
+
+def _fitting(topic: ManagedTopic) -> FittingStatistics | None:
+    fit = topic.fitting.running
+    return FittingStatistics(fit.state, len(fit.rounds), fit.size) if fit else None
+
+
+def _state(topic: ManagedTopic) -> State:
+    if not topic.opened:
+        return "opening"
+    if topic.fitting.running is not None:
+        return "fitting"
+    if topic.layout.migration.publishers:
+        return "moving"
+    if topic.fitting.last is None:
+        return "placed"
+    return "fitted" if topic.fitting.last.met else "no capacity"

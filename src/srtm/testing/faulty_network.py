@@ -1,0 +1,33 @@
+"""A network between controller and brokers that loses, delays and doubles messages, from a seed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from srtm.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    import random
+
+
+class FaultyNetwork:
+    """What happens to messages on their way."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.cut: set[str] = set()  # brokers that the controller cannot reach, nor they it
+        self.loss = 0.0  # probability that a message is lost
+        self.doubling = 0.0  # probability that an exchange arrives twice
+        self.longest_delay_ns = 5 * NS_PER_MS
+        self._rng = rng
+
+    def loses(self, broker: str) -> bool:
+        """Whether a message to or from a broker is lost."""
+        return broker in self.cut or self._rng.random() < self.loss
+
+    def copies(self) -> int:
+        """How often a message arrives."""
+        return 2 if self._rng.random() < self.doubling else 1
+
+    def delay_ns(self) -> int:
+        """How long a message is under way."""
+        return self._rng.randrange(100_000, max(100_001, self.longest_delay_ns))

@@ -1,0 +1,168 @@
+"""One source of numbers: /stats, /metrics and the exchange agree with `statistics()`, wherever messages are."""
+
+from __future__ import annotations
+
+import dataclasses
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from srtm.broker.statistics import BrokerStatistics, SecondStatistics, TopicStatistics
+from srtm.protocol.exchange import Contract, Grant, Listed, Share
+from tests.broker.conftest import Start
+from tests.broker.disk.test_durable import disk_topic
+from tests.broker.http.test_metrics import metrics
+from tests.broker.running import Client, Running, fetch
+from tests.broker.test_control import BIRTH, NOBODY, TOKEN, exchange, said
+from tests.engines import free_port, until
+
+SLOW = Share(1, 3 * TOKEN)  # three messages pass, and no more for a quarter of an hour
+SENT, SIZE = 60, 4
+
+
+def contract(durability: str = "memory") -> dict[str, Any]:
+    terms = Contract(SLOW.r_mtps, SLOW.b_ntok, durability=durability)
+    return {"contracts": {"t": Listed(BIRTH, terms)}, "grants": {"t": Grant(BIRTH, 1, SLOW, SLOW.b_ntok)}}
+
+
+def snapshot(broker: Running) -> BrokerStatistics:
+    return broker.do(lambda: broker.broker.statistics(clients=True))
+
+
+def topic_of(broker: Running) -> TopicStatistics:
+    (topic,) = snapshot(broker).topics
+    return topic
+
+
+def check_agreement(broker: Running, number: int) -> TopicStatistics:
+    """Everything that shows a topic's numbers shows those of its snapshot."""
+    answer = exchange(broker, said(number, **contract("disk" if topic_of(broker).log else "memory")))
+    document, found, topic = broker.get("/stats?format=json"), metrics(broker), topic_of(broker)
+    (shown,) = document["topics"]
+    ours, report = shown["srtm"], answer.topics["t"]
+    assert ours["waiting"] == found["srtm_topic_waiting", ("t",)] == report.waiting == topic.waiting
+    assert shown["message_count"] == found["srtm_topic_messages_total", ("t",)] == report.arrived == topic.messages
+    assert shown["message_bytes"] == found["srtm_topic_bytes_total", ("t",)] == topic.bytes
+    assert shown["depth"] == topic.depth
+    assert topic.limit == SLOW.bucket == report.share.bucket  # type: ignore[union-attr]
+    assert ours["r"] == found["srtm_topic_rate_limit", ("t",)] == topic.limit.r
+    assert ours["b"] == found["srtm_topic_burst_limit", ("t",)] == topic.limit.b
+    assert report.durable == (topic.log is not None) == (ours["log"] is not None)
+    if topic.log:
+        assert ours["log"] == dataclasses.asdict(topic.log)
+        assert found["srtm_topic_log_bytes", ("t",)] == topic.log.bytes
+    if topic.lane:
+        assert ours["engine"]["in_log"] == found["srtm_topic_in_log", ("t",)] == topic.lane.in_log
+        held = found["srtm_topic_unacknowledged", ("t",)]
+        assert ours["engine"]["unacknowledged"] == held == topic.lane.unacknowledged
+        assert (ours["engine"]["state"] == "open") == found["srtm_topic_engine_open", ("t",)] == topic.lane.open
+    for channel, listed in zip(topic.channels, shown["channels"], strict=True):
+        assert listed["depth"] == found["srtm_channel_depth", (channel.name, "t")] == channel.depth
+        assert listed["in_flight_count"] == found["srtm_channel_in_flight", (channel.name, "t")] == channel.in_flight
+        assert listed["client_count"] == len(listed["clients"]) == channel.consumers
+    status, text = fetch(urllib.request.Request(broker.url + "/stats"))
+    (line,) = [each for each in text.decode().splitlines() if each.startswith("   [t ")]
+    assert (status, line.split("depth:")[1].split()) == (200, [str(topic.depth), "msgs:", str(topic.messages)])
+    return topic
+
+
+def publish(broker: Running) -> None:
+    with Client(broker.address) as publisher:
+        for _ in range(SENT // 10):
+            publisher.publish("t", *[b"x" * SIZE] * 10)
+
+
+def test_a_memory_topic(start: Start) -> None:
+    broker = start(controller=NOBODY)
+    exchange(broker, said(**contract()))
+    with Client(broker.address) as consumer:
+        consumer.subscribe("t", "c", ready=2)
+        publish(broker)
+        until(lambda: topic_of(broker).channels[0].depth == 1)
+        topic = check_agreement(broker, 2)
+    assert (topic.messages, topic.bytes, topic.waiting, topic.channels[0].in_flight) == (60, 240, 57, 2)
+
+
+def test_a_disk_topic(start: Start, tmp_path: Path) -> None:
+    broker = start(controller=NOBODY, data_path=str(tmp_path))
+    exchange(broker, said(**contract("disk")))
+    publish(broker)
+    until(lambda: topic_of(broker).messages == SENT)
+    topic = check_agreement(broker, 2)
+    assert topic.log is not None
+    assert (topic.bytes, topic.waiting, topic.depth, topic.log.end) == (240, 57, 60, 60)
+
+
+def test_a_disk_topic_whose_engine_is_away_counts_spooled_messages(start: Start, tmp_path: Path) -> None:
+    away = f"nsqd://127.0.0.1:{free_port()}"
+    broker = start(controller=NOBODY, engine=away, data_path=str(tmp_path), max_held_messages=20)
+    exchange(broker, said(**contract("disk")))
+    publish(broker)
+    until(lambda: topic_of(broker).messages == SENT)
+    topic = check_agreement(broker, 2)
+    assert topic.lane is not None
+    assert topic.lane.in_log >= 40
+    assert (topic.waiting, topic.bytes, topic.lane.open) == (60, 240, False)
+    until(lambda: topic_of(broker).seconds)
+    until(lambda: topic_of(broker).seconds[-1].waiting == SENT)  # a second counts as the topic does
+
+
+def test_a_topic_of_an_engine(engine: Any, start: Start, tmp_path: Path) -> None:
+    engine.start()
+    broker = start(controller=NOBODY, engine=engine.url, data_path=str(tmp_path / "data"))
+    exchange(broker, said(**contract("disk")))
+    publish(broker)
+    until(lambda: snapshot(broker).engine.acknowledged == 3)  # type: ignore[union-attr]
+    topic = check_agreement(broker, 2)
+    assert topic.lane is not None
+    assert (topic.waiting, topic.lane.open, topic.lane.unacknowledged) == (57, True, 0)
+    shown, counted = broker.get("/stats?format=json")["srtm"]["engine"], snapshot(broker).engine
+    assert counted is not None
+    found, kind = metrics(broker), counted.kind
+    assert shown["state"] == "connected"
+    assert shown["acknowledged"] == found["srtm_engine_acknowledged_total", (kind,)] == counted.acknowledged == 3
+    assert shown["refused"] == found["srtm_engine_refused_total", (kind,)] == counted.refused == 0
+
+
+def test_the_last_second_is_the_same_everywhere(start: Start) -> None:
+    broker = start(controller=NOBODY)
+    exchange(broker, said(**contract()))
+    publish(broker)
+    until(lambda: sum(second.messages for second in topic_of(broker).seconds) == SENT)
+    report = exchange(broker, said(2, **contract())).topics["t"]
+    shown = broker.get("/stats?format=json")["topics"][0]["srtm"]["seconds"]
+    seconds = topic_of(broker).seconds
+    busy = next(each for each in seconds if each.messages)
+    (listed,) = [each for each in shown if each["at_ns"] == busy.at_ns]
+    (told,) = [each for each in report.seconds if each.number == busy.number]
+    assert listed["messages"] == told.messages == busy.messages
+    assert listed["released"] == busy.released == 3
+    assert listed["max_backlog"] == busy.max_backlog == told.max_backlog_ntok / TOKEN
+
+
+def _frozen(kind: type) -> bool:
+    return bool(kind.__dataclass_params__.frozen) and "__slots__" in vars(kind)  # type: ignore[attr-defined]
+
+
+def test_snapshots_are_frozen_and_stay_as_they_were(start: Start, tmp_path: Path) -> None:
+    broker = start(data_path=str(tmp_path))
+    disk_topic(broker)
+    with Client(broker.address) as client:
+        client.subscribe("t", "c", ready=0)
+        client.publish("t", b"one")
+        until(lambda: topic_of(broker).channels[0].depth == 1)
+        before = snapshot(broker)
+        text = msgspec.json.encode(msgspec.to_builtins(before))
+        client.publish("t", b"two", b"three")
+        broker.post("/topic/limit?topic=t&r=5&b=5")
+        until(lambda: topic_of(broker).channels[0].depth == 3)
+        assert msgspec.json.encode(msgspec.to_builtins(before)) == text
+    topic = before.topics[0]
+    for each in (before, topic, topic.channels[0], topic.log, topic.channels[0].clients[0]):  # type: ignore[index]
+        assert _frozen(type(each))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(each, dataclasses.fields(each)[0].name, 1)  # type: ignore[arg-type]
+    assert _frozen(SecondStatistics)
