@@ -48,14 +48,14 @@ def whole_tokens(seed: int) -> None:
             run = simulate(
                 topic, [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(k)], "lb", SLO(NS_PER_S)
             )
-            lane_of = run.broker_of[topic.arrivals.publisher_of]
+            bucket_of = run.broker_of[topic.arrivals.publisher_of]
             whole = apportion(topic.bucket.b_ntok // NANO_PER_TOKEN, [1] * k)
             buckets = [
                 TokenBucket(share.r_mtps, tokens * NANO_PER_TOKEN)
                 for share, tokens in zip(run.shares.values(), whole, strict=True)
             ]
-            delays = scan.split_access_delays(topic.arrivals.times_ns, lane_of, buckets)
-            worst = max(percentile(delays[lane_of == lane], "0.99") for lane in range(k))
+            delays = scan.split_access_delays(topic.arrivals.times_ns, bucket_of, buckets)
+            worst = max(percentile(delays[bucket_of == number], "0.99") for number in range(k))
             rows.append(
                 [
                     f"seed {number}, b = {topic.bucket.b:g}, k = {k}",

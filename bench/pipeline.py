@@ -248,10 +248,10 @@ def numpy_b(path: Path, rate: int, token: int) -> int:
 
 def numpy_split(arrivals: Arrivals, bucket: TokenBucket, brokers: int) -> None:
     law = TokenBucket(bucket.r_mtps // brokers, bucket.b_ntok // brokers).law
-    lanes = arrivals.publisher_of % brokers
+    broker_of = arrivals.publisher_of % brokers
     delays = []
-    for lane in range(brokers):
-        times = arrivals.times_ns[lanes == lane]
+    for broker in range(brokers):
+        times = arrivals.times_ns[broker_of == broker]
         drained = np.arange(len(times)) * law.token - law.rate * (times - times[0])
         backlogs = drained + np.maximum(0, -np.minimum.accumulate(drained)) + law.token
         delays.append(np.maximum(0, -((law.burst - backlogs) // law.rate)))

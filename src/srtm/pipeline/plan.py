@@ -122,8 +122,8 @@ def plan(
                     _kept.clear()
                     _kept[key] = _topic_of(source, named, groups, contract).contract
                 found = _assessed(_kept[key], brokers, cells[number], goal, seed)
-                lanes = b"" if found.broker_of is None else found.broker_of.tobytes()
-                yield batch_of(_FIELDS, [(number, json.dumps(_plain(found)), lanes)])
+                broker_of = b"" if found.broker_of is None else found.broker_of.tobytes()
+                yield batch_of(_FIELDS, [(number, json.dumps(_plain(found)), broker_of)])
 
     rows = spark.range(0, len(cells), 1, len(cells)).mapInArrow(task, _FIELDS).toArrow().sort_by("number").to_pylist()
     return Plans(named, contract, goal, tuple(_from_plain(row) for row in rows))
@@ -253,8 +253,8 @@ def _from_plain(row: dict[str, Any]) -> Plan:
     latency = found["latency"] and Latency(
         found["latency"][0], *(Distribution(*points) for points in found["latency"][1:])
     )
-    lanes = np.frombuffer(row["broker_of"], np.int32) if row["broker_of"] else None
-    return Plan(policy, k, fitted, meets_slo, brokers, latency, error, lanes)
+    broker_of = np.frombuffer(row["broker_of"], np.int32) if row["broker_of"] else None
+    return Plan(policy, k, fitted, meets_slo, brokers, latency, error, broker_of)
 
 
 def _points(latency: Distribution) -> list[int]:

@@ -17,6 +17,7 @@ from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
+    from contextvars import Context
     from typing import TypeVar
 
     Result = TypeVar("Result")
@@ -43,7 +44,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """A connection within the memory network; `srtm.net.sockets` asks the loop for it."""
         return self.network.connect(port)
 
-    def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Run work at once."""
         future = self.create_future()
         try:
@@ -67,10 +68,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             barrier()
         return self._heard
 
-    def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """Call something soon, from any thread."""
         self._heard = True
-        return super().call_soon_threadsafe(*args, **kwargs)
+        return super().call_soon_threadsafe(callback, *args, context=context)
 
     def run_until(self, holds: Callable[[], object], patience_s: float | None = PATIENCE_S) -> None:
         """Run until something is true; TimeoutError after so much virtual time."""
