@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             barrier()
         return self._heard
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Call something soon, from any thread."""
