@@ -16,7 +16,6 @@ from srtm.client import Cluster
 from srtm.client.load import Load, LoadOptions, LoadReport, Progress
 from srtm.errors import ClientError, InputError
 from srtm.model.latency import Distribution
-from srtm.protocol.names import Settings
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from tests.broker.running import Client, Running, running
@@ -81,7 +80,7 @@ def test_two_loads_on_one_topic_count_their_own(broker: Running) -> None:
 
 
 def test_what_is_refused_is_counted_and_explained() -> None:
-    with running(settings=Settings(max_msg_size=100)) as broker:
+    with running(max_msg_size=100) as broker:
         work = workload(3, 1.0, batch=1)
         report, _ = run(LoadOptions("t", work, 101, brokers=(at(broker),)))
         assert (report.refused, report.received, report.lost, report.unanswered) == (report.sent, 0, 0, 0)

@@ -6,8 +6,8 @@ a delay, `touch` reports work in progress, and the RDY count bounds what the lin
 
 A new channel begins as in NSQ, whose topics keep what no channel has had: the first channel begins with those messages,
 others with the next message. A consumer that nobody pulls from, `@t`, remembers what channels that are gone have
-finished: the next first channel begins there. An ephemeral channel ends with its last subscriber, or half a minute after
-that one was lost; the stream keeps what it did not finish for the next channel.
+finished: the next first channel begins there. An ephemeral channel ends with its last subscriber, or half a minute
+after that one was lost; the stream keeps what it did not finish for the next channel.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def test_nothing_is_said_or_understood_in_the_clear(files: Files, start: Start) 
             assert client.silent(0.1)
         assert all(each.startswith(b"\x16\x03") for each in heard if each)
         assert not any(word in each for each in heard for word in (b"password", b"CONNECT", b"body", b"PING"))
-        assert broker.do(lambda: broker.broker.engine._servers) == [("127.0.0.1", port)]  # type: ignore[union-attr]
+        assert broker.do(lambda: list(broker.broker.engine.link.servers)) == [("127.0.0.1", port)]  # type: ignore[union-attr]
 
 
 @needs_nats
@@ -253,7 +253,7 @@ def test_servers_that_are_learned_bear_the_name_of_the_one_that_was_given(files:
         broker = start(engine=f"tls://localhost:{cluster.servers[0].port}?ca={files.ca}&replicas=3")
         with Load(broker.address, "t") as load:
             load.flows()
-            broker.wait_until(lambda each: len(each.engine._servers) >= 3)  # type: ignore[union-attr]
+            broker.wait_until(lambda each: len(each.engine.link.servers) >= 3)  # type: ignore[union-attr]
             cluster.servers[0].kill()
             load.flows()
         rows = asyncio.run(stored(f"tls://localhost:{cluster.servers[1].port}", "t", tls=files.context()))

@@ -118,8 +118,8 @@ def contract(**changes: Any) -> str:
         (contract(b=1e18), "b"),
         (contract(b=10**400), "b"),
         (contract(r="fast"), "r"),
-        (contract(r=None), "give r and b, or neither"),
-        (json.dumps({}), "give publishers"),
+        (contract(r=None), "give both r and b, or neither"),
+        (json.dumps({}), "give r and b, or publishers"),
         (contract(quantile="0."), "quantile"),
         (contract(quantile="0.0"), "quantile"),
         (contract(quantile="1"), "quantile"),
@@ -129,7 +129,7 @@ def contract(**changes: Any) -> str:
         (contract(slo_ms=float("nan")), "slo_ms"),
         (contract(policy="best"), "policy"),
         (contract(durability="tape"), "durability"),
-        (contract(durability="disk", overflow="drop"), "drops nothing"),
+        (contract(durability="disk", overflow="drop"), "cannot drop messages"),
         (contract(surprise=1), "surprise"),
         (contract(publishers=[{"id": ""}]), "id"),
         (contract(publishers=[{"id": "p" * 257}]), "id"),
@@ -261,7 +261,7 @@ def test_a_bucket_is_profiled_from_what_publishers_declare(api: httpx.Client) ->
     calm = [{"id": str(number), "rate": 10, "process": "periodic"} for number in range(20)]
     assert api.put("/v1/topics/profiled", json={"publishers": calm}).json()["r"] == pytest.approx(220, rel=0.05)
     api.delete("/v1/topics/profiled")
-    for rate, words in ((1e9, "1,000,000,000 msg/s in all"), (0.001, "no arrivals")):
+    for rate, words in ((1e9, "cannot predict 1,000,000,000 msg/s"), (0.001, "no arrivals")):
         answer = api.put("/v1/topics/profiled", json={"publishers": [{"id": "p", "rate": rate}]})
         assert answer.status_code == 422
         assert words in answer.json()["detail"]
