@@ -17,6 +17,7 @@ from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
+    from contextvars import Context
     from typing import TypeVar
 
     Result = TypeVar("Result")
@@ -27,8 +28,8 @@ PATIENCE_S = 10.0
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The event loop, its clock and its network."""
 
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
+    def __init__(self, clock: VirtualClock | None = None) -> None:
+        self.clock = clock or VirtualClock()
         self.network = Network(self.clock, self.run_until)
         self._virtual = _Selector(self.network, self.clock, self._hear_threads)
         self._barriers: list[Callable[[], object]] = []
@@ -67,10 +68,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             barrier()
         return self._heard
 
-    def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """Call something soon, from any thread."""
         self._heard = True
-        return super().call_soon_threadsafe(*args, **kwargs)
+        return super().call_soon_threadsafe(callback, *args, context=context)
 
     def run_until(self, holds: Callable[[], object], patience_s: float | None = PATIENCE_S) -> None:
         """Run until something is true; TimeoutError after so much virtual time."""
