@@ -29,7 +29,7 @@ from srtm.pipeline.session import spark_session
 from srtm.pipeline.traces.batches import batch_of
 from srtm.pipeline.traces.reading import opened
 from srtm.pipeline.traces.summaries import scanned_at
-from srtm.sim import SimulatedBroker, Topic, assess
+from srtm.sim import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_S, histogram_percentile, percentile
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, encoded, load, writing
@@ -167,7 +167,7 @@ def placements(spark: SparkSession, folder: Path) -> None:
     path = written(folder, 10**7)
     brokers = [SimulatedBroker.like("paper-testbed", f"broker-{number}") for number in range(15)]
     (found,) = load(path)
-    topic = Topic(found.publishers, found.arrivals, model_profile(found.arrivals.times_ns).bucket)
+    topic = SimulatedTopic(found.publishers, found.arrivals, model_profile(found.arrivals.times_ns).bucket)
     messages = len(found.arrivals.times_ns)
 
     def on_spark() -> None:
@@ -248,10 +248,10 @@ def numpy_b(path: Path, rate: int, token: int) -> int:
 
 def numpy_split(arrivals: Arrivals, bucket: TokenBucket, brokers: int) -> None:
     law = TokenBucket(bucket.r_mtps // brokers, bucket.b_ntok // brokers).law
-    lanes = arrivals.publisher_of % brokers
+    broker_of = arrivals.publisher_of % brokers
     delays = []
-    for lane in range(brokers):
-        times = arrivals.times_ns[lanes == lane]
+    for broker in range(brokers):
+        times = arrivals.times_ns[broker_of == broker]
         drained = np.arange(len(times)) * law.token - law.rate * (times - times[0])
         backlogs = drained + np.maximum(0, -np.minimum.accumulate(drained)) + law.token
         delays.append(np.maximum(0, -((law.burst - backlogs) // law.rate)))

@@ -13,7 +13,7 @@ import numpy as np
 from srtm.model import scan
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.sim import SimulatedBroker, Topic, assess
+from srtm.sim import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_MS, NS_PER_S, PICO_PER_TOKEN, percentile
 from srtm.workload.publishers import Population, Workload
 
@@ -48,16 +48,17 @@ def measured() -> tuple[Instant, list[float]]:
     """An instant of the simulation, and p99 access delay in ms for one to six brokers."""
     brokers = [SimulatedBroker.like("paper-testbed", f"broker-{number}") for number in range(1, BROKERS + 1)]
     sensors = Workload((Population(publishers=1_000, rate_mps=10.0),), duration_ns=60 * NS_PER_S, seed=1)
-    topic = Topic.of(sensors, profile(sensors.arrivals().times_ns, quantile="0.99").bucket)
+    topic = SimulatedTopic.of(sensors, profile(sensors.arrivals().times_ns, quantile="0.99").bucket)
     runs = [assess(topic, brokers, "lb", k) for k in range(1, BROKERS + 1)]
-    lanes = runs[-1].broker_of[topic.arrivals.publisher_of]
+    bucket_of = runs[-1].broker_of[topic.arrivals.publisher_of]
     times = topic.arrivals.times_ns
     shares = [runs[-1].shares[broker.name] for broker in brokers]
-    delays = scan.split_access_delays(times, lanes, shares)
+    delays = scan.split_access_delays(times, bucket_of, shares)
     first = int(np.flatnonzero(delays >= percentile(delays, SLO().quantile))[0])
     at = times[first : first + 1]
     held = [
-        share.b - scan.work_at(times[lanes == lane], share, at)[0] / PICO_PER_TOKEN for lane, share in enumerate(shares)
+        share.b - scan.work_at(times[bucket_of == number], share, at)[0] / PICO_PER_TOKEN
+        for number, share in enumerate(shares)
     ]
     one = topic.bucket.b - scan.work_at(times, topic.bucket, at)[0] / PICO_PER_TOKEN
     instant = Instant(at[0] / NS_PER_S, topic.bucket.b, one, shares[0].b, held)

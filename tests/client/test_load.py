@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from srtm.client import Cluster
-from srtm.client.load import Load, LoadOptions, LoadReport, Second
+from srtm.client.load import Load, LoadOptions, LoadReport, Progress
 from srtm.errors import ClientError, InputError
 from srtm.model.latency import Distribution
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -28,8 +28,8 @@ def workload(publishers: int = 50, seconds: float = 1.0, **more: object) -> Work
     return Workload((population,), round(seconds * NS_PER_S), 7)
 
 
-def run(options: LoadOptions) -> tuple[LoadReport, list[Second]]:
-    shown: list[Second] = []
+def run(options: LoadOptions) -> tuple[LoadReport, list[Progress]]:
+    shown: list[Progress] = []
     return uvloop.run(Load(options, None).go(shown.append)), shown
 
 
@@ -112,12 +112,12 @@ def test_it_gives_up_where_nobody_is() -> None:
 def test_one_that_is_stopped_reports_what_it_sent(broker: Running) -> None:
     load = Load(LoadOptions("t", workload(seconds=600.0), brokers=(at(broker),)), None)
 
-    def stop(_: Second) -> None:
+    def stop(_: Progress) -> None:
         load.stop()
 
     report = uvloop.run(load.go(stop))  # after a second
     assert report.stopped
-    assert 0 < report.received == report.acknowledged == report.sent < load.messages
+    assert 0 < report.received == report.acknowledged == report.sent < load.schedule.messages
     assert report.lost == 0
     assert report.rate > 200  # by the time that it had
 
@@ -172,9 +172,9 @@ def test_a_load_that_was_late_says_so() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="size = 3"):
         LoadOptions("t", workload(), 3)
-    with pytest.raises(InputError, match="make it shorter"):
+    with pytest.raises(InputError, match="exceed the limit"):
         LoadOptions("t", workload(100_000, 1000.0))
     with pytest.raises(InputError, match="write host:port"):
         LoadOptions("t", workload(), brokers=("nowhere",))
-    with pytest.raises(InputError, match="nobody sends"):
+    with pytest.raises(InputError, match="schedule is empty"):
         Load(LoadOptions("t", workload(1, 1e-6)), None)

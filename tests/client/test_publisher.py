@@ -143,7 +143,7 @@ def test_bad_input_is_named() -> None:
     async def story() -> None:
         for wrong, words in (
             ({"broker": "nowhere"}, "write host:port"),
-            ({"broker": "h:1", "controller": "http://h"}, "not both"),
+            ({"broker": "h:1", "controller": "http://h"}, "exclude each other"),
             ({"window": 0}, "window = 0"),
             ({"deflate": True, "snappy": True}, "choose one"),
         ):

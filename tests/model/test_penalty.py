@@ -24,8 +24,8 @@ def split_traffic(draw: st.DrawFn) -> tuple[TokenBucket, list[TokenBucket], list
     weight = st.lists(st.integers(1, 20), min_size=k, max_size=k)
     shares = split(whole, draw(weight), draw(weight))
     arrivals = draw(arrivals_for(whole, max_size=60))
-    lanes = draw(st.lists(st.integers(0, k - 1), min_size=len(arrivals), max_size=len(arrivals)))
-    return whole, shares, arrivals, lanes
+    bucket_of = draw(st.lists(st.integers(0, k - 1), min_size=len(arrivals), max_size=len(arrivals)))
+    return whole, shares, arrivals, bucket_of
 
 
 def exact_delays(arrivals: list[int], bucket: TokenBucket) -> list[Fraction]:
@@ -42,11 +42,11 @@ def exact_sum(starts: list[int], delays: list[Fraction], at: Fraction) -> Fracti
 def test_proposition_1_a_split_never_lowers_the_running_sum_of_delays(
     case: tuple[TokenBucket, list[TokenBucket], list[int], list[int]],
 ) -> None:
-    whole, shares, arrivals, lanes = case
+    whole, shares, arrivals, bucket_of = case
     one = exact_delays(arrivals, whole)
     many = [Fraction(0)] * len(arrivals)
-    for lane, share in enumerate(shares):
-        here = [i for i, its in enumerate(lanes) if its == lane]
+    for number, share in enumerate(shares):
+        here = [i for i, its in enumerate(bucket_of) if its == number]
         if here:
             for i, delay in zip(here, exact_delays([arrivals[i] for i in here], share), strict=True):
                 many[i] = delay
@@ -59,7 +59,7 @@ def test_proposition_1_a_split_never_lowers_the_running_sum_of_delays(
         assert exact_sum(arrivals, one, at) <= exact_sum(arrivals, many, at)
 
     # The product's integers say the same to a nanosecond per message, and what they say is the sum they stand for.
-    result = penalty.penalty(arrivals, np.array(lanes, np.int32), whole, shares)
+    result = penalty.penalty(arrivals, np.array(bucket_of, np.int32), whole, shares)
     assert result.one_ns.tolist() == [-(-d.numerator // d.denominator) for d in one]
     assert result.split_ns.tolist() == [-(-d.numerator // d.denominator) for d in many]
     times = sorted({int(at) for at in instants} | {arrivals[-1] + 10**15})
@@ -74,13 +74,13 @@ def test_proposition_1_a_split_never_lowers_the_running_sum_of_delays(
 def test_lemma_1_one_queue_never_holds_more_work_than_the_split(
     case: tuple[TokenBucket, list[TokenBucket], list[int], list[int]],
 ) -> None:
-    whole, shares, arrivals, lanes = case
+    whole, shares, arrivals, bucket_of = case
     # Work jumps at arrivals and falls in between: just before, at, and between them is everywhere.
     times = sorted({at + step for at in arrivals for step in (-1, 0, 1, 1_000, 10**6, 10**9)})
     one = scan.work_at(arrivals, whole, times)
     many = np.zeros(len(times), np.int64)
-    for lane, share in enumerate(shares):
-        here = [at for at, its in zip(arrivals, lanes, strict=True) if its == lane]
+    for number, share in enumerate(shares):
+        here = [at for at, its in zip(arrivals, bucket_of, strict=True) if its == number]
         if here:
             many += scan.work_at(here, share, times)
     assert (one <= many).all()

@@ -83,10 +83,10 @@ def test_dropping_equals_naive_token_counter(case: tuple[TokenBucket, list[int]]
 def test_each_lane_is_a_bucket_of_its_own(case: tuple[TokenBucket, list[int]], data: st.DataObject) -> None:
     bucket, arrivals = case
     other = TokenBucket(bucket.r_mtps * 3, bucket.b_ntok + 10**9)
-    lane_of = np.array(data.draw(st.lists(st.sampled_from([0, 1]), min_size=len(arrivals), max_size=len(arrivals))))
-    delays = scan.split_access_delays(arrivals, lane_of, [bucket, other])
-    for lane, its_bucket in enumerate((bucket, other)):
-        here = np.flatnonzero(lane_of == lane)
+    bucket_of = np.array(data.draw(st.lists(st.sampled_from([0, 1]), min_size=len(arrivals), max_size=len(arrivals))))
+    delays = scan.split_access_delays(arrivals, bucket_of, [bucket, other])
+    for number, its_bucket in enumerate((bucket, other)):
+        here = np.flatnonzero(bucket_of == number)
         if len(here):
             assert delays[here].tolist() == naive.delays_ns([arrivals[i] for i in here], its_bucket)
 

@@ -31,16 +31,16 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
     topic = world.topic(population(point), seed, WITH_MARGIN)
     placed = world.spread(topic, "srtm", k, seed)
     times, senders = topic.arrivals
-    lane_of = placed.broker_of[senders]
+    bucket_of = placed.broker_of[senders]
     rates = [share.r_mtps for share in placed.shares.values()]
-    parts = [times[lane_of == lane] for lane in range(k)]
+    parts = [times[bucket_of == number] for number in range(k)]
     counts = [scan.backlog_histogram(part, share)[0] for part, share in zip(parts, placed.shares.values(), strict=True)]
     bursts = [histogram_percentile(count, WITH_MARGIN) for count in counts]
     shares = {"rate": split(topic.bucket, rates), "burst": split(topic.bucket, rates, bursts)}
     rows: list[Row] = []
     for rule, held in shares.items():
-        delays = scan.split_access_delays(times, lane_of.astype(np.int32), held)
-        tails = [percentile(delays[lane_of == lane], "0.99") / NS_PER_MS for lane in range(k)]
+        delays = scan.split_access_delays(times, bucket_of.astype(np.int32), held)
+        tails = [percentile(delays[bucket_of == number], "0.99") / NS_PER_MS for number in range(k)]
         needed = sum(bursts) / (topic.bucket.b_ntok / NANO_PER_TOKEN)
         rows.append({**point, "rule": rule, "access_p99_ms": max(tails), "needed": needed})
     return rows

@@ -36,7 +36,7 @@ def smallest_b(batch: int) -> int:
 
 
 def run(world: World, point: Point, seed: int) -> list[Row]:
-    """Mean delays of an even split; S(t) compared with it, and with random shares and lanes."""
+    """Mean delays of an even split; S(t) compared with it, and with random shares and assignments."""
     k, batch = int(point["k"]), int(point["batch"])
     whole = TokenBucket.of(R_MPS, smallest_b(batch))
     shares = split(whole, [1] * k)

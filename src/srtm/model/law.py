@@ -99,7 +99,7 @@ def scan_histogram(
 
 def scan_delays(
     arrivals: Ints,
-    lane_of: Indices,
+    bucket_of: Indices,
     rates: Ints,
     tokens: Ints,
     bursts: Ints,
@@ -109,7 +109,7 @@ def scan_delays(
     peaks: Ints,
     out: Ints,
 ) -> int:
-    """Access delays of messages spread over several buckets: message i goes through bucket `lane_of[i]`.
+    """Access delays of messages spread over several buckets: message i goes through bucket `bucket_of[i]`.
 
     `backlogs`, `lasts` and `peaks` are the buckets' states, read and left behind. Returns the sign of the
     smallest gap between neighbouring arrivals (negative: unsorted).
@@ -120,13 +120,13 @@ def scan_delays(
         at = arrivals[i]
         sign |= at - previous
         previous = at
-        lane = lane_of[i]
-        backlog = step(backlogs[lane], min(at - lasts[lane], horizons[lane]), rates[lane], tokens[lane])
-        lasts[lane] = at
-        backlogs[lane] = backlog
-        if backlog > peaks[lane]:
-            peaks[lane] = backlog
-        out[i] = delay_ns(backlog, bursts[lane], rates[lane])
+        bucket = bucket_of[i]
+        backlog = step(backlogs[bucket], min(at - lasts[bucket], horizons[bucket]), rates[bucket], tokens[bucket])
+        lasts[bucket] = at
+        backlogs[bucket] = backlog
+        if backlog > peaks[bucket]:
+            peaks[bucket] = backlog
+        out[i] = delay_ns(backlog, bursts[bucket], rates[bucket])
     return sign
 
 

@@ -43,11 +43,11 @@ class Penalty:
 
 
 def penalty(
-    arrivals: ArrayLike, lane_of: NDArray[np.int32], whole: TokenBucket, shares: Sequence[TokenBucket]
+    arrivals: ArrayLike, bucket_of: NDArray[np.int32], whole: TokenBucket, shares: Sequence[TokenBucket]
 ) -> Penalty:
-    """Compare messages spread over `shares` (message i through `shares[lane_of[i]]`) with one bucket `whole`."""
+    """Compare messages spread over `shares` (message i through `shares[bucket_of[i]]`) with one bucket `whole`."""
     times = scan.as_arrivals(arrivals)
-    return Penalty(times, scan.split_access_delays(times, lane_of, shares), scan.access_delays(times, whole))
+    return Penalty(times, scan.split_access_delays(times, bucket_of, shares), scan.access_delays(times, whole))
 
 
 def recorded(arrivals: ArrayLike, releases: ArrayLike, contract: Timeline) -> Penalty:

@@ -112,13 +112,15 @@ def access_delays(arrivals: ArrayLike, bucket: TokenBucket) -> Ints:
     return split_access_delays(times, np.zeros(len(times), np.int32), [bucket])
 
 
-def split_access_delays(arrivals: ArrayLike, lane_of: NDArray[np.int32], buckets: Sequence[TokenBucket]) -> Ints:
-    """How long each message waits when message i goes through `buckets[lane_of[i]]`."""
+def split_access_delays(arrivals: ArrayLike, bucket_of: NDArray[np.int32], buckets: Sequence[TokenBucket]) -> Ints:
+    """How long each message waits when message i goes through `buckets[bucket_of[i]]`."""
     times = as_arrivals(arrivals)
-    if len(lane_of) != len(times):
-        raise InputError(f"{len(times)} arrivals but {len(lane_of)} bucket numbers: pass one for each arrival")
-    if len(lane_of) and not 0 <= lane_of.min() <= lane_of.max() < len(buckets):
-        raise InputError(f"bucket numbers run from {lane_of.min()} to {lane_of.max()}, but there are {len(buckets)}")
+    if len(bucket_of) != len(times):
+        raise InputError(f"{len(times)} arrivals but {len(bucket_of)} bucket numbers: pass one for each arrival")
+    if len(bucket_of) and not 0 <= bucket_of.min() <= bucket_of.max() < len(buckets):
+        raise InputError(
+            f"bucket numbers run from {bucket_of.min()} to {bucket_of.max()}, but there are {len(buckets)}"
+        )
     laws = [bucket.law for bucket in buckets]
     for law, bucket in zip(laws, buckets, strict=True):
         check_burst(law, bucket)
@@ -130,7 +132,7 @@ def split_access_delays(arrivals: ArrayLike, lane_of: NDArray[np.int32], buckets
     out = np.empty(len(times), np.int64)
     sign = _scan_delays(
         times,
-        lane_of.astype(np.int32, copy=False),
+        bucket_of.astype(np.int32, copy=False),
         rates,
         tokens,
         bursts,

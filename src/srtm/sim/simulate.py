@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from srtm.workload.publishers import Arrivals, Workload
 
     Ints = NDArray[np.int64]
-    Lanes = NDArray[np.int32]
+    Indices = NDArray[np.int32]
 
 
 _NOTHING = np.empty(0, np.int64)
@@ -61,7 +61,7 @@ class SimulatedBroker:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class SimulatedTopic:
     """A topic's publishers, its traffic, and its contract."""
 
     publishers: Sequence[Publisher]
@@ -69,7 +69,7 @@ class Topic:
     bucket: TokenBucket
 
     @classmethod
-    def of(cls, workload: Workload, bucket: TokenBucket | None = None) -> Topic:
+    def of(cls, workload: Workload, bucket: TokenBucket | None = None) -> SimulatedTopic:
         """The topic of a workload; its bucket is profiled from its traffic unless given."""
         arrivals = workload.arrivals()
         return cls(workload.publishers(), arrivals, bucket or profile(arrivals.times_ns).bucket)
@@ -82,7 +82,7 @@ class Simulation:
     policy: str
     meets_slo: bool
     brokers: tuple[str, ...]
-    broker_of: Lanes
+    broker_of: Indices
     shares: Mapping[str, TokenBucket]
     latency: Latency
     by_broker: Mapping[str, Latency]
@@ -99,7 +99,7 @@ class Simulation:
 class SimulatedCluster:
     """Brokers in virtual time that carry one topic next to their background load."""
 
-    def __init__(self, topic: Topic, brokers: Sequence[SimulatedBroker], slo: SLO, seed: int) -> None:
+    def __init__(self, topic: SimulatedTopic, brokers: Sequence[SimulatedBroker], slo: SLO, seed: int) -> None:
         self._topic = topic
         self._roster = Roster(topic.publishers)
         self._brokers = brokers
@@ -130,7 +130,7 @@ class SimulatedCluster:
         """End-to-end latency at the SLO's quantile; 0 if there were no messages."""
         return percentile(access + processing, self._slo.quantile) if len(access) else 0
 
-    def observe(self, broker_of: Lanes, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
+    def observe(self, broker_of: Indices, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
         """Access and processing latencies of every message, broker by broker."""
         shares = self.shares(broker_of)
         seen = {}
@@ -150,7 +150,7 @@ class SimulatedCluster:
             seen[broker] = (access, processing)
         return seen
 
-    def _dealt(self, broker_of: Lanes, brokers: Sequence[int]) -> Iterator[tuple[int, Ints, Lanes]]:
+    def _dealt(self, broker_of: Indices, brokers: Sequence[int]) -> Iterator[tuple[int, Ints, Indices]]:
         """Each broker's messages in order, in one pass over all of them."""
         placed = broker_of >= 0
         counts = np.bincount(broker_of[placed], self._sent[placed], len(self._brokers)).astype(np.int64)
@@ -161,13 +161,15 @@ class SimulatedCluster:
             here = slice(int(ends[broker] - counts[broker]), int(ends[broker]))
             yield broker, times[here], senders[here]
 
-    def shares(self, broker_of: Lanes) -> dict[int, TokenBucket]:
+    def shares(self, broker_of: Indices) -> dict[int, TokenBucket]:
         """Sub-token buckets under an assignment."""
         return shares(self._topic.bucket, self._roster, broker_of, len(self._brokers))
 
 
 @compiled
-def _deal(times: Ints, senders: Lanes, broker_of: Lanes, places: Ints, out_times: Ints, out_senders: Lanes) -> None:
+def _deal(
+    times: Ints, senders: Indices, broker_of: Indices, places: Ints, out_times: Ints, out_senders: Indices
+) -> None:
     for i in range(len(times)):
         broker = broker_of[senders[i]]
         if broker >= 0:
@@ -178,13 +180,13 @@ def _deal(times: Ints, senders: Lanes, broker_of: Lanes, places: Ints, out_times
 
 
 def simulate(
-    topic: Topic,
+    topic: SimulatedTopic,
     brokers: Sequence[SimulatedBroker],
     policy: str = "srtm",
     slo: SLO | None = None,
     *,
     fit: Literal["measure", "model"] = "measure",
-    history: Topic | None = None,
+    history: SimulatedTopic | None = None,
     seed: int = 0,
 ) -> Simulation:
     """Place a topic as the Load Distributor would, and measure its messages' latency.
@@ -229,7 +231,7 @@ def simulate(
 
 
 def assess(
-    topic: Topic,
+    topic: SimulatedTopic,
     brokers: Sequence[SimulatedBroker],
     policy: str,
     k: int,
@@ -248,7 +250,7 @@ def assess(
 
 def _summed_up(
     cluster: SimulatedCluster,
-    broker_of: Lanes,
+    broker_of: Indices,
     seen: Mapping[int, tuple[Ints, Ints]],
     policy: str,
     *,

@@ -75,7 +75,7 @@ class _StillTurn:
         self.lag_ns = 0
 
     def wake(self) -> None:
-        """Do nothing: there is no loop to wake."""
+        """Do nothing: no loop waits."""
 
 
 class VirtualBroker:
@@ -187,7 +187,7 @@ class VirtualCluster:
         self.at(for_ns, self.resume_broker, name)
 
     def resume_broker(self, name: str) -> None:
-        """Let a paused broker go on."""
+        """Resume a paused broker."""
         self.paused.discard(name)
         if name in self.brokers:
             self.brokers[name].turn()
@@ -217,7 +217,7 @@ class VirtualCluster:
             self.at(members[0].next_gap_ns(), self._burst, members)
 
     def rename(self, publisher: VirtualPublisher, topic: str) -> None:
-        """Let a publisher reconnect and go on with another topic."""
+        """Let a publisher reconnect and continue with another topic."""
         self._connect(publisher, None)
         publisher.topic = topic
         publisher.__post_init__()
@@ -337,7 +337,7 @@ class VirtualCluster:
         broker = self.brokers.get(name)
         if broker is None or name in self.network.cut:
             return
-        if name in self.paused:  # the broker reads it when it goes on
+        if name in self.paused:  # the broker reads it when it resumes
             self.at(NS_PER_S // 10, self._exchange, controller, name, text)
             return
         said = exchange.read(text, exchange.Exchange)

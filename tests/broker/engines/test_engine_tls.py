@@ -301,8 +301,8 @@ def test_a_topic_that_is_forbidden_does_not_stop_others(tmp_path: Path, start: S
 def test_files_that_cannot_be_used(kind: str, files: Files, start: Start) -> None:
     for options, problem in (
         ("ca=/nowhere.pem", "option ca of the engine, /nowhere.pem: No such file"),
-        (f"ca={files.key}", f"cannot use the certificates of {files.key}"),
-        (f"cert={files.ca}", f"cannot use the certificates of {files.ca}"),
+        (f"ca={files.key}", f"cannot use the certificates in {files.key}"),
+        (f"cert={files.ca}", f"cannot use the certificates in {files.ca}"),
         (f"key={files.key}", "give cert, too"),
         (f"cert={files.cert}&key={files.folder}", f"option key of the engine, {files.folder}: Is a directory"),
     ):
@@ -389,11 +389,11 @@ def test_credentials_of_nats(files: Files, start: Start) -> None:
     ("content", "problem"),
     [
         (None, "No such file"),
-        ("", "no JWT and seed of NATS"),
-        ("-----BEGIN NATS USER JWT-----\nx\n------END", "no JWT and seed of NATS"),
+        ("", "not a NATS credentials file"),
+        ("-----BEGIN NATS USER JWT-----\nx\n------END", "not a NATS credentials file"),
         (
             "-----BEGIN NATS USER JWT-----\nx\n------END\n-----BEGIN USER NKEY SEED-----\nSUAA\n------END",
-            "its seed is damaged",
+            "the seed is damaged",
         ),
     ],
 )

@@ -54,8 +54,8 @@ def _scheduled(workload: Workload, seen: Observed) -> np.ndarray:
     """Access delays if every message had arrived when it was due."""
     times, senders = workload.arrivals()
     names = list(seen.parts)
-    lane_of = np.array([names.index(seen.places[publisher.id]) for publisher in workload.publishers()], np.int32)
-    return scan.split_access_delays(times, lane_of[senders], [part.share for part in seen.parts.values()])
+    bucket_of = np.array([names.index(seen.places[publisher.id]) for publisher in workload.publishers()], np.int32)
+    return scan.split_access_delays(times, bucket_of[senders], [part.share for part in seen.parts.values()])
 
 
 def draw(rows: Rows) -> Panel:
