@@ -1,1 +1,1 @@
-"""Test tools, for users too: a broker and clients in memory (`memory`), and whole clusters (`virtual`), in virtual time."""
+"""Test tools, for users too, in virtual time: a broker and clients in memory (`memory`), and clusters (`virtual`)."""

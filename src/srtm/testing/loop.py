@@ -44,7 +44,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """A connection within the memory network; `srtm.net.sockets` asks the loop for it."""
         return self.network.connect(port)
 
-    def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(  # type: ignore[override]
+        self, _executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         """Run work at once."""
         future = self.create_future()
         try:
