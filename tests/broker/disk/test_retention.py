@@ -14,7 +14,7 @@ from srtm.broker.disk.file import FILE
 from srtm.broker.disk.log import Log, Retention
 from srtm.protocol import client as say
 from tests.broker.http.test_metrics import metrics
-from tests.broker.running import Client, Running, in_memory
+from tests.broker.running import Client, Running, in_memory, running
 
 KB = bytes(1000)
 V1 = bytes.fromhex(  # two messages as the first version wrote them
@@ -49,7 +49,7 @@ def begin(broker: Running) -> int:
 
 
 def test_nothing_is_lost_unless_it_was_chosen(tmp_path: Path) -> None:
-    with in_memory(data_path=str(tmp_path)) as broker:
+    with running(data_path=str(tmp_path)) as broker:
         create(broker)
         broker.post("/channel/create?topic=t&channel=behind")
         publish(broker, 20)
