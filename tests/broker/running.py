@@ -14,6 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
@@ -29,6 +30,7 @@ from srtm.protocol.names import MAGIC_V2
 from srtm.testing.clock import START_NS, VirtualClock
 from srtm.testing.loop import VirtualLoop
 from srtm.testing.memory import MemoryBroker
+from srtm.testing.network import MemorySocket
 
 T = TypeVar("T")
 Address = tuple[str, int] | MemoryBroker
@@ -271,6 +273,44 @@ def options_of(**options: Any) -> BrokerOptions:
     return chosen
 
 
+class Secured:
+    """TLS over a memory socket, which Python's own does not take."""
+
+    def __init__(self, sock: MemorySocket, context: ssl.SSLContext) -> None:
+        self._sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        self.settimeout, self.close = sock.settimeout, sock.close
+        self._do(self._tls.do_handshake)
+
+    def _do(self, action: Callable[[], T]) -> T:
+        while True:
+            try:
+                result = action()
+            except ssl.SSLWantReadError:
+                self._sock.sendall(self._outgoing.read())
+                if data := self._sock.recv(65536):
+                    self._incoming.write(data)
+                else:
+                    self._incoming.write_eof()
+            else:
+                self._sock.sendall(self._outgoing.read())
+                return result
+
+    def sendall(self, data: bytes) -> None:
+        while data:
+            data = data[self._do(partial(self._tls.write, data)) :]
+
+    def recv(self, size: int) -> bytes:
+        try:
+            return self._do(lambda: self._tls.read(size))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
+
+    def version(self) -> str | None:
+        return self._tls.version()
+
+
 class Client:
     """One connection to a broker. Heartbeats are answered and not seen."""
 
@@ -308,7 +348,10 @@ class Client:
 
     def begin_tls(self, context: ssl.SSLContext) -> None:
         assert not self.protocol.take_unparsed()
-        self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
+        if isinstance(self.sock, MemorySocket):
+            self.sock = Secured(self.sock, context)
+        else:
+            self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
         if self.settled["deflate"] or self.settled["snappy"]:
             self.protocol.pause_after_response()
         assert self.response() == b"OK"
