@@ -92,7 +92,7 @@ def test_every_message_is_finished_once_whatever_rdy_leaves_room_for(ready: int)
         assert await consumer.finished(len(bodies)) == bodies
         channel = broker.topics["t"].channels["c"]
         await until(lambda: channel.finished == len(bodies))
-        assert channel.flying == channel.depth == channel.timed_out == channel.requeued == 0
+        assert channel.flying == channel.depth == channel.tally.timed_out == channel.tally.requeued == 0
 
     run(test)
 
