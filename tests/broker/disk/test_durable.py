@@ -326,7 +326,7 @@ def test_what_was_deferred_is_due_at_the_same_time_after_a_restart(tmp_path: Pat
 def test_disk_topics_need_a_folder() -> None:
     with running() as broker:
         status, text = broker.post("/topic/create?topic=t&durability=disk")
-        assert (status, b"no --data-path" in text) == (400, True)
+        assert (status, b"start it with --data-path" in text) == (400, True)
         assert broker.post("/topic/create?topic=t&durability=tape")[0] == 400
 
 
