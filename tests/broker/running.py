@@ -26,11 +26,14 @@ from srtm.net.compression import Snappy
 from srtm.protocol import client as say
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
 from srtm.protocol.names import MAGIC_V2
+from srtm.testing.clock import START_NS, VirtualClock
+from srtm.testing.loop import VirtualLoop
 from srtm.testing.memory import MemoryBroker
 
 T = TypeVar("T")
 Address = tuple[str, int] | MemoryBroker
 PATIENCE_S = 10.0
+_ended_ns: dict[str, int] = {}  # when a broker in memory left a folder
 
 
 class Running:
@@ -247,10 +250,16 @@ def running(clock: Clock = time, **options: Any) -> Iterator[Running]:
 
 @contextmanager
 def in_memory(beside: InMemory | None = None, **options: Any) -> Iterator[InMemory]:
-    """A broker with these options, in memory; `beside` another, on its loop."""
-    loop = beside.memory.loop if beside else None
-    with MemoryBroker(options_of(**options), loop) as memory:
-        yield InMemory(memory)
+    """A broker with these options, in memory; `beside` another, on its loop. A restarted one goes on in time."""
+    folder = options.get("data_path", "")
+    loop = beside.memory.loop if beside else VirtualLoop(VirtualClock(_ended_ns.get(folder, START_NS)))
+    try:
+        with MemoryBroker(options_of(**options), loop) as memory:
+            yield InMemory(memory)
+            _ended_ns[folder] = memory.now_ns
+    finally:
+        if not beside:
+            loop.close()
 
 
 def options_of(**options: Any) -> BrokerOptions:

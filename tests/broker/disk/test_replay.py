@@ -1,4 +1,4 @@
-"""A subscriber that begins at an offset of a disk topic, on real sockets."""
+"""A subscriber that begins at an offset of a disk topic, in memory and on real sockets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from srtm.broker.disk import replay
 from srtm.protocol import client as say
 from tests.broker.http.test_metrics import metrics
-from tests.broker.running import Client, Running, running
+from tests.broker.running import Client, Running, in_memory, running
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Running]:
+@pytest.fixture(params=[in_memory, running], ids=["memory", "sockets"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
     """A broker with a disk topic t that holds 0 to 49."""
-    with running(data_path=str(tmp_path)) as found:
+    with request.param(data_path=str(tmp_path)) as found:
         assert found.post("/topic/create?topic=t&durability=disk")[0] == 200
         publish(found, 0, 50)
         yield found
