@@ -8,7 +8,7 @@ from srtm.model.apportion import apportion
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.sim import SimulatedBroker, Simulation, Topic, simulate
+from srtm.sim import SimulatedBroker, SimulatedTopic, Simulation, simulate
 from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, percentile
 from srtm.workload.publishers import Population, Workload
 
@@ -24,11 +24,11 @@ def table_1(seed: int) -> None:
             population = Population(1_000, 10.0, 10, "poisson", group_size)
             now, earlier = (Workload((population,), 60 * NS_PER_S, s) for s in (seed, seed + 1_000))
             bucket = profile(now.arrivals().times_ns, quantile=quantile).bucket
-            topic = Topic.of(now, bucket)
+            topic = SimulatedTopic.of(now, bucket)
             runs = (
                 simulate(topic, six, "max_min"),
                 simulate(topic, six, "srtm"),
-                simulate(topic, six, "srtm", fit="model", history=Topic.of(earlier, bucket)),
+                simulate(topic, six, "srtm", fit="model", history=SimulatedTopic.of(earlier, bucket)),
             )
             rows.append([str(group_size), paper, f"{bucket.b:g}", *(text for run in runs for text in _row(run))])
         show(
@@ -43,7 +43,7 @@ def whole_tokens(seed: int) -> None:
     rows = []
     for number in range(seed, seed + 3):
         workload = Workload((Population(1_000),), 60 * NS_PER_S, number)
-        topic = Topic.of(workload, profile(workload.arrivals().times_ns, quantile="0.99").bucket)
+        topic = SimulatedTopic.of(workload, profile(workload.arrivals().times_ns, quantile="0.99").bucket)
         for k in (3, 4, 6):
             run = simulate(
                 topic, [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(k)], "lb", SLO(NS_PER_S)

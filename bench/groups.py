@@ -26,7 +26,7 @@ from srtm.model import correlation
 from srtm.model.broker_models import broker_model
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
-from srtm.sim import SimulatedBroker, Topic, simulate
+from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.groups import with_groups
 from srtm.workload.publishers import Population, Workload
@@ -138,7 +138,7 @@ def placement(seed: int) -> None:
             p99s: dict[str, list[float]] = defaultdict(list)
             for number in range(seed, seed + 2):
                 workload = grouped("periodic", 10_000, spread_ms, 60, number, batch=10)
-                topic = Topic.of(workload)
+                topic = SimulatedTopic.of(workload)
                 groups, _ = found_in(workload)
                 group_of = {name: group.name for group in groups for name in group.publishers}
                 brokers = [

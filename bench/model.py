@@ -13,7 +13,7 @@ from bench.measure import interleaved, show
 from srtm.model import law, md1, scan
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.placement import POLICIES, Broker, Publisher, place
-from srtm.sim import SimulatedBroker, Topic, simulate
+from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
@@ -116,8 +116,8 @@ def simulator(seed: int) -> None:
     """1,000 publishers of 10 msg/s for 60 s on 6 brokers of the paper."""
     six = [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(6)]
     cases = {
-        "single messages": Topic.of(Workload((Population(1_000),), 60 * NS_PER_S, seed)),
-        "batches of 10, groups of 15": Topic.of(
+        "single messages": SimulatedTopic.of(Workload((Population(1_000),), 60 * NS_PER_S, seed)),
+        "batches of 10, groups of 15": SimulatedTopic.of(
             Workload((Population(1_000, 10.0, 10, "poisson", 15),), 60 * NS_PER_S, seed)
         ),
     }

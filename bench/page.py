@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from playwright.async_api import async_playwright
 
-from srtm.control import statistics
 from srtm.control.api.feed import Feed
 from srtm.control.api.schema import member_out, topic_out
 from srtm.control.clock import now_ns
@@ -110,9 +109,10 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
     for number in range(1, 11):
         report(controller, number)
     began = time.process_time()
-    for topic in controller.topics.values():
-        topic_out(statistics.of_topic(topic, controller, now_ns()))
-    for member in statistics.of_brokers(controller):
+    cluster = controller.statistics(now_ns())
+    for topic in cluster.topics:
+        topic_out(topic)
+    for member in cluster.brokers:
         member_out(member)
     computing_ms = (time.process_time() - began) * 1000
 

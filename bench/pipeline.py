@@ -29,7 +29,7 @@ from srtm.pipeline.session import spark_session
 from srtm.pipeline.traces.batches import batch_of
 from srtm.pipeline.traces.reading import opened
 from srtm.pipeline.traces.summaries import scanned_at
-from srtm.sim import SimulatedBroker, Topic, assess
+from srtm.sim import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_S, histogram_percentile, percentile
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, encoded, load, writing
@@ -167,7 +167,7 @@ def placements(spark: SparkSession, folder: Path) -> None:
     path = written(folder, 10**7)
     brokers = [SimulatedBroker.like("paper-testbed", f"broker-{number}") for number in range(15)]
     (found,) = load(path)
-    topic = Topic(found.publishers, found.arrivals, model_profile(found.arrivals.times_ns).bucket)
+    topic = SimulatedTopic(found.publishers, found.arrivals, model_profile(found.arrivals.times_ns).bucket)
     messages = len(found.arrivals.times_ns)
 
     def on_spark() -> None:

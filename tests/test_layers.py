@@ -33,6 +33,7 @@ LIBRARY = [
 ]
 ORDER = [*LIBRARY, "testing", "web", "cli", "__init__", "__main__"]
 ONLY_IN = {"pyspark": "pipeline"}
+APART = {("client", "broker"), ("pipeline", "broker")}  # they meet on the wire, and share srtm.net
 NOT_IN_MODEL = {
     "asyncio",
     "socket",
@@ -69,6 +70,8 @@ def broken_rules(layer: str, imports: set[str]) -> list[str]:
         top, _, rest = name.partition(".")
         if top == "srtm" and (below := rest.partition(".")[0]) in ORDER and ORDER.index(below) > ORDER.index(layer):
             broken.append(f"{layer} imports {name}, which stands below it")
+        if top == "srtm" and (layer, rest.partition(".")[0]) in APART:
+            broken.append(f"{layer} imports {name}: what both need belongs into net")
         if top in ONLY_IN and layer != ONLY_IN[top]:
             broken.append(f"{layer} imports {top}, which only {ONLY_IN[top]} may")
         if layer in ("model", "protocol") and top in NOT_IN_MODEL:
@@ -88,6 +91,8 @@ def test_the_rules_can_be_broken() -> None:
     assert broken_rules("model", {"time"})
     assert broken_rules("protocol", {"asyncio"})
     assert broken_rules("sim", {"pyspark.sql"})
+    assert broken_rules("client", {"srtm.broker.options"})
+    assert broken_rules("pipeline", {"srtm.broker.disk.log.Log"})
     assert not broken_rules("sim", {"srtm.model.law", "numpy", "srtm.__version__"})
 
 

@@ -12,16 +12,16 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
 from srtm.model.split import split
-from srtm.sim import SimulatedBroker, Topic, simulate
+from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 
 BROKERS = [SimulatedBroker.like("paper-testbed", f"broker-{i}") for i in range(1, 7)]
 
 
-def topic(publishers: int, seconds: int = 60, seed: int = 1, **kind: object) -> Topic:
+def topic(publishers: int, seconds: int = 60, seed: int = 1, **kind: object) -> SimulatedTopic:
     workload = Workload((Population(publishers, 10.0, **kind),), seconds * NS_PER_S, seed)  # type: ignore[arg-type]
-    return Topic.of(workload, profile(workload.arrivals().times_ns, quantile="0.99").bucket)
+    return SimulatedTopic.of(workload, profile(workload.arrivals().times_ns, quantile="0.99").bucket)
 
 
 def test_section_6_r_is_ten_percent_above_the_message_rate() -> None:
@@ -79,7 +79,7 @@ def test_section_6_6_burstier_topics_need_more_brokers(group_size: int, brokers:
     """Table 1: 1,000 Poisson publishers in batches of 10. The bucket has a margin (see docs/adr/0005)."""
     workload = Workload((Population(1_000, 10.0, 10, "poisson", group_size),), 60 * NS_PER_S, seed=1)
     bucket = profile(workload.arrivals().times_ns, quantile="0.999").bucket
-    result = simulate(Topic.of(workload, bucket), BROKERS, "srtm")
+    result = simulate(SimulatedTopic.of(workload, bucket), BROKERS, "srtm")
     assert result.meets_slo
     assert result.k == brokers
     assert len([iteration for iteration in result.iterations if iteration.rounds > 1]) == brokers - 1

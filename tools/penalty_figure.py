@@ -13,7 +13,7 @@ import numpy as np
 from srtm.model import scan
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.sim import SimulatedBroker, Topic, assess
+from srtm.sim import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_MS, NS_PER_S, PICO_PER_TOKEN, percentile
 from srtm.workload.publishers import Population, Workload
 
@@ -48,7 +48,7 @@ def measured() -> tuple[Instant, list[float]]:
     """An instant of the simulation, and p99 access delay in ms for one to six brokers."""
     brokers = [SimulatedBroker.like("paper-testbed", f"broker-{number}") for number in range(1, BROKERS + 1)]
     sensors = Workload((Population(publishers=1_000, rate_mps=10.0),), duration_ns=60 * NS_PER_S, seed=1)
-    topic = Topic.of(sensors, profile(sensors.arrivals().times_ns, quantile="0.99").bucket)
+    topic = SimulatedTopic.of(sensors, profile(sensors.arrivals().times_ns, quantile="0.99").bucket)
     runs = [assess(topic, brokers, "lb", k) for k in range(1, BROKERS + 1)]
     bucket_of = runs[-1].broker_of[topic.arrivals.publisher_of]
     times = topic.arrivals.times_ns

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -69,6 +69,10 @@ class Running:
             yield
         finally:
             ended.set()
+
+    def run(self, story: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that uses clients of this broker."""
+        return asyncio.run(story)
 
     def do(self, action: Callable[[], T]) -> T:
         """The result of an action in the broker's own thread."""
@@ -157,8 +161,12 @@ class InMemory(Running):
     def now_ns(self) -> int:
         return self.memory.now_ns
 
+    def run(self, story: Coroutine[Any, Any, T]) -> T:
+        return self.memory.loop.run(story)
+
     def do(self, action: Callable[[], T]) -> T:
-        self.memory.loop.settle()
+        if not self.memory.loop.is_running():
+            self.memory.loop.settle()
         return action()
 
     def wait_until(self, holds: Callable[[Broker], bool]) -> None:
@@ -232,16 +240,26 @@ def in_thread(serving: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator
 @contextmanager
 def running(clock: Clock = time, **options: Any) -> Iterator[Running]:
     """A broker with these options, on ports of its own choice."""
-    chosen = BrokerOptions(**{"tcp_port": 0, "http_port": 0, "name": "broker", **options})
+    chosen = options_of(**{"tcp_port": 0, "http_port": 0, **options})
     with in_thread(lambda: serving(chosen, clock)) as (broker, loop):
         yield Running(broker, loop)
 
 
 @contextmanager
-def in_memory(**options: Any) -> Iterator[InMemory]:
-    """A broker with these options, in memory."""
-    with MemoryBroker(**options) as memory:
+def in_memory(beside: InMemory | None = None, **options: Any) -> Iterator[InMemory]:
+    """A broker with these options, in memory; `beside` another, on its loop."""
+    loop = beside.memory.loop if beside else None
+    with MemoryBroker(options_of(**options), loop) as memory:
         yield InMemory(memory)
+
+
+def options_of(**options: Any) -> BrokerOptions:
+    """The options of a broker; `settings` of the protocol that no option sets may be among them."""
+    settings = options.pop("settings", None)
+    chosen = BrokerOptions(**{"name": "broker", **options})
+    if settings is not None:
+        object.__setattr__(chosen, "settings", settings)
+    return chosen
 
 
 class Client:

@@ -388,7 +388,7 @@ def test_who_leaves_a_topic_without_a_share_does_not_wait_for_ever(monkeypatch: 
     """Nobody may be there any more who could give it one."""
     monkeypatch.setattr("srtm.broker.backpressure.PARTING_S", 0.5)
     with running(controller="127.0.0.1:1") as broker, leaving(broker, b"1") as client:
-        assert broker.do(lambda: broker.broker.topics["t"].closed)
+        assert broker.do(lambda: broker.broker.topics["t"].gate.closed)
         assert client.silent(0.2)
         assert client.ended()
         assert broker.do(lambda: len(broker.broker.topics["t"].waiting)) == 1  # it keeps its message

@@ -1,155 +1,79 @@
-"""Consumers over real sockets: what a busy one says is heard late, but heard."""
+"""Busy consumers: the broker reads them now and then, and still carries out everything they say."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-
 import pytest
 
-pytest.importorskip("starlette")
-
-from srtm.broker.broker import Broker
-from srtm.broker.options import BrokerOptions
-from srtm.broker.run import serving
-from srtm.protocol.frames import MAX_ATTEMPTS
+from srtm.protocol import client as say
+from srtm.protocol.client import Message
+from tests.broker.running import Client, Running
 
 
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    def say(self, data: bytes) -> None:
-        self.writer.write(data)
-
-    def publish(self, *bodies: bytes) -> None:
-        for body in bodies:
-            self.say(b"PUB t\n" + struct.pack(">i", len(body)) + body)
-
-    async def frame(self) -> tuple[int, bytes]:
-        size, kind = struct.unpack(">ii", await self.reader.readexactly(8))
-        return kind, await self.reader.readexactly(size - 4)
-
-    async def message(self) -> tuple[bytes, bytes]:
-        """The id and the body of the next message; responses are passed over."""
-        while True:
-            kind, data = await self.frame()
-            assert kind != 1, data
-            if kind == 2:
-                return data[10:26], data[26:]
-
-    async def finished(self, count: int) -> list[bytes]:
-        bodies = []
-        for _ in range(count):
-            message_id, body = await self.message()
-            self.say(b"FIN " + message_id + b"\n")
-            bodies.append(body)
-        return bodies
+def next_message(client: Client) -> Message:
+    """The next message; responses are passed over."""
+    while not isinstance(found := client.next(), Message):
+        pass
+    return found
 
 
-@contextlib.asynccontextmanager
-async def at_work() -> AsyncIterator[tuple[Broker, Callable[[int], Awaitable[Client]]]]:
-    clients: list[Client] = []
-    async with serving(BrokerOptions(tcp_port=0, http_port=0)) as broker:
-
-        async def connect(ready: int) -> Client:
-            client = Client(*await asyncio.open_connection("127.0.0.1", broker.tcp_port))
-            clients.append(client)
-            client.say(b"  V2" + (b"SUB t c\nRDY %d\n" % ready if ready else b""))
-            if ready:
-                assert await client.frame() == (0, b"OK")
-            return client
-
-        yield broker, connect
-        for client in clients:
-            client.writer.close()
-            with contextlib.suppress(ConnectionError):
-                await client.writer.wait_closed()
-
-
-async def until(met: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not met():
-            await asyncio.sleep(0.005)
-
-
-def run(test: Callable[[Broker, Callable[[int], Awaitable[Client]]], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(20), at_work() as (broker, connect):
-            await test(broker, connect)
-
-    asyncio.run(whole())
+def finish(client: Client, count: int) -> list[bytes]:
+    """The bodies of the next messages, each finished as it comes."""
+    bodies = []
+    for _ in range(count):
+        message = next_message(client)
+        client.send(say.fin(message.id))
+        bodies.append(message.body)
+    return bodies
 
 
 @pytest.mark.parametrize("ready", [1, 10, 2500])
-def test_every_message_is_finished_once_whatever_rdy_leaves_room_for(ready: int) -> None:
-    async def test(broker: Broker, connect: Callable[[int], Awaitable[Client]]) -> None:
-        consumer, publisher = await connect(ready), await connect(0)
-        bodies = [b"%d" % i for i in range(2_000)]
-        publisher.publish(*bodies)
-        assert await consumer.finished(len(bodies)) == bodies
-        channel = broker.topics["t"].channels["c"]
-        await until(lambda: channel.finished == len(bodies))
-        assert channel.flying == channel.depth == channel.timed_out == channel.requeued == 0
-
-    run(test)
+def test_every_message_is_finished_once_whatever_rdy_leaves_room_for(ready: int, each: Running) -> None:
+    with Client(each.address) as consumer, Client(each.address) as publisher:
+        consumer.subscribe("t", "c", ready)
+        bodies = [b"%d" % number for number in range(2_000)]
+        publisher.send(*(say.pub("t", body) for body in bodies))
+        assert finish(consumer, len(bodies)) == bodies
+        each.wait_until(lambda b: b.topics["t"].channels["c"].finished == len(bodies))
+        (channel,) = each.do(each.broker.statistics).topics[0].channels
+        assert channel.in_flight == channel.depth == channel.timed_out == channel.requeued == 0
 
 
-def test_a_busy_consumer_is_heard_when_it_gives_back_and_when_it_leaves() -> None:
-    async def test(broker: Broker, connect: Callable[[int], Awaitable[Client]]) -> None:
-        consumer, publisher = await connect(2_500), await connect(0)
-        for i in range(200):
-            publisher.publish(b"%d" % i)
-            assert await consumer.finished(1) == [b"%d" % i]
-        publisher.publish(b"again")
-        message_id, _ = await consumer.message()
-        consumer.say(b"REQ " + message_id + b" 0\n")
-        assert (await consumer.message())[1] == b"again"
-        consumer.writer.close()
-        channel = broker.topics["t"].channels["c"]
-        await until(lambda: not channel.consumers)
-        other = await connect(10)
-        assert await other.finished(1) == [b"again"]
-        await until(lambda: channel.finished == 201)
-
-    run(test)
+def test_a_busy_consumer_is_heard_when_it_gives_back_and_when_it_leaves(each: Running) -> None:
+    with Client(each.address) as publisher:
+        with Client(each.address) as consumer:
+            consumer.subscribe("t", "c", 2_500)
+            for number in range(200):
+                publisher.send(say.pub("t", b"%d" % number))
+                assert finish(consumer, 1) == [b"%d" % number]
+            publisher.send(say.pub("t", b"again"))
+            consumer.send(say.req(next_message(consumer).id, 0))
+            assert next_message(consumer).body == b"again"
+        each.wait_until(lambda b: not b.topics["t"].channels["c"].consumers)
+        with Client(each.address) as other:
+            assert finish(other.subscribe("t", "c", 10), 1) == [b"again"]
+            each.wait_until(lambda b: b.topics["t"].channels["c"].finished == 201)
 
 
-def test_messages_are_shared_by_consumers() -> None:
-    async def test(_: Broker, connect: Callable[[int], Awaitable[Client]]) -> None:
-        one, other, publisher = await connect(50), await connect(50), await connect(0)
-        publisher.publish(*(b"%d" % i for i in range(100)))
-        got = await asyncio.gather(one.finished(50), other.finished(50))
-        assert sorted(map(int, got[0] + got[1])) == list(range(100))
-
-    run(test)
-
-
-def test_a_message_of_another_or_of_nobody_is_refused_as_nsqd_does() -> None:
-    async def test(_: Broker, connect: Callable[[int], Awaitable[Client]]) -> None:
-        owner, publisher = await connect(1), await connect(0)
-        publisher.publish(b"x")
-        message_id, _body = await owner.message()
-        other = await connect(1)
-        other.say(b"FIN " + message_id + b"\n")
-        assert await other.frame() == (1, b"E_FIN_FAILED FIN " + message_id + b" failed client does not own message")
-        other.say(b"FIN " + b"0" * 16 + b"\n")
-        assert await other.frame() == (1, b"E_FIN_FAILED FIN " + b"0" * 16 + b" failed ID not in flight")
-
-    run(test)
+@pytest.mark.memory
+def test_a_consumer_rests_while_it_only_finishes(broker: Running) -> None:
+    """It is not read for each FIN, and read at once when messages wait for it."""
+    with Client(broker.address) as consumer, Client(broker.address) as publisher:
+        consumer.subscribe("t", "c", 100)
+        publisher.publish("t", *[b"x"] * 20)
+        for _ in range(20):
+            consumer.send(say.fin(next_message(consumer).id))
+            broker.do(lambda: None)
+        (channel,) = broker.do(broker.broker.statistics).topics[0].channels
+        assert 0 < channel.in_flight < 20, "the first FIN was read, and the last is not yet"
+        broker.sleep(0.01)
+        (channel,) = broker.do(broker.broker.statistics).topics[0].channels
+        assert (channel.in_flight, channel.finished) == (0, 20)
 
 
-def test_attempts_stay_within_their_two_bytes() -> None:
-    async def test(broker: Broker, connect: Callable[[int], Awaitable[Client]]) -> None:
-        consumer, publisher = await connect(1), await connect(0)
-        publisher.publish(b"x")
-        for _ in range(2):
-            message_id, _body = await consumer.message()
-            [message] = broker.topics["t"].channels["c"].everything()
-            message.attempts = MAX_ATTEMPTS
-            consumer.say(b"REQ " + message_id + b" 0\n")
-        assert await consumer.finished(1) == [b"x"]
-
-    run(test)
+@pytest.mark.memory
+def test_messages_are_shared_by_consumers(broker: Running) -> None:
+    with Client(broker.address) as one, Client(broker.address) as other, Client(broker.address) as publisher:
+        one.subscribe("t", "c", 50)
+        other.subscribe("t", "c", 50)
+        publisher.publish("t", *(b"%d" % number for number in range(100)))
+        assert sorted(map(int, finish(one, 50) + finish(other, 50))) == list(range(100))

@@ -28,8 +28,7 @@ from srtm.protocol.exchange import (
     write,
 )
 from srtm.protocol.orders import Migrate, Throttle
-from tests.broker.running import Client, Running, running
-from tests.programs import wait_for
+from tests.broker.running import Client, Running, in_memory, running
 
 TOKEN = 10**9
 CONTRACT = Contract(1_000_000, 100 * TOKEN)
@@ -69,7 +68,7 @@ def tokens(broker: Running) -> float:
 
 
 def test_a_grant_is_put_in_force_once() -> None:
-    with running(controller=NOBODY) as broker:
+    with in_memory(controller=NOBODY) as broker:
         first = Grant(BIRTH, 1, share(1, 9), 5 * TOKEN)
         report = exchange(broker, said(grants={"t": first})).topics["t"]
         assert (report.epoch, report.sequence, report.share) == (1, 1, share(1, 9))
@@ -84,7 +83,7 @@ def test_a_grant_is_put_in_force_once() -> None:
 
 def test_a_topic_without_a_share_waits_for_one_and_free_topics_do_not() -> None:
     with (
-        running(controller=NOBODY) as broker,
+        in_memory(controller=NOBODY) as broker,
         Client(broker.address) as publisher,
         Client(broker.address).subscribe("t", "c", 10) as reader,
         Client(broker.address) as other,
@@ -108,17 +107,17 @@ def test_a_topic_without_a_share_waits_for_one_and_free_topics_do_not() -> None:
 
 
 def test_what_waited_until_a_topic_was_known_to_be_free_waited_that_long() -> None:
-    with running(controller=NOBODY) as broker, Client(broker.address) as publisher:
-        began_ns = time.time_ns()
+    with in_memory(controller=NOBODY) as broker, Client(broker.address) as publisher:
+        began_ns = broker.now_ns()
         publisher.publish("free", b"before the controller spoke")
         exchange(broker, said())
-        wait_for(lambda: broker.broker.topics["free"].unclaimed)
+        broker.wait_until(lambda b: bool(b.topics["free"].unclaimed))
         (message,) = broker.broker.topics["free"].unclaimed
-        assert began_ns < message.arrival_ns <= message.release_ns <= time.time_ns()
+        assert began_ns <= message.arrival_ns <= message.release_ns <= broker.now_ns()
 
 
 def test_nobody_is_answered_for_a_disk_that_is_not_there() -> None:
-    with running(controller=NOBODY) as broker, Client(broker.address) as publisher:
+    with in_memory(controller=NOBODY) as broker, Client(broker.address) as publisher:
         contract = structs.replace(CONTRACT, durability="disk")
         answer = exchange(
             broker, said(contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(1, 1), TOKEN)})
@@ -146,11 +145,11 @@ def test_a_topic_on_disk_drops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_lapsed_lease_halves_the_share_until_it_is_granted_anew() -> None:
-    with running(controller=NOBODY) as broker:
+    with in_memory(controller=NOBODY) as broker:
         answer = exchange(broker, said(grants={"t": Grant(BIRTH, 1, share(100, 20), 0)}))
         answer = exchange(broker, said(2, echo=answer.stamp, lease_ns=300_000_000))
         assert answer.topics["t"].share == share(100, 20)
-        time.sleep(0.6)
+        broker.sleep(0.6)
         answer = exchange(broker, said(3, echo=answer.stamp, lease_ns=10**10))
         assert (answer.topics["t"].safe, answer.topics["t"].share) == (True, share(50, 10))
         answer = exchange(broker, said(4, grants={"t": Grant(BIRTH, 2, share(80, 16))}))
@@ -158,7 +157,7 @@ def test_a_lapsed_lease_halves_the_share_until_it_is_granted_anew() -> None:
 
 
 def test_an_exchange_that_was_long_under_way_brings_no_lease() -> None:
-    with running(controller=NOBODY) as broker:
+    with in_memory(controller=NOBODY) as broker:
         stamp = exchange(broker, said()).stamp
         report = exchange(
             broker, said(2, echo=stamp - 10**10, lease_ns=10**9, grants={"t": Grant(BIRTH, 1, share(100, 20))})
@@ -167,19 +166,19 @@ def test_an_exchange_that_was_long_under_way_brings_no_lease() -> None:
 
 
 def test_a_grant_for_the_broker_that_was_here_before_is_void() -> None:
-    with running(controller=NOBODY) as broker:
+    with in_memory(controller=NOBODY) as broker:
         report = exchange(broker, said(incarnation=1, grants={"t": Grant(BIRTH, 1, share(1, 1))}))
         assert "t" not in report.topics or report.topics["t"].share is None
 
 
 def test_who_may_speak() -> None:
-    with running() as free:
+    with in_memory() as free:
         status, body = free.post("/srtm/exchange", write(said()))
         assert (status, refusal_code(body)) == (409, RefusalCode.NOT_MANAGED)
-    with running(controller=NOBODY, control_token="secret") as guarded:
+    with in_memory(controller=NOBODY, control_token="secret") as guarded:
         status, body = guarded.post("/srtm/exchange", write(said()))
         assert (status, refusal_code(body)) == (401, RefusalCode.UNAUTHORIZED)
-    with running(controller=NOBODY) as broker:
+    with in_memory(controller=NOBODY) as broker:
         exchange(broker, said(epoch=2))
         status, body = broker.post("/srtm/exchange", write(said(epoch=1)))
         assert (status, refusal_code(body)) == (409, RefusalCode.OLD_EPOCH)
@@ -200,7 +199,7 @@ def test_who_may_speak() -> None:
     ],
 )
 def test_what_cannot_be_read_changes_nothing(text: bytes) -> None:
-    with running(controller=NOBODY) as broker:
+    with in_memory(controller=NOBODY) as broker:
         status, body = broker.post("/srtm/exchange", text)
         assert (status, b"INVALID_EXCHANGE" in body) == (400, True), body
         assert exchange(broker, said(contracts=None, version=0)).version == 0
@@ -208,7 +207,7 @@ def test_what_cannot_be_read_changes_nothing(text: bytes) -> None:
 
 def test_publishers_that_declared_themselves_are_sent_elsewhere_and_others_hear_nothing() -> None:
     with (
-        running(controller=NOBODY) as broker,
+        in_memory(controller=NOBODY) as broker,
         Client(broker.address, srtm={"publisher": "p", "group": "g", "topic": "t"}) as ours,
         Client(broker.address) as stock,
     ):
@@ -219,21 +218,21 @@ def test_publishers_that_declared_themselves_are_sent_elsewhere_and_others_hear_
         assert stock.silent()
         ours.sock.close()
         while exchange(broker, said(2)).topics["t"].publishers:
-            time.sleep(0.01)
+            broker.sleep(0.01)
 
 
 def test_a_publisher_that_leaves_is_let_go_when_its_last_message_has_its_token() -> None:
     with (
-        running(controller=NOBODY) as broker,
+        in_memory(controller=NOBODY) as broker,
         Client(broker.address, srtm={"publisher": "p", "group": None, "topic": "t"}) as ours,
         Client(broker.address).subscribe("t", "c", 10) as reader,
     ):
         exchange(broker, said(grants={"t": Grant(BIRTH, 1, share(10, 1), TOKEN)}))
         ours.publish("t", b"1", b"2", b"3", b"4")
-        began = time.monotonic()
+        began = broker.monotonic()
         ours.sock.shutdown(1)
         assert ours.ended()
-        assert time.monotonic() - began > 0.2  # three more tokens took 0.3 s
+        assert broker.monotonic() - began > 0.2  # three more tokens took 0.3 s
         assert [reader.message(0.1).body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
 
 
@@ -265,7 +264,7 @@ def test_what_waited_for_tokens_when_a_broker_ended_waits_for_new_ones(tmp_path:
 
 def test_what_a_second_was_like() -> None:
     with (
-        running(controller=NOBODY) as broker,
+        in_memory(controller=NOBODY) as broker,
         Client(broker.address) as publisher,
         Client(broker.address).subscribe("t", "c", 100),
     ):
@@ -276,9 +275,9 @@ def test_what_a_second_was_like() -> None:
         publisher.send(say.mpub("t", [b"x"] * 7))
         assert publisher.response() == b"OK"
         seconds: list[Second] = []
-        until = time.monotonic() + 10
-        while not sum(second.messages for second in seconds) and time.monotonic() < until:
-            time.sleep(0.1)
+        until = broker.monotonic() + 10
+        while not sum(second.messages for second in seconds) and broker.monotonic() < until:
+            broker.sleep(0.1)
             answer = exchange(broker, said(2))
             seconds = answer.topics["t"].seconds
         (busy,) = [second for second in seconds if second.messages]
@@ -290,7 +289,7 @@ def test_what_a_second_was_like() -> None:
 
 def test_a_publisher_of_a_full_topic_is_told_so_if_it_declared_itself() -> None:
     with (
-        running(max_held_messages=10) as broker,
+        in_memory(max_held_messages=10) as broker,
         Client(broker.address, srtm={"publisher": "p", "group": None}) as ours,
         Client(broker.address) as stock,
     ):
@@ -305,7 +304,7 @@ def test_a_publisher_of_a_full_topic_is_told_so_if_it_declared_itself() -> None:
 def test_a_publisher_is_told_when_a_full_topic_has_room_again() -> None:
     """Tokens may come sooner than was thought when it was told to wait."""
     with (
-        running(max_held_messages=10) as broker,
+        in_memory(max_held_messages=10) as broker,
         Client(broker.address, srtm={"publisher": "p", "group": None}) as ours,
     ):
         broker.post("/topic/create?topic=t", b"")

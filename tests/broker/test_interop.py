@@ -30,7 +30,7 @@ needs_snappy = pytest.mark.skipif(
 def told(broker: Running, **options: Any) -> dict[str, Any]:
     asked = {"address": f"127.0.0.1:{broker.broker.tcp_port}", "bodies": BODIES, "options": options, "timeout_s": 8}
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(asked)], capture_output=True, text=True, timeout=40, check=False
+        [sys.executable, "-P", str(PROGRAM), json.dumps(asked)], capture_output=True, text=True, timeout=40, check=False
     )
     assert done.returncode == 0, done.stderr
     story: dict[str, Any] = json.loads(done.stdout)

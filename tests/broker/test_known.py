@@ -52,7 +52,7 @@ def test_under_a_controller_a_bucket_set_by_hand_is_not_put_in_force_again(tmp_p
         broker.post("/topic/limit?topic=t&r=1&b=1")
     with running(data_path=str(tmp_path), controller="127.0.0.1:1") as broker:
         assert broker.do(lambda: broker.broker.topics["t"].limiter) is None
-        assert broker.do(lambda: broker.broker.topics["t"].closed)
+        assert broker.do(lambda: broker.broker.topics["t"].gate.closed)
 
 
 def paused(broker: Running) -> dict[str, bool]:

@@ -77,7 +77,7 @@ def test_delays_are_the_models_while_r_and_b_change(start: Start, tmp_path: Path
     broker = start(trace_folder=str(tmp_path))
     topic = broker.do(lambda: broker.broker.topics.touch("t"))
     shares = [TokenBucket.of(r, b) for r, b in ((500, 10), (2_000, 5), (300.5, 40), (5_000, 2))]
-    broker.do(lambda: topic.limit(shares[0], time.time_ns()))
+    broker.do(lambda: topic.gate.limit(shares[0], time.time_ns()))
     record(broker)
     changes = []
     with Client(broker.address) as publisher, Client(broker.address) as subscriber:
@@ -89,7 +89,7 @@ def test_delays_are_the_models_while_r_and_b_change(start: Start, tmp_path: Path
 
             def change(share: TokenBucket = share) -> int:
                 now_ns = time.time_ns()
-                topic.limit(share, now_ns)
+                topic.gate.limit(share, now_ns)
                 broker.broker.turn.wake()
                 return now_ns
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from srtm.broker.broker import Broker
 from srtm.broker.statistics import BrokerStatistics, SecondStatistics, TopicStatistics
 from srtm.protocol.exchange import Contract, Grant, Listed, Share
 from tests.broker.conftest import Start
 from tests.broker.disk.test_durable import disk_topic
 from tests.broker.http.test_metrics import metrics
-from tests.broker.running import Client, Running, fetch
+from tests.broker.running import Client, Running
 from tests.broker.test_control import BIRTH, NOBODY, TOKEN, exchange, said
-from tests.engines import free_port, until
+from tests.engines import free_port
 
 SLOW = Share(1, 3 * TOKEN)  # three messages pass, and no more for a quarter of an hour
 SENT, SIZE = 60, 4
@@ -33,7 +33,11 @@ def snapshot(broker: Running) -> BrokerStatistics:
 
 
 def topic_of(broker: Running) -> TopicStatistics:
-    (topic,) = snapshot(broker).topics
+    return broker.do(lambda: only(broker.broker))
+
+
+def only(broker: Broker) -> TopicStatistics:
+    (topic,) = broker.statistics().topics
     return topic
 
 
@@ -63,7 +67,7 @@ def check_agreement(broker: Running, number: int) -> TopicStatistics:
         assert listed["depth"] == found["srtm_channel_depth", (channel.name, "t")] == channel.depth
         assert listed["in_flight_count"] == found["srtm_channel_in_flight", (channel.name, "t")] == channel.in_flight
         assert listed["client_count"] == len(listed["clients"]) == channel.consumers
-    status, text = fetch(urllib.request.Request(broker.url + "/stats"))
+    status, text = broker.page("/stats")
     (line,) = [each for each in text.decode().splitlines() if each.startswith("   [t ")]
     assert (status, line.split("depth:")[1].split()) == (200, [str(topic.depth), "msgs:", str(topic.messages)])
     return topic
@@ -75,13 +79,14 @@ def publish(broker: Running) -> None:
             publisher.publish("t", *[b"x" * SIZE] * 10)
 
 
+@pytest.mark.memory
 def test_a_memory_topic(start: Start) -> None:
     broker = start(controller=NOBODY)
     exchange(broker, said(**contract()))
     with Client(broker.address) as consumer:
         consumer.subscribe("t", "c", ready=2)
         publish(broker)
-        until(lambda: topic_of(broker).channels[0].depth == 1)
+        broker.wait_until(lambda b: only(b).channels[0].depth == 1)
         topic = check_agreement(broker, 2)
     assert (topic.messages, topic.bytes, topic.waiting, topic.channels[0].in_flight) == (60, 240, 57, 2)
 
@@ -90,7 +95,7 @@ def test_a_disk_topic(start: Start, tmp_path: Path) -> None:
     broker = start(controller=NOBODY, data_path=str(tmp_path))
     exchange(broker, said(**contract("disk")))
     publish(broker)
-    until(lambda: topic_of(broker).messages == SENT)
+    broker.wait_until(lambda b: only(b).messages == SENT)
     topic = check_agreement(broker, 2)
     assert topic.log is not None
     assert (topic.bytes, topic.waiting, topic.depth, topic.log.end) == (240, 57, 60, 60)
@@ -101,13 +106,13 @@ def test_a_disk_topic_whose_engine_is_away_counts_spooled_messages(start: Start,
     broker = start(controller=NOBODY, engine=away, data_path=str(tmp_path), max_held_messages=20)
     exchange(broker, said(**contract("disk")))
     publish(broker)
-    until(lambda: topic_of(broker).messages == SENT)
+    broker.wait_until(lambda b: only(b).messages == SENT)
     topic = check_agreement(broker, 2)
     assert topic.lane is not None
     assert topic.lane.in_log >= 40
     assert (topic.waiting, topic.bytes, topic.lane.open) == (60, 240, False)
-    until(lambda: topic_of(broker).seconds)
-    until(lambda: topic_of(broker).seconds[-1].waiting == SENT)  # a second counts as the topic does
+    broker.wait_until(lambda b: bool(only(b).seconds))
+    broker.wait_until(lambda b: only(b).seconds[-1].waiting == SENT)  # a second counts as the topic does
 
 
 def test_a_topic_of_an_engine(engine: Any, start: Start, tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_a_topic_of_an_engine(engine: Any, start: Start, tmp_path: Path) -> None
     broker = start(controller=NOBODY, engine=engine.url, data_path=str(tmp_path / "data"))
     exchange(broker, said(**contract("disk")))
     publish(broker)
-    until(lambda: snapshot(broker).engine.acknowledged == 3)  # type: ignore[union-attr]
+    broker.wait_until(lambda b: b.statistics().engine.acknowledged == 3)  # type: ignore[union-attr]
     topic = check_agreement(broker, 2)
     assert topic.lane is not None
     assert (topic.waiting, topic.lane.open, topic.lane.unacknowledged) == (57, True, 0)
@@ -127,11 +132,12 @@ def test_a_topic_of_an_engine(engine: Any, start: Start, tmp_path: Path) -> None
     assert shown["refused"] == found["srtm_engine_refused_total", (kind,)] == counted.refused == 0
 
 
+@pytest.mark.memory
 def test_the_last_second_is_the_same_everywhere(start: Start) -> None:
     broker = start(controller=NOBODY)
     exchange(broker, said(**contract()))
     publish(broker)
-    until(lambda: sum(second.messages for second in topic_of(broker).seconds) == SENT)
+    broker.wait_until(lambda b: sum(second.messages for second in only(b).seconds) == SENT)
     report = exchange(broker, said(2, **contract())).topics["t"]
     shown = broker.get("/stats?format=json")["topics"][0]["srtm"]["seconds"]
     seconds = topic_of(broker).seconds
@@ -153,12 +159,12 @@ def test_snapshots_are_frozen_and_stay_as_they_were(start: Start, tmp_path: Path
     with Client(broker.address) as client:
         client.subscribe("t", "c", ready=0)
         client.publish("t", b"one")
-        until(lambda: topic_of(broker).channels[0].depth == 1)
+        broker.wait_until(lambda b: only(b).channels[0].depth == 1)
         before = snapshot(broker)
         text = msgspec.json.encode(msgspec.to_builtins(before))
         client.publish("t", b"two", b"three")
         broker.post("/topic/limit?topic=t&r=5&b=5")
-        until(lambda: topic_of(broker).channels[0].depth == 3)
+        broker.wait_until(lambda b: only(b).channels[0].depth == 3)
         assert msgspec.json.encode(msgspec.to_builtins(before)) == text
     topic = before.topics[0]
     for each in (before, topic, topic.channels[0], topic.log, topic.channels[0].clients[0]):  # type: ignore[index]

@@ -32,22 +32,22 @@ def test_release_times_are_the_laws(
 ) -> None:
     """Messages come to the topic before a change or a look that follows them, as the loop would bring them."""
     topic = Topic("t", 1_000, 10**6)
-    topic.limit(start, 0)
+    topic.gate.limit(start, 0)
     messages = made(arrivals)
     coming, released = iter([*messages, None]), []
     following = next(coming)
     happening = [(at_ns, 0, bucket) for at_ns, bucket in changes] + [(at_ns, 1, None) for at_ns in looks]
     for at_ns, _, bucket in [*sorted(happening, key=lambda each: each[:2]), (FOREVER_NS, 1, None)]:
         while following is not None and following.arrival_ns < at_ns:
-            topic.arrived.append(following)
+            topic.gate.arrived.append(following)
             following = next(coming)
         if bucket is None:
-            released += topic.drain(at_ns)
+            released += topic.gate.drain(at_ns)
         else:
-            topic.limit(bucket, at_ns)
+            topic.gate.limit(bucket, at_ns)
     assert released == messages
     assert not topic.waiting
-    assert topic.waiting_bytes == 0
+    assert topic.gate.bytes == 0
     expected = access_delays(np.array(arrivals), Timeline(start, tuple(changes)))
     assert [message.release_ns - message.arrival_ns for message in messages] == expected.tolist()
 
@@ -55,12 +55,12 @@ def test_release_times_are_the_laws(
 @given(st.lists(TIMES, min_size=1, max_size=30).map(sorted), BUCKETS, TIMES)
 def test_without_a_bucket_those_that_wait_go_at_once(arrivals: list[int], bucket: TokenBucket, end_ns: int) -> None:
     topic = Topic("t", 1_000, 10**6)
-    topic.limit(bucket, 0)
+    topic.gate.limit(bucket, 0)
     messages = made(arrivals)
-    topic.arrived += [message for message in messages if message.arrival_ns < end_ns]
-    topic.limit(None, end_ns)
-    topic.arrived += [message for message in messages if message.arrival_ns >= end_ns]
-    assert topic.drain(FOREVER_NS) == messages
+    topic.gate.arrived += [message for message in messages if message.arrival_ns < end_ns]
+    topic.gate.limit(None, end_ns)
+    topic.gate.arrived += [message for message in messages if message.arrival_ns >= end_ns]
+    assert topic.gate.drain(FOREVER_NS) == messages
     waits = access_delays(np.array(arrivals), Timeline(bucket))
     for message, wait in zip(messages, waits.tolist(), strict=True):
         if message.arrival_ns < end_ns:
@@ -85,7 +85,7 @@ def test_a_topic_whose_engine_comes_and_goes_conforms_and_releases_nothing_meanw
     What was released last when the engine went is sent again, with new tokens: both count as output.
     """
     topic = Topic("t", 1_000, 10**6)
-    topic.limit(start, 0)
+    topic.gate.limit(start, 0)
     messages, output = made(arrivals), list[int]()
     coming, released = iter([*messages, None]), []
     following, changes, away = next(coming), [], list[tuple[int, int]]()
@@ -95,32 +95,32 @@ def test_a_topic_whose_engine_comes_and_goes_conforms_and_releases_nothing_meanw
     last = [(20_000, "recall"), (20_000, "resume"), (FOREVER_NS, "look")]
     for at_ns, what in [*sorted(happening, key=lambda each: each[0]), *last]:
         while following is not None and following.arrival_ns < at_ns:
-            (topic.arrived if log is None else log).append(following)
+            (topic.gate.arrived if log is None else log).append(following)
             following = next(coming)
         if isinstance(what, TokenBucket):
-            topic.limit(what, at_ns)
+            topic.gate.limit(what, at_ns)
             changes.append((at_ns, what))
         elif what == "look":
-            now = topic.drain(at_ns)
+            now = topic.gate.drain(at_ns)
             released += now
             output += [message.release_ns for message in now]
         elif what == "leave" and log is None:
             log = []
         elif what == "recall" and log is not None:
-            topic.recall(log, at_ns)
+            topic.gate.recall(log, at_ns)
             recalled += [(at_ns, message) for message in log]
             log = None
         elif what == "stall" and since_ns is None:
-            topic.stall(at_ns, released[-2:])
+            topic.gate.stall(at_ns, released[-2:])
             del released[-2:]
             since_ns = at_ns
         elif what == "resume" and since_ns is not None:
-            topic.resume(at_ns)
+            topic.gate.resume(at_ns)
             away.append((since_ns, at_ns))
             since_ns = None
     assert released == messages
     assert not topic.waiting
-    assert topic.waiting_bytes == 0
+    assert topic.gate.bytes == 0
     times = np.sort(np.array(output, np.int64))
     assert largest_excess(times, Timeline(start, tuple(changes))).conforms
     assert all(message.release_ns >= at_ns for at_ns, message in recalled)
@@ -130,13 +130,13 @@ def test_a_topic_whose_engine_comes_and_goes_conforms_and_releases_nothing_meanw
 
 def test_a_topic_that_drops_lets_what_waited_before_go_first_and_with_tokens() -> None:
     topic = Topic("t", 1_000, 10**6)
-    topic.limit(TokenBucket.of(1, 1), 0)
-    topic.drops = True
+    topic.gate.limit(TokenBucket.of(1, 1), 0)
+    topic.gate.drops = True
     old, new = made([0, 0, 0]), made([1, 2_500_000_000])
-    topic.recall(old, 0)
-    topic.arrived.append(new[0])
-    assert topic.drain(1) == old[:1]
-    topic.arrived.append(new[1])
-    assert topic.drain(2_500_000_000) == old[1:]  # who comes meanwhile finds no token
+    topic.gate.recall(old, 0)
+    topic.gate.arrived.append(new[0])
+    assert topic.gate.drain(1) == old[:1]
+    topic.gate.arrived.append(new[1])
+    assert topic.gate.drain(2_500_000_000) == old[1:]  # who comes meanwhile finds no token
     assert [message.release_ns for message in old] == [0, 10**9, 2 * 10**9]
     assert topic.recent.dropped == 2

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests import programs
-from tests.broker.conftest import authority, broker, start
+from tests.broker.conftest import authority, broker, each, start
 
-__all__ = ["authority", "broker", "start"]
+__all__ = ["authority", "broker", "each", "start"]
 
 
 @pytest.fixture

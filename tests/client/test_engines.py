@@ -180,7 +180,7 @@ def test_a_login_of_nats_is_given_by_the_client_and_told_by_nobody(tmp_path: Pat
     async def story(url: str, broker: Running, engine: str) -> None:
         await publish(broker, *BODIES)
         async with Subscriber("t", "c#ephemeral", controller=url) as subscriber:
-            with pytest.raises(InputError, match=r"Authorization Violation; give a login that may by SRTM_ENGINE"):
+            with pytest.raises(InputError, match=r"Authorization Violation; set SRTM_ENGINE to another login"):
                 await subscriber.get()
         async with Subscriber("t", "c#ephemeral", controller=url, engine=engine) as subscriber:
             assert sorted(await take(subscriber, 200)) == sorted(BODIES)

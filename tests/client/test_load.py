@@ -13,10 +13,9 @@ import pytest
 import uvloop
 
 from srtm.client import Cluster
-from srtm.client.load import Load, LoadOptions, LoadReport, Second
+from srtm.client.load import Load, LoadOptions, LoadReport, Progress
 from srtm.errors import ClientError, InputError
 from srtm.model.latency import Distribution
-from srtm.protocol.names import Settings
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from tests.broker.running import Client, Running, running
@@ -29,8 +28,8 @@ def workload(publishers: int = 50, seconds: float = 1.0, **more: object) -> Work
     return Workload((population,), round(seconds * NS_PER_S), 7)
 
 
-def run(options: LoadOptions) -> tuple[LoadReport, list[Second]]:
-    shown: list[Second] = []
+def run(options: LoadOptions) -> tuple[LoadReport, list[Progress]]:
+    shown: list[Progress] = []
     return uvloop.run(Load(options, None).go(shown.append)), shown
 
 
@@ -81,7 +80,7 @@ def test_two_loads_on_one_topic_count_their_own(broker: Running) -> None:
 
 
 def test_what_is_refused_is_counted_and_explained() -> None:
-    with running(settings=Settings(max_msg_size=100)) as broker:
+    with running(max_msg_size=100) as broker:
         work = workload(3, 1.0, batch=1)
         report, _ = run(LoadOptions("t", work, 101, brokers=(at(broker),)))
         assert (report.refused, report.received, report.lost, report.unanswered) == (report.sent, 0, 0, 0)
@@ -113,12 +112,12 @@ def test_it_gives_up_where_nobody_is() -> None:
 def test_one_that_is_stopped_reports_what_it_sent(broker: Running) -> None:
     load = Load(LoadOptions("t", workload(seconds=600.0), brokers=(at(broker),)), None)
 
-    def stop(_: Second) -> None:
+    def stop(_: Progress) -> None:
         load.stop()
 
     report = uvloop.run(load.go(stop))  # after a second
     assert report.stopped
-    assert 0 < report.received == report.acknowledged == report.sent < load.messages
+    assert 0 < report.received == report.acknowledged == report.sent < load.schedule.messages
     assert report.lost == 0
     assert report.rate > 200  # by the time that it had
 
@@ -173,9 +172,9 @@ def test_a_load_that_was_late_says_so() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="size = 3"):
         LoadOptions("t", workload(), 3)
-    with pytest.raises(InputError, match="make it shorter"):
+    with pytest.raises(InputError, match="exceed the limit"):
         LoadOptions("t", workload(100_000, 1000.0))
     with pytest.raises(InputError, match="write host:port"):
         LoadOptions("t", workload(), brokers=("nowhere",))
-    with pytest.raises(InputError, match="nobody sends"):
+    with pytest.raises(InputError, match="schedule is empty"):
         Load(LoadOptions("t", workload(1, 1e-6)), None)

@@ -1,4 +1,4 @@
-"""Publishers against real brokers, a real nsqd, and a controller over real HTTP."""
+"""Publishers in memory, against real brokers, a real nsqd, and a controller over real HTTP."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from itertools import count
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from srtm.client import Cluster, Publisher
+from srtm.client import Cluster, Publisher, Subscriber
 from srtm.errors import ClientError, InputError, ProtocolError, WindowFull
 from srtm.protocol.exchange import Grant, Move
-from tests.broker.running import Client, Running, running
-from tests.broker.test_control import BIRTH, NOBODY, exchange, said, share
+from tests.broker.running import Client, Running, in_memory, running
+from tests.broker.test_control import BIRTH, NOBODY, TOKEN, exchange, said, share
 from tests.client.controller import Controller, controlling
 
 NUMBERS = count(3)  # of exchanges, which brokers want in order
@@ -53,21 +54,22 @@ def migrate(broker: Running, publishers: Iterable[str], *to: str) -> None:
     exchange(broker, said(next(NUMBERS), contracts=None, moves=[Move("t", BIRTH, to, list(publishers))]))
 
 
-def test_publishes_in_every_way(broker: Running) -> None:
+def test_publishes_in_every_way(each: Running) -> None:
     async def story() -> None:
-        async with Publisher("t", broker=at(broker), id="p", group="g") as publisher:
+        async with Publisher("t", broker=at(each), id="p", group="g") as publisher:
             await publisher.publish(b"one")
             await publisher.publish_many([b"two", b"three"])
             later = [publisher.publish_nowait(b"%d" % n) for n in range(4, 9)]
             assert publisher.in_flight == 5
             await asyncio.gather(*later)
             await publisher.publish(b"deferred", delay_ms=100)
-            assert broker.do(lambda: dict(broker.broker.control.groups)) == {"p": "g"}
+            assert each.do(lambda: dict(each.broker.control.groups)) == {"p": "g"}
 
-    asyncio.run(story())
-    assert bodies_of(broker, 9) == [b"one", b"two", b"three", b"4", b"5", b"6", b"7", b"8", b"deferred"]
+    each.run(story())
+    assert bodies_of(each, 9) == [b"one", b"two", b"three", b"4", b"5", b"6", b"7", b"8", b"deferred"]
 
 
+@pytest.mark.memory
 def test_closing_waits_for_what_is_in_flight(broker: Running) -> None:
     async def story() -> None:
         async with Publisher("t", broker=at(broker)) as publisher:
@@ -76,7 +78,7 @@ def test_closing_waits_for_what_is_in_flight(broker: Running) -> None:
             with pytest.raises(WindowFull, match="window of 1000 is full"):
                 publisher.publish_nowait(b"x")
 
-    asyncio.run(story())
+    broker.run(story())
     assert bodies_of(broker, 1000) == [b"%d" % n for n in range(1000)]
 
 
@@ -123,7 +125,6 @@ def test_with_auth(authority: Any) -> None:
 
 
 def test_what_is_refused_is_told_and_the_rest_goes_on() -> None:
-    from srtm.protocol.names import Settings
 
     async def story(broker: Running) -> None:
         async with Publisher("t", broker=at(broker)) as publisher:
@@ -133,8 +134,8 @@ def test_what_is_refused_is_told_and_the_rest_goes_on() -> None:
                 await wrong
             await after
 
-    with running(settings=Settings(max_msg_size=100)) as broker:
-        asyncio.run(story(broker))
+    with in_memory(max_msg_size=100) as broker:
+        broker.run(story(broker))
         assert bodies_of(broker, 2) == [b"before", b"after"]
 
 
@@ -142,7 +143,7 @@ def test_bad_input_is_named() -> None:
     async def story() -> None:
         for wrong, words in (
             ({"broker": "nowhere"}, "write host:port"),
-            ({"broker": "h:1", "controller": "http://h"}, "not both"),
+            ({"broker": "h:1", "controller": "http://h"}, "exclude each other"),
             ({"window": 0}, "window = 0"),
             ({"deflate": True, "snappy": True}, "choose one"),
         ):
@@ -202,16 +203,20 @@ def test_a_throttled_publisher_waits_and_loses_nothing() -> None:
     async def story(broker: Running) -> None:
         async with Publisher("t", broker=at(broker), id="p", window=100) as publisher:
             publishing = asyncio.gather(*(publisher.publish(b"%d" % n) for n in range(300)))
-            await asyncio.to_thread(broker.wait_until, lambda b: b.topics["t"].full)
             assert publisher._stream is not None
             while not publisher._stream.throttles:
                 await asyncio.sleep(0.01)
-            reading = asyncio.to_thread(bodies_of, broker, 300)
-            found, _ = await asyncio.gather(reading, publishing)
-            assert found == [b"%d" % n for n in range(300)]
+            assert broker.broker.topics["t"].full
+            async with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
+                for n in range(300):
+                    message = await subscriber.get()
+                    assert message is not None
+                    assert message.body == b"%d" % n
+                    await message.finish()
+            await publishing
 
-    with running(max_held_messages=10) as broker:
-        asyncio.run(story(broker))
+    with in_memory(max_held_messages=10) as broker:
+        broker.run(story(broker))
 
 
 def test_a_thousand_publishers_move_under_load_and_nothing_is_lost_doubled_or_reordered() -> None:
@@ -257,21 +262,27 @@ def test_a_thousand_publishers_move_under_load_and_nothing_is_lost_doubled_or_re
 
 
 def test_a_publisher_goes_on_only_when_its_last_message_has_its_token() -> None:
-    async def story(a: Running, b: Running) -> None:
-        exchange(a, said(2, version=2, grants={"t": Grant(BIRTH, 2, share(20, 1))}))  # a token every 50 ms
-        async with Publisher("t", broker=at(a), id="p") as publisher:
-            await asyncio.gather(*(publisher.publish(b"%d" % n) for n in range(20)))
-            await asyncio.to_thread(migrate, a, ["p"], at(b))
-            waiting = []
-            while not publisher.migrations:
-                waiting.append(a.do(lambda: len(a.broker.topics["t"].waiting)))
-                await asyncio.sleep(0.01)
-            assert waiting[0] > 5
-            assert a.do(lambda: len(a.broker.topics["t"].waiting)) == 0
-            await publisher.publish(b"at b")
+    with in_memory(controller=NOBODY) as a, in_memory(a, tcp_port=4152) as b:
 
-    with managed() as a, running() as b:
-        asyncio.run(story(a, b))
+        def send_to_b() -> None:
+            order = said(2, contracts=None, moves=[Move("t", BIRTH, (at(b),), ["p"])])
+            order = structs.replace(order, incarnation=a.broker.started_ns)
+            a.broker.control.exchange(order, a.now_ns(), a.broker.clock.monotonic_ns())
+
+        async def story() -> None:
+            async with Publisher("t", broker=at(a), id="p") as publisher:
+                began_s = a.monotonic()
+                await asyncio.gather(*(publisher.publish(b"%d" % n) for n in range(20)))
+                send_to_b()
+                while not publisher.migrations:
+                    await asyncio.sleep(0.001)
+                (topic,) = a.broker.statistics().topics
+                assert topic.waiting == 0
+                assert 0.94 < a.monotonic() - began_s < 0.97  # 19 tokens, one every 50 ms
+                await publisher.publish(b"at b")
+
+        exchange(a, said(grants={"t": Grant(BIRTH, 1, share(20, 1), TOKEN)}))
+        a.run(story())
         assert bodies_of(a, 20) == [b"%d" % n for n in range(20)]
         assert bodies_of(b, 1) == [b"at b"]
 

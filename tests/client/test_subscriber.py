@@ -1,4 +1,4 @@
-"""Subscribers against real brokers, a real nsqd with its nsqlookupd, and a controller over real HTTP."""
+"""Subscribers in memory, against real brokers, a real nsqd with its nsqlookupd, and a controller over real HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from srtm.client import Publisher, Subscriber
 from srtm.errors import ClientError, InputError, ProtocolError
 from tests import programs
-from tests.broker.running import Client, Running, running
+from tests.broker.running import Client, Running, in_memory, running
 from tests.client.controller import Controller, controlling
 from tests.client.test_publisher import at, process
 from tests.control.running import controller
@@ -41,6 +41,7 @@ async def until(holds: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.memory
 def test_messages_are_finished_requeued_and_touched(broker: Running) -> None:
     async def story() -> None:
         async with Subscriber("t", "c", brokers=[at(broker)], msg_timeout_ms=1000) as subscriber:
@@ -63,19 +64,19 @@ def test_messages_are_finished_requeued_and_touched(broker: Running) -> None:
             assert sorted(seen) == [(b"back", 1), (b"back", 2), (b"slow", 1)]
 
     publish(broker, b"back", b"slow")
-    asyncio.run(story())
+    broker.run(story())
     channel = broker.channel("t", "c")
     assert (channel["depth"], channel["in_flight_count"], channel["requeue_count"]) == (0, 0, 1)
     assert channel["timeout_count"] == 0
 
 
 def test_a_handler_is_called_and_a_failure_brings_the_message_back(
-    broker: Running, caplog: pytest.LogCaptureFixture
+    each: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[bytes, int]] = []
 
     async def story() -> None:
-        async with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
+        async with Subscriber("t", "c", brokers=[at(each)]) as subscriber:
 
             async def handle(message: Any) -> None:
                 seen.append((message.body, message.attempts))
@@ -87,37 +88,39 @@ def test_a_handler_is_called_and_a_failure_brings_the_message_back(
             await subscriber.close()
             await running
 
-    publish(broker, *(b"%d" % n for n in range(10)))
-    asyncio.run(story())
+    publish(each, *(b"%d" % n for n in range(10)))
+    each.run(story())
     assert sorted(seen) == sorted([(b"%d" % n, 1) for n in range(10)] + [(b"1", 2)])
     assert "the handler failed" in caplog.text
-    assert broker.channel("t", "c")["in_flight_count"] == 0
+    assert each.channel("t", "c")["in_flight_count"] == 0
 
 
-def test_what_was_not_taken_goes_back_at_once_when_it_closes(broker: Running) -> None:
+def test_what_was_not_taken_goes_back_at_once_when_it_closes(each: Running) -> None:
     async def story() -> None:
-        async with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
+        async with Subscriber("t", "c", brokers=[at(each)]) as subscriber:
             await take(subscriber, 1)
             await until(lambda: subscriber.in_flight == 9)
 
-    publish(broker, *(b"%d" % n for n in range(10)))
-    asyncio.run(story())
-    broker.wait_until(lambda b: b.topics["t"].channels["c"].depth == 9)
+    publish(each, *(b"%d" % n for n in range(10)))
+    each.run(story())
+    each.wait_until(lambda b: b.topics["t"].channels["c"].depth == 9)
 
 
 def test_max_in_flight_is_shared_out_and_goes_to_the_busy() -> None:
     async def story(brokers: list[Running]) -> None:
         async with Subscriber("t", "c", brokers=[at(broker) for broker in brokers], max_in_flight=30) as subscriber:
             await until(lambda: sorted(link.ready for link in subscriber._links.values()) == [10, 10, 10])
-            publish(brokers[0], *(b"%d" % n for n in range(100)))
+            async with Publisher("t", broker=at(brokers[0])) as publisher:
+                await publisher.publish_many([b"%d" % n for n in range(100)])
             await until(lambda: sorted(link.ready for link in subscriber._links.values()) == [1, 1, 28])
             await until(lambda: subscriber.in_flight == 28)
             await take(subscriber, 100)
-            publish(brokers[1], b"x")  # room for one is always left
+            async with Publisher("t", broker=at(brokers[1])) as publisher:
+                await publisher.publish(b"x")  # room for one is always left
             assert await take(subscriber, 1) == [b"x"]
 
-    with running() as a, running() as b, running() as c:
-        asyncio.run(story([a, b, c]))
+    with in_memory() as a, in_memory(a, tcp_port=4152) as b, in_memory(a, tcp_port=4154) as c:
+        a.run(story([a, b, c]))
 
 
 def test_fewer_in_flight_than_brokers_means_turns() -> None:
@@ -127,10 +130,10 @@ def test_fewer_in_flight_than_brokers_means_turns() -> None:
             assert sum(link.ready for link in subscriber._links.values()) <= 1
             assert sorted(await take(subscriber, 2)) == [b"0", b"1"]
 
-    with running() as a, running() as b:
+    with in_memory() as a, in_memory(a, tcp_port=4152) as b:
         publish(a, b"0")
         publish(b, b"1")
-        asyncio.run(story([a, b]))
+        a.run(story([a, b]))
 
 
 def test_brokers_that_a_topic_gets_are_followed_and_the_old_ones_emptied() -> None:

@@ -176,5 +176,5 @@ def test_an_engine_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPat
         async with LocalCluster(LocalOptions(1, free_ports=True, engine="nsqd", web_port=None)):
             pass
 
-    with pytest.raises(ControlError, match="nsqd is not there: put NSQ's programs into PATH"):
+    with pytest.raises(ControlError, match="cannot find nsqd; put NSQ's programs on the PATH"):
         asyncio.run(go())

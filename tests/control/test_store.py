@@ -144,7 +144,7 @@ def test_a_store_has_one_controller_at_a_time(tmp_path: Path) -> None:
     """Not even one that would set it aside takes it from another."""
     first = Store(tmp_path)
     for anew in (False, True):
-        with pytest.raises(ControlError, match=f"in use by process {os.getpid()}: give each controller"):
+        with pytest.raises(ControlError, match=f"in use by process {os.getpid()}; give each controller"):
             Store(tmp_path, anew=anew)
     first.next_epoch()
     first.close()

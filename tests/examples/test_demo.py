@@ -183,7 +183,7 @@ def test_nothing_is_left(who: str, moment: str, tmp_path: Path) -> None:
     assert who == "play.py" or "\tat " not in said, said  # nobody is left who could keep Java from telling its story
     if demo.lines[-1] == "Done; nothing is left running.":
         assert who in STARTED_AGAIN or who == "Spark's Python"  # Spark starts it again, too
-        assert who not in STARTED_AGAIN or f"{who} ended (-9): started again" in said, said
+        assert who not in STARTED_AGAIN or f"{who} ended (-9); restarting" in said, said
     else:
         ended = r"The demo ended early: .+[^.]\. Nothing is left running; start again with `make demo`\."
         assert re.fullmatch(ended, demo.lines[-1]), said

@@ -14,7 +14,7 @@ from srtm.model.broker_models import broker_model
 from srtm.model.correlation import Onsets, Options, Scanner, StretchOnsets, find_groups, join, onsets_of
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
-from srtm.sim import SimulatedBroker, Topic, simulate
+from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.groups import with_groups
 from srtm.workload.publishers import Population, Workload
@@ -123,7 +123,7 @@ def test_periodic_groups_are_found_whatever_their_spread(spread_ms: int, wanted:
 def test_where_phases_collide_found_groups_place_as_well_as_declared_ones() -> None:
     """The simulator's p99 over several lots: within 10 %, or what the lots themselves differ by."""
     load = Workload((Population(2_000, 10.0, 10, "periodic", 10, 16 * NS_PER_MS),), 30 * NS_PER_S, seed=1)
-    topic = Topic.of(load)
+    topic = SimulatedTopic.of(load)
     group_of = {name: group.name for group in find_groups(onsets_in(load)) for name in group.publishers}
     brokers = [
         SimulatedBroker(f"b{number}", load.total_mps / 2 * 1.02, broker_model("paper-testbed").service)

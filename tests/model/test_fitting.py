@@ -281,7 +281,7 @@ def test_a_model_that_is_off_is_corrected_by_what_it_sees(wrong_by: float) -> No
 def test_a_measurement_that_is_none_is_refused_and_loses_nothing(latency: float | None) -> None:
     fitting = Fitting(topic(), idle(2), "srtm", SLO_NS)
     before = fitting.order
-    with pytest.raises(InputError, match="broker 'b0' was to be measured"):
+    with pytest.raises(InputError, match=r"invalid latency .* of broker 'b0'"):
         fitting.tell({} if latency is None else {0: latency}, 60)  # type: ignore[dict-item]
     assert fitting.order is before
     assert fitting.rounds == 0
@@ -320,7 +320,7 @@ def test_a_latency_just_above_the_slo_is_above_it() -> None:
 
 
 def test_a_prediction_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match="broker 'b0' was to be measured"):
+    with pytest.raises(InputError, match=r"invalid latency .* of broker 'b0'"):
         Fitting(topic(), idle(2), "srtm", SLO_NS, predict=lambda _: {})
 
 

@@ -12,7 +12,7 @@ from srtm.model.placement import POLICIES
 from srtm.model.timeline import Timeline
 from srtm.pipeline.conformance import conformance
 from srtm.pipeline.plan import plan, record
-from srtm.sim.simulate import SimulatedBroker, Topic, assess, simulate
+from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, assess, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, load, writing
@@ -39,7 +39,7 @@ def trace(tmp_path: Path) -> Path:
 def test_every_cell_is_what_the_simulator_says(spark: SparkSession, trace: Path) -> None:
     plans = plan(trace, spark, BROKERS, slo=SLO_5MS)
     (known,) = load(trace)
-    topic = Topic(known.publishers, known.arrivals, plans.bucket)
+    topic = SimulatedTopic(known.publishers, known.arrivals, plans.bucket)
     assert [(each.policy, each.fitted) for each in plans.plans] == [(name, True) for name in POLICIES] + [
         (name, False) for name in POLICIES for _ in BROKERS
     ]

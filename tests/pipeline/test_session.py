@@ -13,6 +13,7 @@ from srtm.pipeline.runtime import java
 from srtm.pipeline.session import spark_session
 
 
+@pytest.mark.spark
 def test_without_java_the_packaged_one_is_used(tmp_path: Path) -> None:
     """A whole session in a process that finds no Java and has an empty home, with an option for Java added to ours."""
     code = """if True:

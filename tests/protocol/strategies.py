@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from srtm.protocol import client, server
+from srtm.protocol import client, commands
+from srtm.protocol.commands import Cls, Command, Dpub, Fin, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
 from srtm.protocol.names import MAGIC_V2, Settings
-from srtm.protocol.server import Cls, Command, Dpub, Fin, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
 
 names = st.builds(
     lambda name, suffix: name + suffix,
@@ -60,7 +60,7 @@ def sessions(draw: st.DrawFn, settings: Settings) -> tuple[bytes, list[Command]]
     return b"".join(map(encode, commands)), commands
 
 
-VERBS = [*server.ALLOWED, b"HELLO", b"", b"pub"]
+VERBS = [*commands.ALLOWED, b"HELLO", b"", b"pub"]
 sizes = st.one_of(
     st.integers(-(2**31), 2**31 - 1), st.integers(-2, 300), st.sampled_from([0, -1, 64, 65, 256, 257, 2**31 - 1])
 ).map(lambda size: size.to_bytes(4, "big", signed=True))

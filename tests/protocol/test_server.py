@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import ProtocolError
-from srtm.protocol import identify, server
+from srtm.protocol import commands, identify
+from srtm.protocol.commands import Cls, Dpub, Event, Fin, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
 from srtm.protocol.identify import Declared, Identity
 from srtm.protocol.names import MAGIC_V2, MAX_LINE, Settings
-from srtm.protocol.server import Cls, Dpub, Event, Fin, Identify, Mpub, Nop, Pub, Rdy, Req, ServerProtocol, Sub, Touch
+from srtm.protocol.server import ServerProtocol
 from tests.protocol.strategies import cuts, pieces, sessions, streams
 from tests.protocol.transcripts import TRANSCRIPTS, mpub, n, sized
 
@@ -180,15 +181,15 @@ def test_tls_required_allows_only_identify() -> None:
 
 
 def test_auth_is_a_command_where_the_broker_has_an_authority() -> None:
-    assert opened(Settings(auth_required=True)).feed(b"AUTH\n" + sized(b"\xffsecret")) == [server.Auth(b"\xffsecret")]
-    assert server.auth_first("PUB").wire == b"E_AUTH_FIRST AUTH required before PUB"
-    assert server.unauthorized("SUB", "t", "c").wire == b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'
+    assert opened(Settings(auth_required=True)).feed(b"AUTH\n" + sized(b"\xffsecret")) == [commands.Auth(b"\xffsecret")]
+    assert commands.auth_first("PUB").wire == b"E_AUTH_FIRST AUTH required before PUB"
+    assert commands.unauthorized("SUB", "t", "c").wire == b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'
 
 
 def test_only_a_late_consumer_survives_its_error() -> None:
-    assert not server.failed("FIN", ID, "ID not in flight").fatal
-    assert not server.failed("REQ", ID, "ID not in flight").fatal
-    assert not server.failed("TOUCH", ID, "ID not in flight").fatal
+    assert not commands.failed("FIN", ID, "ID not in flight").fatal
+    assert not commands.failed("REQ", ID, "ID not in flight").fatal
+    assert not commands.failed("TOUCH", ID, "ID not in flight").fatal
     assert ProtocolError("E_PUB_FAILED", "PUB failed exiting").fatal
     problem = ProtocolError("E_INVALID", "invalid command \udcff")
     assert problem.wire == b"E_INVALID invalid command \xff"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from srtm.errors import ProtocolError
-from srtm.protocol import frames, identify, server
+from srtm.protocol import commands, frames, identify, server
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
 from srtm.protocol.names import Settings
 from tests.conftest import PARTS
@@ -103,34 +103,34 @@ class Broker:
             self.in_flight[message_id] = message
             frames.append_message(out, 1_600_000_000 * 10**9, attempts + 1, message_id, body)
 
-    def answer(self, event: server.Event) -> bytes:
+    def answer(self, event: commands.Event) -> bytes:
         match event:
             case ProtocolError():
                 return frames.error(event)
-            case server.Identify(identity):
+            case commands.Identify(identity):
                 return frames.response(identify.response(identity, self.protocol.settings))
-            case server.Pub(_, body) | server.Dpub(_, _, body):
+            case commands.Pub(_, body) | commands.Dpub(_, _, body):
                 self.waiting.append([body, 0])
-            case server.Mpub(_, bodies):
+            case commands.Mpub(_, bodies):
                 self.waiting.extend([body, 0] for body in bodies)
-            case server.Rdy(ready):
+            case commands.Rdy(ready):
                 self.ready = ready
                 return b""
-            case server.Cls():
+            case commands.Cls():
                 self.ready = 0
                 return frames.CLOSE_WAIT
-            case server.Fin(message_id) | server.Req(message_id) | server.Touch(message_id):
+            case commands.Fin(message_id) | commands.Req(message_id) | commands.Touch(message_id):
                 return self.settle(event, message_id)
-            case server.Nop():
+            case commands.Nop():
                 return b""
         return frames.OK
 
-    def settle(self, event: server.Fin | server.Req | server.Touch, message_id: bytes) -> bytes:
+    def settle(self, event: commands.Fin | commands.Req | commands.Touch, message_id: bytes) -> bytes:
         if message_id not in self.in_flight:
-            return frames.error(server.failed(type(event).__name__.upper(), message_id, "ID not in flight"))
-        if not isinstance(event, server.Touch):
+            return frames.error(commands.failed(type(event).__name__.upper(), message_id, "ID not in flight"))
+        if not isinstance(event, commands.Touch):
             message = self.in_flight.pop(message_id)
-            if isinstance(event, server.Req) and not event.delay_ms:
+            if isinstance(event, commands.Req) and not event.delay_ms:
                 self.waiting.append(message)
         return b""
 

@@ -10,15 +10,15 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO, Distribution
 from srtm.model.service import Background, processing_latencies
 from srtm.model.split import split
-from srtm.sim import SimulatedBroker, Topic, simulate
+from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 
 SIX = [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(1, 7)]
 
 
-def topic(publishers: int = 200, seconds: int = 10, seed: int = 1, **kind: object) -> Topic:
-    return Topic.of(Workload((Population(publishers, **kind),), seconds * NS_PER_S, seed))  # type: ignore[arg-type]
+def topic(publishers: int = 200, seconds: int = 10, seed: int = 1, **kind: object) -> SimulatedTopic:
+    return SimulatedTopic.of(Workload((Population(publishers, **kind),), seconds * NS_PER_S, seed))  # type: ignore[arg-type]
 
 
 def test_it_is_the_model_and_nothing_else() -> None:
@@ -79,7 +79,7 @@ def test_what_cannot_hold_the_slo_is_reported_as_it_is() -> None:
 def test_the_model_confirms_in_fewer_rounds_what_measuring_finds() -> None:
     kind = {"batch": 10, "group_size": 10}
     case = topic(1_000, 20, seed=1, **kind)
-    earlier = Topic.of(Workload((Population(1_000, **kind),), 20 * NS_PER_S, 2), case.bucket)  # type: ignore[arg-type]
+    earlier = SimulatedTopic.of(Workload((Population(1_000, **kind),), 20 * NS_PER_S, 2), case.bucket)  # type: ignore[arg-type]
     slow = [SimulatedBroker(b.name, b.mcap_mps, ServiceModel(30_000, 9_000)) for b in SIX]
     slo = SLO(2 * NS_PER_MS)
     measured = simulate(case, slow, "srtm", slo)
@@ -112,17 +112,21 @@ def test_bad_input_is_named() -> None:
         SLO(quantile="99")
     for wrong in (case.arrivals.publisher_of - 1, case.arrivals.publisher_of + 1, case.arrivals.publisher_of[:-1]):
         with pytest.raises(InputError, match="one of the 200 publishers"):
-            simulate(Topic(case.publishers, case.arrivals._replace(publisher_of=wrong), case.bucket), SIX, "lb")
+            simulate(
+                SimulatedTopic(case.publishers, case.arrivals._replace(publisher_of=wrong), case.bucket), SIX, "lb"
+            )
     nobody = case.arrivals._replace(times_ns=case.arrivals.times_ns[:0], publisher_of=case.arrivals.publisher_of[:0])
     with pytest.raises(InputError, match="trace is empty"):
-        simulate(Topic(case.publishers, nobody, case.bucket), SIX, "lb")
+        simulate(SimulatedTopic(case.publishers, nobody, case.bucket), SIX, "lb")
     with pytest.raises(InputError, match="the same publishers"):
         simulate(case, SIX, "srtm", fit="model", history=topic(50))
 
 
 def test_brokers_whose_publishers_are_silent_are_within_any_slo() -> None:
     case = topic()
-    one_sends = Topic(case.publishers, case.arrivals._replace(publisher_of=case.arrivals.publisher_of * 0), case.bucket)
+    one_sends = SimulatedTopic(
+        case.publishers, case.arrivals._replace(publisher_of=case.arrivals.publisher_of * 0), case.bucket
+    )
     result = simulate(one_sends, SIX, "lb", SLO(NS_PER_S))
     assert result.k == 6
     assert len(result.by_broker) == 1
@@ -130,6 +134,6 @@ def test_brokers_whose_publishers_are_silent_are_within_any_slo() -> None:
 
 def test_a_bucket_too_small_to_split_ends_without_an_answer() -> None:
     case = topic()
-    tiny = Topic(case.publishers, case.arrivals, TokenBucket.of(case.bucket.r, 2))
+    tiny = SimulatedTopic(case.publishers, case.arrivals, TokenBucket.of(case.bucket.r, 2))
     with pytest.raises(PlacementError, match="b, is too small for this topic"):
         simulate(tiny, SIX, "lb")

@@ -167,7 +167,7 @@ def test_what_an_operator_does_is_asked_first_and_written_down(browser: Browser)
 
         page.get_by_role("button", name="Fit again…").click()
         page.get_by_role("dialog").get_by_role("button", name="Fit").click()
-        expect(page.locator("#events")).to_contain_text("4 publishers, 2 brokers to choose from")
+        expect(page.locator("#events")).to_contain_text("4 publishers, 2 candidate brokers")
 
         page.get_by_role("button", name="Drain one").click()
         page.get_by_role("dialog", name="Drain one?").get_by_role("button", name="Drain").click()

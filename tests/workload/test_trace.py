@@ -135,7 +135,7 @@ def test_unreadable_traces_name_file_column_and_remedy(tmp_path: Path) -> None:
     short = bad_file(tmp_path / "short.parquet", topic=pa.array(["t"]), arrival_ns=pa.array([1.5]))
     with pytest.raises(
         TraceError,
-        match=r"'publisher' \(string\) is missing.*'arrival_ns' is double, not int64",
+        match=r"'publisher' \(string\) is missing.*'arrival_ns' is double, not int64; its columns are topic, arr",
     ):
         load(short)
     holes = bad_file(

@@ -91,7 +91,7 @@ class Farewells:
 
     def part(self, topic: Topic, leaver: Leaver) -> None:
         """Close a publisher's connection when all of its messages have their tokens."""
-        self.waiting.setdefault(topic, []).append((topic.sent_by(leaver.publisher), leaver))
+        self.waiting.setdefault(topic, []).append((topic.gate.sent_by(leaver.publisher), leaver))
         self._loop.call_later(PARTING_S, self._part_anyway, topic, leaver)
         self._touch(topic)
 
@@ -100,7 +100,7 @@ class Farewells:
         waiting = self.waiting.get(topic, [])
         if not any(each is leaver for _, each in waiting):
             return
-        if not topic.closed:
+        if not topic.gate.closed:
             self._loop.call_later(PARTING_S, self._part_anyway, topic, leaver)
             return
         self._keep(topic, [entry for entry in waiting if entry[1] is not leaver])

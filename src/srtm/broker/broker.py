@@ -55,6 +55,7 @@ class Broker:
         alarm: Callable[..., Alarm] = Alarm,
     ) -> None:
         self.options = options = settled(options)
+        self.clock = clock
         self.started_ns = clock.time_ns()
         self.tcp_port = self.http_port = self.https_port = 0
         self.turn = turn = Turn(loop, clock.time_ns, alarm)
@@ -119,7 +120,7 @@ class Broker:
         """Whether messages waited to be read for a while: others that came before them may not be read yet."""
         late_ns = self.poller.began_ns - _LATE_NS
         return any(
-            topic.limiter is not None and any(message.arrival_ns < late_ns for message in topic.arrived)
+            topic.limiter is not None and any(message.arrival_ns < late_ns for message in topic.gate.arrived)
             for topic in self.turn.to_drain
         )
 

@@ -13,9 +13,9 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from srtm.broker.statistics import ChannelStatistics
+from srtm.protocol.commands import failed
 from srtm.protocol.frames import MAX_ATTEMPTS
 from srtm.protocol.names import ephemeral
-from srtm.protocol.server import failed
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:

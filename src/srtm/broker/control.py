@@ -210,9 +210,9 @@ class Control:
                 self._make_durable(self._topics.touch(name))
         self._informed = True
         for topic in list(self._topics.values()):
-            if topic.name in ended or (topic.name not in contracts and topic.closed):
-                topic.limit(None, now_ns)
-                topic.closed = False
+            if topic.name in ended or (topic.name not in contracts and topic.gate.closed):
+                topic.gate.limit(None, now_ns)
+                topic.gate.closed = False
             if topic.name in ended or topic.waiting:
                 self._topics.touch(topic.name)
 
@@ -252,12 +252,12 @@ class Control:
     def _put_in_force(self, topic: Topic, share: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Give a topic its share, or close it; returns the nano-tokens that were given up."""
         contract = self._holdings[topic.name].contract
-        topic.drops, topic.slo_ns = contract.overflow == "drop" and topic.durable is None, contract.slo_ns
-        topic.closed = share is None
+        topic.gate.drops, topic.slo_ns = contract.overflow == "drop" and topic.durable is None, contract.slo_ns
+        topic.gate.closed = share is None
         if topic.limiter is None and share is not None:
-            topic.open(Limiter(share, now_ns, gift_ntok), now_ns)
+            topic.gate.open(Limiter(share, now_ns, gift_ntok), now_ns)
             return max(0, gift_ntok - share.b_ntok)
-        return topic.limit(share, now_ns, gift_ntok)
+        return topic.gate.limit(share, now_ns, gift_ntok)
 
     def _answer(self, said: Exchange, refused: dict[str, str], now_ns: int, mono_ns: int) -> Answer:
         topics = self._topics

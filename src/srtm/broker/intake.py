@@ -70,15 +70,15 @@ class Intake:
             self._turn.to_drain[topic] = None
         if sender.too_full is not None and sender.too_full(topic):
             raise PublishRefused("topic is full", reason="full")
-        if topic.later:
+        if topic.durable is not None or topic.lane is not None:
             return self._publish_later(topic, sender, bodies, arrival_ns, delay_ns, verb)
         if len(bodies) == 1:
             body = bodies[0]
-            topic.arrived.append(Message(self._next_id(), arrival_ns, body, sender.publisher, delay_ns))
+            topic.gate.arrived.append(Message(self._next_id(), arrival_ns, body, sender.publisher, delay_ns))
             topic.bytes += len(body)
         else:
             next_id, publisher = self._next_id, sender.publisher
-            topic.arrived += [Message(next_id(), arrival_ns, body, publisher, delay_ns) for body in bodies]
+            topic.gate.arrived += [Message(next_id(), arrival_ns, body, publisher, delay_ns) for body in bodies]
             topic.bytes += sum(map(len, bodies))
             _record_batch(topic, len(bodies))
         topic.senders[sender] = None
@@ -94,7 +94,9 @@ class Intake:
         if engine is not None and delay_ns and not engine.defers:
             raise PublishRefused(f"the engine {engine.kind} cannot defer messages", reason="defer")
         if topic.durable is None:
-            topic.arrived += [Tracked(next_id(), arrival_ns, body, publisher, delay_ns, receipt) for body in bodies]
+            topic.gate.arrived += [
+                Tracked(next_id(), arrival_ns, body, publisher, delay_ns, receipt) for body in bodies
+            ]
             topic.bytes += sum(map(len, bodies))
             topic.senders[sender] = None
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from srtm.errors import BrokerError, InputError
@@ -111,21 +111,22 @@ class BrokerOptions:
     max_unsent_bytes: int = 1024 * 1024  # written to a subscriber that does not read before it gets no more messages
     read_size: int = 256 * 1024
     backlog: int = 1024
-    settings: Settings = field(init=False)  # of the protocol; follows from the options above
+    # Of the protocol, as far as the options above do not say.
+    settings: Settings = field(default_factory=lambda: Settings(max_identify_size=MAX_IDENTIFY_SIZE))
 
     def __post_init__(self) -> None:
         """Derive the broker's name and the settings that it offers to clients."""
         if not self.name:
             suffix = "" if self.tcp_port == 4150 else f"-{self.tcp_port}"
             object.__setattr__(self, "name", socket.gethostname() + suffix)
-        settings = Settings(
+        settings = replace(
+            self.settings,
             max_msg_size=self.max_msg_size,
             max_body_size=self.max_body_size,
-            max_identify_size=MAX_IDENTIFY_SIZE,
             msg_timeout_ms=self.msg_timeout_ms,
             tls_v1=bool(self.tls_cert),
             tls_required=self.tls_required or bool(self.tls_client_auth_policy),
-            snappy=HAS_SNAPPY,
+            snappy=self.settings.snappy and HAS_SNAPPY,
             auth_required=bool(self.auth_http_addresses),
         )
         object.__setattr__(self, "settings", settings)

@@ -100,9 +100,9 @@ class Topics(Mapping[str, Topic]):
             raise BrokerError(problem, topic=name)
         topic = self.by_name[name] = Topic(name, *self._limits)
         if engine is not None:
-            topic.lane, topic.later = engine.lane(topic), True
+            topic.lane = engine.lane(topic)
         if contracts is not None:
-            topic.closed = contracts.closes(name)
+            topic.gate.closed = contracts.closes(name)
             contracts.made(topic)
         if self.on_topic:
             self.on_topic(topic)

@@ -127,15 +127,16 @@ class Turn:
             self._alarm.set(min(self._limited.values()), self.now_ns())
 
     def _drain(self, topic: Topic, now_ns: int) -> None:
-        released = topic.drain(now_ns)
+        gate = topic.gate
+        released = gate.drain(now_ns)
         if released and self.recorder is not None:
             self.recorder.released(topic.name, released)
         if released or topic.unclaimed:
             topic.distribute(released, now_ns)
             for channel in topic.channels.values():
                 self.to_pump[channel] = None
-        if topic.waiting and topic.limiter is not None and not topic.stalled:
-            self._limited[topic] = topic.next_release_ns()
+        if gate.waiting and gate.limiter is not None and not gate.stalled:
+            self._limited[topic] = gate.next_release_ns()
             for sender in topic.senders:
                 sender.slow()
         else:

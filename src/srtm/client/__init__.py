@@ -1,4 +1,4 @@
-"""Publishers and subscribers: of SRTM's brokers through their controller, or of a stock nsqd.
+"""Publishers and subscribers, for SRTM clusters through their controller and for stock nsqds.
 
 async with Publisher("traffic") as publisher:
     await publisher.publish(b"hello")

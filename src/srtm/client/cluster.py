@@ -1,8 +1,8 @@
 """The link to a controller: where to publish, and which brokers a topic has.
 
-In: publishers that ask, topics that are watched. Out: addresses of brokers. All that publishers of one loop ask within
-a few milliseconds goes into one request, so that a thousand whose broker died are one question. What the controller
-said last is kept: while it is away, its list of brokers serves.
+In: publishers that ask for a broker, topics to watch. Out: addresses of brokers. Publishers of one loop that ask within
+a few milliseconds share one request, so a broker's death does not cause a thousand of them. The cluster remembers the
+controller's last answer and uses its list of brokers while the controller is away.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ except ImportError:
     raise ImportError("srtm.client needs httpx: pip install 'srtm[client]'", name="httpx") from None
 
 DEFAULT_CONTROLLER = "http://127.0.0.1:4161"
-_TOGETHER_S = 0.003  # how long a question waits for others
+_TOGETHER_S = 0.003  # how long a request waits for more publishers
 _ANSWER_S = 5.0
-_SILENCE_S = 25.0  # a watch says something every 10 s
+_SILENCE_S = 25.0  # a watch sends something every 10 s
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherSpec:
-    """What a publisher tells the controller about itself; `rate` is in messages a second."""
+    """What a publisher tells the controller about itself; `rate` is in messages per second."""
 
     id: str
     group: str | None = None
@@ -44,35 +44,35 @@ class PublisherSpec:
 
 
 class Home(Protocol):
-    """Who knows where a publisher belongs."""
+    """Knows which broker a publisher belongs to."""
 
     async def places(self, lost: Iterable[str]) -> list[str]:
-        """Addresses of brokers, the best first; `lost` are addresses that could not be reached."""
+        """Return addresses of brokers, the best first; `lost` are addresses that could not be reached."""
 
 
 class Fixed:
-    """A broker that was named, and no controller."""
+    """Given brokers, without a controller."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._addresses = list(addresses)
 
     async def places(self, lost: Iterable[str]) -> list[str]:
-        """Always the same: it may be back."""
+        """Return the given brokers: a lost one may be back."""
         del lost
         return self._addresses
 
 
 class Assigned:
-    """A publisher's broker, as the controller assigns it; while that is away, any that the topic had."""
+    """The broker that the controller assigns; while the controller is away, any broker that the topic had."""
 
     def __init__(self, cluster: Cluster, topic: str, spec: PublisherSpec, known: str | None = None) -> None:
         self._cluster = cluster
         self._topic = topic
         self._spec = spec
-        self._known = known  # what the controller said already
+        self._known = known  # the controller's first answer, if there is one already
 
     async def places(self, lost: Iterable[str]) -> list[str]:
-        """The assigned broker, or every fall-back, those first that were not lost."""
+        """Return the assigned broker, or all fall-backs with the lost ones last."""
         lost = set(lost)
         known, self._known = self._known, None
         if known is not None:
@@ -83,12 +83,12 @@ class Assigned:
             brokers = self._cluster.brokers(self._topic)
             if not brokers:
                 raise
-            # Publishers of a dead broker spread over the others, and each tries them in an order of its own.
+            # Each publisher has its own order, so those of a dead broker spread over the others.
             return sorted(brokers.values(), key=lambda at: (at in lost, crc32(f"{self._spec.id} {at}".encode())))
 
 
 class Cluster:
-    """A controller, as clients see it. `async with` closes it; publishers of one loop share one by its address."""
+    """A controller, as clients see it; `async with` closes it. Clients of one loop share one per address."""
 
     _shared: ClassVar[dict[tuple[asyncio.AbstractEventLoop, str, str | None], Cluster]] = {}
 
@@ -99,12 +99,12 @@ class Cluster:
         self.tls = tls
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            # No proxy of the environment: a controller is near, and a watch is long.
+            # Ignore proxies of the environment: a controller is near, and a watch lasts long.
             self._http = httpx.AsyncClient(
                 base_url=self.controller, headers=headers, timeout=_ANSWER_S, trust_env=False, verify=tls or True
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise ClientError(f"{controller!r} is no address of a controller: {error}") from None
+            raise ClientError(f"invalid controller address {controller!r}: {error}") from None
         self._brokers: dict[str, dict[str, str]] = {}
         self._names: dict[str, str] = {}  # of brokers, by address
         self._delivery: dict[str, set[str]] = {}
@@ -114,7 +114,7 @@ class Cluster:
 
     @classmethod
     def shared(cls, controller: str, token: str | None = None) -> Cluster:
-        """The cluster that all clients of this loop use; give it back with `release`."""
+        """Return the cluster that all clients of this loop share; give it back with `release`."""
         key = (asyncio.get_running_loop(), controller, token)
         cluster = cls._shared.get(key)
         if cluster is None:
@@ -123,7 +123,7 @@ class Cluster:
         return cluster
 
     async def release(self) -> None:
-        """One client of a shared cluster is done; with the last one it is closed."""
+        """Give a shared cluster back; the last client closes it."""
         self._users -= 1
         if self._users > 0:
             return
@@ -138,23 +138,23 @@ class Cluster:
         await self.close()
 
     async def close(self) -> None:
-        """Ask nothing more."""
+        """Cancel all requests, and close the connections."""
         for request in list(self._requests):
             request.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
         await self._http.aclose()
 
     def brokers(self, topic: str) -> dict[str, str]:
-        """Addresses of the topic's brokers by name, as the controller said last."""
+        """Return the addresses of the topic's brokers by name, as the controller last said."""
         return self._brokers.get(topic, {})
 
     def delivery(self, topic: str) -> set[str]:
-        """Where the topic's messages are delivered, as the controller said last: brokers, or addresses of engines."""
+        """Return where the topic's messages are delivered, as the controller last said: brokers, or engines."""
         found = self._delivery.get(topic)
         return set(self.brokers(topic).values()) if found is None else found
 
     async def where(self, topic: str, publisher: PublisherSpec, lost: Iterable[str] = ()) -> str:
-        """The address of the publisher's broker; asking registers it. `lost` are addresses that it cannot reach."""
+        """Register a publisher and return its broker's address; `lost` are addresses that it cannot reach."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
         asking = self._asking.get(topic)
@@ -186,15 +186,15 @@ class Cluster:
         except ClientError as error:
             problem = error
         except (KeyError, TypeError, AttributeError) as error:
-            problem = ControllerAway(f"the answer of {self.controller} makes no sense: {error!r}")
+            problem = ControllerAway(f"unexpected answer from {self.controller}: {error!r}")
         finally:
-            problem = problem or ControllerAway(f"{self.controller} was not asked to the end")
+            problem = problem or ControllerAway(f"the request to {self.controller} was cancelled")
             for spec, _, waiting in asking:
                 if waiting.done():
                     continue
                 if spec.id in places:
                     waiting.set_result(places[spec.id])
-                else:  # an exception for each: one that is raised in many places collects all of their frames
+                else:  # one exception each: a shared one would collect the frames of all who raise it
                     waiting.set_exception(type(problem)(str(problem), **problem.facts))
 
     def _remember(self, topic: str, said: dict[str, Any]) -> None:
@@ -205,17 +205,17 @@ class Cluster:
             self._delivery[topic] = places
 
     async def remove(self, topic: str, publisher: str) -> None:
-        """The publisher is gone for good."""
+        """Tell the controller that a publisher is gone for good."""
         await self.request("DELETE", topic_path(topic, "publishers", publisher))
 
     async def request(self, method: str, path: str, document: Any = None) -> Any:
-        """The controller's answer; ControllerAway if there is none, ClientError with its words if it refuses."""
+        """Return the controller's answer; ControllerAway if it does not answer, ClientError if it refuses."""
         try:
             answer = await self._http.request(method, path, json=document)
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
             raise ControllerAway(
                 f"no controller answers at {self.controller} ({str(error) or type(error).__name__}): start one with"
-                " srtm up, or say where it is"
+                " srtm up, or give its address"
             ) from None
         if answer.status_code >= 500:
             raise ControllerAway(f"{self.controller}: {_detail(answer)}", status=answer.status_code)
@@ -224,10 +224,10 @@ class Cluster:
         try:
             return answer.json() if answer.content else None
         except ValueError:
-            raise ControllerAway(f"{self.controller} is no controller: {answer.text[:100]!r}") from None
+            raise ControllerAway(f"{self.controller} is not a controller: it answers {answer.text[:100]!r}") from None
 
     async def watch(self, topic: str) -> AsyncGenerator[dict[str, str], None]:
-        """The topic's brokers, address by name: now and at every change, for as long as anybody asks."""
+        """Yield the addresses of the topic's brokers by name: now, and at every change."""
         backoff = Backoff()
         while True:
             try:
@@ -238,7 +238,7 @@ class Cluster:
                             backoff = Backoff()
                             yield self.brokers(topic)
             except (httpx.HTTPError, ControllerAway, ValueError, KeyError):
-                pass  # what was known last goes on
+                pass  # the last answer stays in use
             await asyncio.sleep(backoff.next_s())
 
     async def _events(self, topic: str) -> AsyncGenerator[tuple[str, Any], None]:
@@ -262,19 +262,19 @@ class Cluster:
 
 
 def _places(delivery: Any) -> set[str] | None:
-    """The places of a controller's answer; None of one that does not tell them."""
+    """Return the places in a controller's answer; None if it names none."""
     if not isinstance(delivery, list):
         return None
     return {str(address) for each in delivery for address in each["addresses"]}
 
 
 def topic_path(topic: str, *more: str) -> str:
-    """The path of a topic at a controller, or of something that belongs to it, whatever the names hold."""
+    """Return the path of a topic, or of something below it, at a controller; any name is quoted."""
     return "/".join(["/v1/topics", *map(_segment, (topic, *more))])
 
 
 def _segment(name: str) -> str:
-    # Dots are quoted by hand: the topics "." and ".." would be steps within the path.
+    # Quote dots by hand: "." and ".." would be steps within the path.
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="", errors="surrogateescape")
 
 
@@ -295,8 +295,8 @@ def _said(problem: dict[str, Any]) -> str:
 
 
 def refusal(answer: Any) -> str | None:
-    """The sentence in a controller's answer that refuses; None if there is none that it would write."""
+    """Return the reason in a controller's refusal; None if the answer has none."""
     detail = answer.get("detail", answer.get("message")) if isinstance(answer, dict) else None
-    if isinstance(detail, list):  # of fields that cannot be
+    if isinstance(detail, list):  # one problem per invalid field
         return "; ".join(": ".join(filter(None, (_field(each), _said(each)))) for each in detail)
     return detail if isinstance(detail, str) else None

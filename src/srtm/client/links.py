@@ -1,9 +1,9 @@
-"""Subscriptions of one subscriber: a link for each place that delivers its topic, and the messages that come over it.
+"""Subscriptions of one subscriber: a link for each place that delivers its topic, and the messages that it brings.
 
-In: an address. Out: messages, told to the subscriber; what a place says against it. A link connects and settles what
-can be settled without a trace at the server (`_prepare`), waits for its turn, and only then subscribes: an ephemeral
-channel that is made and left at once takes the messages of its topic with it. It stays until it is no longer listed,
-and begins anew when its connection is lost.
+In: an address. Out: messages and problems, told to the subscriber. A link connects and checks whatever leaves no trace
+at the server (`_prepare`), waits for its turn, and only then subscribes: an ephemeral channel that is created and left
+at once would take the messages of its topic with it. A link reconnects when it loses its connection, and ends when its
+place is no longer listed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SIGNPOST_S = 15.0  # after which a broker that delivers elsewhere is asked again
+_SIGNPOST_S = 15.0  # before a broker that delivers elsewhere is asked again
 
-# How a link stands to its place: it has not answered yet; it could be subscribed to; is being; is; does not answer;
-# refuses; delivers at another place.
+# The state of a link: the place has not answered yet; it is ready; SUB is under way; subscribed; the place does not
+# answer; it refuses; it delivers at another place.
 Standing = Literal["asking", "waiting", "subscribing", "subscribed", "away", "refused", "elsewhere"]
 
 
@@ -47,7 +47,7 @@ class Hub(Protocol):
         """A place cannot be reached, or refuses."""
 
     def elsewhere(self, link: Link, place: str) -> None:
-        """A broker delivers through an engine."""
+        """A broker delivers through an engine at another place."""
 
     def lost(self) -> None:
         """A connection ended."""
@@ -59,11 +59,11 @@ class Hub(Protocol):
         """A message came."""
 
     def settled(self) -> None:
-        """A link has nothing in flight any more."""
+        """A link has nothing in flight."""
 
 
 class Message:
-    """A message of a channel: `finish` it, or `requeue` it; `touch` it where that takes longer than its time-out."""
+    """A message of a channel: `finish` or `requeue` it; `touch` it if that takes longer than its timeout."""
 
     __slots__ = ("_link", "attempts", "body", "id", "timestamp_ns")
 
@@ -73,41 +73,41 @@ class Message:
 
     @property
     def broker(self) -> str | None:
-        """The address of the broker that it came from, or of the engine; None once it was finished or requeued."""
+        """The address of the broker or engine that delivered it; None once it is finished or requeued."""
         return self._link.address if self._link else None
 
     @property
     def held(self) -> bool:
-        """Whether it is to be answered here, and its connection stands."""
+        """Whether it still awaits an answer over a live connection."""
         return self._link is not None and self._link.held.get(self.id) is self
 
     async def finish(self) -> None:
-        """It is done. If its connection was lost meanwhile, it will be delivered again all the same."""
+        """Acknowledge the message; if its connection was lost meanwhile, it is delivered again all the same."""
         self.finish_nowait()
 
     def finish_nowait(self) -> None:
-        """The same, for code that does not wait."""
+        """Acknowledge the message, from code that cannot await."""
         self._answering().finish(self)
 
     async def requeue(self, delay_s: float = 0.0) -> None:
-        """Deliver it again, to anybody, after a while."""
+        """Have the message delivered again, to any subscriber, after a delay."""
         self._answering().requeue(self, delay_s)
 
     async def touch(self) -> None:
-        """It takes longer: begin its time-out anew."""
+        """Restart the message's timeout."""
         if self._link is None:
-            raise ClientError("the message was finished or requeued already")
+            raise ClientError("the message is already finished or requeued")
         self._link.touch(self)
 
     @property
     def answered(self) -> bool:
-        """Whether it was finished or requeued."""
+        """Whether it is finished or requeued."""
         return self._link is None
 
     def _answering(self) -> Link:
         link, self._link = self._link, None
         if link is None:
-            raise ClientError("the message was finished or requeued already")
+            raise ClientError("the message is already finished or requeued")
         return link
 
     def __repr__(self) -> str:
@@ -115,16 +115,16 @@ class Message:
 
 
 class Link(ABC):
-    """The subscription at one place: connected, or about to be."""
+    """The subscription at one place, connected or connecting."""
 
     def __init__(self, hub: Hub, address: str) -> None:
         self.address = address
         self.listed = True
         self.standing: Standing = "asking"
-        self.ready = 0  # what it was told last
+        self.ready = 0  # the RDY count sent last
         self.lately = 0  # messages since the last look
-        self.idle = 0  # looks without any
-        self.held: dict[bytes, Message] = {}  # delivered, and not finished
+        self.idle = 0  # looks in a row without any
+        self.held: dict[bytes, Message] = {}  # delivered, and not answered
         self._hub = hub
         self._over: asyncio.Future[None] | None = None
         self.task = asyncio.create_task(self._run())
@@ -136,38 +136,38 @@ class Link(ABC):
 
     @abstractmethod
     async def _prepare(self) -> bool:
-        """Connect, and settle all that can be without subscribing; False where the place is only a signpost."""
+        """Connect and check what needs no subscription; return False if the place delivers elsewhere."""
 
     @abstractmethod
     async def _subscribe(self) -> None:
-        """Subscribe, at a place that is prepared."""
+        """Subscribe at a prepared place."""
 
     @abstractmethod
     def _hang_up(self) -> None:
-        """Be gone from there."""
+        """Close the connection."""
 
     @abstractmethod
     def set_ready(self, count: int) -> None:
-        """Take so many messages in flight."""
+        """Accept up to this many messages in flight."""
 
     @abstractmethod
     def finish(self, message: Message) -> None:
-        """A message is done."""
+        """Acknowledge a message."""
 
     @abstractmethod
     def requeue(self, message: Message, delay_s: float) -> None:
-        """A message shall come again."""
+        """Have a message delivered again."""
 
     @abstractmethod
     def touch(self, message: Message) -> None:
-        """A message takes longer."""
+        """Restart a message's timeout."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Take no more messages."""
+        """Accept no more messages."""
 
     async def leave(self) -> None:  # noqa: B027 - not every place needs it
-        """All messages are answered: leave nothing behind that nobody needs."""
+        """Clean up at the server once all messages are answered."""
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -202,7 +202,7 @@ class Link(ABC):
             self._hub.left(self)
 
     def _ended(self) -> None:
-        """The connection is over."""
+        """The connection ended."""
         if self._over is not None and not self._over.done():
             self._over.set_result(None)
 
@@ -212,7 +212,7 @@ class Link(ABC):
         self._hub.deliver(found)
 
     def _release(self, message: Message) -> bool:
-        """A message is answered; False if it came over a connection that is no more."""
+        """Stop holding a message that is answered; return False if its connection is gone."""
         if self.held.get(message.id) is not message:
             return False
         del self.held[message.id]
@@ -222,13 +222,13 @@ class Link(ABC):
 
 
 class BrokerLink(Link):
-    """The subscription at a broker, or at an nsqd."""
+    """The subscription at a broker or an nsqd."""
 
     def __init__(self, hub: Hub, address: str, options: ConnectionOptions, *, nsqd: bool = False) -> None:
         self.connection: Connection | None = None
-        self.limit = 1  # of RDY, at this broker
+        self.limit = 1  # the largest RDY that this broker accepts
         self._options = options
-        self._nsqd = nsqd  # an engine, as far as is known
+        self._nsqd = nsqd  # known to be an engine
         self._answers: deque[asyncio.Future[bytes]] = deque()
         super().__init__(hub, address)
 
@@ -251,10 +251,10 @@ class BrokerLink(Link):
         try:
             await self.ask(say.sub(self._hub.topic, self._hub.channel))
         except ProtocolError as problem:
-            raise explained(problem, self.address) from None
+            raise _explained(problem, self.address) from None
 
     async def ask(self, data: bytes) -> bytes:
-        """The answer to a command."""
+        """Send a command, and return its answer."""
         if self.connection is None or self.connection.closed:
             raise ClientError(f"{self.address} closed the connection")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -263,7 +263,7 @@ class BrokerLink(Link):
         return await answer
 
     def _tell(self, data: bytes) -> None:
-        """Say something, if there is anybody who hears it."""
+        """Send something, if subscribed."""
         if self.subscribed:
             self.connection.say(data)  # type: ignore[union-attr]
 
@@ -273,58 +273,58 @@ class BrokerLink(Link):
         self._answers.clear()
 
     def set_ready(self, count: int) -> None:
-        """Take so many messages in flight."""
+        """Accept up to this many messages in flight."""
         count = min(count, self.limit)
         if count != self.ready and self.subscribed:
             self.ready = count
             self._tell(say.rdy(count))
 
     def finish(self, message: Message) -> None:
-        """A message is done; nobody is told if it came over a connection that is no more."""
+        """Acknowledge a message, unless its connection is gone."""
         if self._release(message):
             self._tell(say.fin(message.id))
 
     def requeue(self, message: Message, delay_s: float) -> None:
-        """A message shall come again."""
+        """Have a message delivered again."""
         if self._release(message):
             self._tell(say.req(message.id, round(delay_s * 1000)))
 
     def touch(self, message: Message) -> None:
-        """A message takes longer."""
+        """Restart a message's timeout."""
         self._tell(say.touch(message.id))
 
     async def close(self) -> None:
-        """Take no more messages."""
+        """Accept no more messages."""
         self.listed = False
         if self.subscribed:
             await self.ask(say.cls())
 
     def answered(self, data: bytes) -> None:
-        """To the oldest question."""
+        """The oldest command was answered."""
         if self._answers:
             self._answers.popleft().set_result(data)
 
     def refused(self, problem: ProtocolError) -> None:
-        """A command was."""
+        """A command was refused."""
         if problem.fatal and self._answers:
             self._answers.popleft().set_exception(problem)
         elif not problem.fatal:
             log.warning("%s: %s", self.address, problem)
 
     def delivered(self, message: say.Message) -> None:
-        """A message of the channel."""
+        """A message of the channel arrived."""
         self._delivered(message)
 
     def ordered(self, connection: Connection, order: Order) -> None:
-        """Orders are for publishers."""
+        """Ignore an order: those are for publishers."""
 
     def writable(self) -> None:
-        """What a subscriber says is bounded by what it has in flight."""
+        """Do nothing: messages in flight bound what a subscriber sends."""
 
     def ended(self, connection: Connection, problem: Exception | None) -> None:
         """The server closed the connection, or it broke."""
         del connection
-        self.held.clear()  # the broker gives them to others
+        self.held.clear()  # the broker delivers them elsewhere
         self.ready = 0
         lost = ClientError(f"{self.address} closed the connection{f': {problem}' if problem else ''}")
         while self._answers:
@@ -334,21 +334,23 @@ class BrokerLink(Link):
 
 
 def engine_at(connection: Connection) -> str | None:
-    """The engine that delivers a broker's messages; None where it does so itself, or is an nsqd."""
+    """Return the engine that delivers a broker's messages; None for a broker that delivers itself, or an nsqd."""
     ours: Any = connection.settled.get("srtm")
     engine = ours.get("engine") if isinstance(ours, dict) else None
     return engine if isinstance(engine, str) else None
 
 
 def check_login(connection: Connection, options: ConnectionOptions, *, nsqd: bool) -> None:
-    """ProtocolError, in the words of SUB's, where AUTH is missing."""
+    """Raise the ProtocolError that SUB would cause if the server requires AUTH and there is no secret."""
     if connection.settled.get("auth_required") and options.auth_secret is None:
-        remedy = "give its secret by SRTM_ENGINE, as in nsqd://secret@host" if nsqd else "give auth_secret"
-        raise ProtocolError("E_AUTH_FIRST", f"{connection.address} wants AUTH: {remedy}")
+        remedy = "put its secret into SRTM_ENGINE, as in nsqd://secret@host" if nsqd else "pass auth_secret"
+        raise ProtocolError("E_AUTH_FIRST", f"{connection.address} requires AUTH: {remedy}")
 
 
-def explained(problem: ProtocolError, address: str) -> ProtocolError:
-    """What a refused SUB means, and what to do."""
+def _explained(problem: ProtocolError, address: str) -> ProtocolError:
+    """Say what a refused SUB means, and the remedy."""
     if "TLS required" in problem.text:
-        return ProtocolError(problem.code, f"{address} wants TLS: give tls, or SRTM_ENGINE, as in nsqd+tls://host")
+        return ProtocolError(
+            problem.code, f"{address} requires TLS: pass tls, or set SRTM_ENGINE, as in nsqd+tls://host"
+        )
     return problem

@@ -1,4 +1,4 @@
-"""The brokers of a topic by an nsqlookupd, stock or a controller, which has to be asked again and again."""
+"""The brokers of a topic, polled from nsqlookupds: stock ones, or a controller."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import httpx
 from srtm.errors import InputError
 
 _ANSWER_S = 5.0
-_JITTER = 0.3  # of the interval, so that clients that started together do not ask together
+_JITTER = 0.3  # of the interval, so that clients that started together do not poll together
 
 
 async def lookup(
     addresses: list[str], topic: str, poll_s: float, tls: ssl.SSLContext | None = None
 ) -> AsyncGenerator[set[str], None]:
-    """All brokers that any of these nsqlookupds knows for the topic, now and at every poll."""
+    """Yield all brokers that any of these nsqlookupds lists for the topic: now, and at every poll."""
     if not addresses:
-        raise InputError("lookupd: give at least one address, as in 127.0.0.1:4161")
+        raise InputError("lookupd is empty: give at least one address, as in 127.0.0.1:4161")
     urls = [address if "://" in address else f"http://{address}" for address in addresses]
     async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False, verify=tls or True) as http:
-        last: dict[str, set[str]] = {}  # what each said last counts while it is away
+        last: dict[str, set[str]] = {}  # the last answer of each counts while it is away
         while True:
             answers = await asyncio.gather(*(_ask(http, url, topic) for url in urls))
             last |= {url: answer for url, answer in zip(urls, answers, strict=True) if answer is not None}

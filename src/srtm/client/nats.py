@@ -1,7 +1,7 @@
-"""One connection to a server of NATS, as clients use it.
+"""One connection to a NATS server.
 
-In: an address with several servers, questions, bytes. Out: answers; messages, told to a listener as they are read.
-Opening settles TLS and the login. A server that is not heard for two and a half signs of life counts as lost.
+In: an address with several servers, requests, bytes. Out: answers; messages, passed to a listener as they are read.
+Opening negotiates TLS and the login. A server that stays silent for two and a half ping intervals counts as lost.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from srtm.errors import ClientError, InputError, ProtocolError
 from srtm.net.credentials import Credentials
 from srtm.net.explain import explained
+from srtm.net.sockets import open_streams
 from srtm.protocol import greeting, nats
 from srtm.protocol.engine import written
 from srtm.protocol.nats import Err, Event, Info, Msg, NatsProtocol, Ping, Pong
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 
 _READ = 256 * 1024
 _OPEN_S = 5.0
-_ANSWER_S = 3.0  # JetStream leaves questions unanswered while it elects a leader
+_ANSWER_S = 3.0  # JetStream leaves requests unanswered while it elects a leader
 _SIGN_S = 5.0
-_SILENCE = 2.5  # signs of life
-_PASSING = 500  # from this code of HTTP on, an error may be over soon
-_OURS = ("Authorization", "Permissions", "User Authentication")  # errors that waiting does not mend
+_SILENCE = 2.5  # ping intervals
+_PASSING = 500  # errors from this HTTP code on may pass
+_OURS = ("Authorization", "Permissions", "User Authentication")  # errors that waiting does not cure
 
 
 class Refused(Exception):
-    """JetStream's answer is an error that stays; its code is that of HTTP."""
+    """JetStream refused a request for good; `code` is an HTTP status."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -44,17 +45,17 @@ class Refused(Exception):
 
 
 class Listener(Protocol):
-    """Who is told what comes."""
+    """Receives what a server sends."""
 
     def came(self, message: Msg) -> None:
-        """A message, or a status, that is not the answer to a question; over a subscription of the listener's."""
+        """A message or status arrived that is not the answer to a request."""
 
     def ended(self, problem: ClientError) -> None:
-        """The connection is over."""
+        """The connection ended."""
 
 
 class NatsConnection:
-    """A connection on which everything is settled."""
+    """A connection, ready for use."""
 
     def __init__(self, address: EngineAddress, listener: Listener) -> None:
         self._address = address
@@ -74,7 +75,7 @@ class NatsConnection:
 
     @classmethod
     async def open(cls, address: EngineAddress, listener: Listener) -> NatsConnection:
-        """Connect to any of the servers; ClientError where none answers, InputError where one will not have us."""
+        """Connect to any of the servers; ClientError if none answers, InputError if one refuses us."""
         problem: Exception | None = None
         for server in random.sample(address.servers, len(address.servers)):
             connection = cls(address, listener)
@@ -94,18 +95,18 @@ class NatsConnection:
 
     async def _open(self, host: str, port: int) -> None:
         self.place = written(host, port)
-        self._reader, self._writer = await asyncio.open_connection(host, port)
+        self._reader, self._writer = await open_streams(host, port)
         while not isinstance(event := await self._event(), Info):
             pass
         credentials = Credentials.read(self._address)
         try:
             if greeting.nats_tls(self._address, event.fields):
                 assert credentials.tls is not None
-                self._protocol, self._events = NatsProtocol(), deque()  # what came in the clear is nobody's
+                self._protocol, self._events = NatsProtocol(), deque()  # ignore what else came in the clear
                 await self._writer.start_tls(credentials.tls, server_hostname=host)
                 if self._reader._buffer:  # type: ignore[attr-defined]
-                    # A server says nothing before CONNECT: it came in the clear, during the handshake.
-                    raise EOFError(f"{self.place} speaks in the clear beside TLS")
+                    # A server is silent until CONNECT, so these bytes were sent in the clear, during the handshake.
+                    raise EOFError(f"{self.place} sent plain text during the TLS handshake")
         except (InputError, ssl.SSLError) as problem:
             raise InputError(f"{self._address}: {explained(problem)}; {_ENGINE}") from None
         login = credentials.login(str(event.fields.get("nonce", "")))
@@ -116,17 +117,17 @@ class NatsConnection:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._listen())]
 
     def close(self) -> None:
-        """End it; the listener hears nothing more."""
+        """Close the connection; the listener hears nothing more."""
         self._write()
         self.closed = True
         for task in self._tasks:
             task.cancel()
         if self._writer is not None:
-            self._writer.transport.abort()  # what had to be said was flushed; TLS would wait for the server's farewell
-        self._give_up(ClientError(f"{self._address} was left"))
+            self._writer.transport.abort()  # everything said was flushed; closing TLS would wait for the server
+        self._give_up(ClientError(f"the connection to {self._address} was closed"))
 
     def say(self, data: bytes) -> None:
-        """Write this at the end of the loop's turn, with all else that is said until then."""
+        """Write this at the end of the loop's turn, together with everything else said in it."""
         if not self._said:
             asyncio.get_running_loop().call_soon(self._write)
         self._said.append(data)
@@ -138,7 +139,7 @@ class NatsConnection:
             self._writer.write(data)
 
     async def ask(self, subject: str, /, **wanted: Any) -> dict[str, Any]:
-        """JetStream's answer; Refused where it is an error that stays, ClientError where there is none."""
+        """Return JetStream's answer; Refused if it refuses for good, ClientError if it does not answer."""
         self._asked += 1
         reply = f"{self.inbox}.{self._asked}".encode()
         if self.closed:
@@ -153,7 +154,7 @@ class NatsConnection:
         finally:
             self._answers.pop(reply, None)
         if found.status:
-            raise ClientError(f"{self._address} answers {found.status}: it has no leader, or JetStream is off")
+            raise ClientError(f"{self._address} answers {found.status}: no leader, or JetStream is off")
         document = nats.fields(found.body)
         if error := document.get("error"):
             code, text = int(error.get("code", _PASSING)), str(error.get("description", "unknown error"))
@@ -163,7 +164,7 @@ class NatsConnection:
         return document
 
     async def flush(self) -> None:
-        """Until the server has read all that was said, and we all that it said before."""
+        """Wait until the server has read everything said, and we everything that it sent before."""
         pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pongs.append(pong)
         self.say(nats.PING)
@@ -180,13 +181,13 @@ class NatsConnection:
         if isinstance(event, Ping):
             self.say(nats.PONG)
         elif isinstance(event, Err) and event.text.startswith(_OURS):
-            raise InputError(f"{self._address} refuses: {event.text}; {_LOGIN}")
+            raise InputError(f"{self._address} refuses the login: {event.text}; {_LOGIN}")
         elif isinstance(event, Err):
             raise EOFError(f"{self.place} says {event.text}")
         return event
 
     async def _read(self) -> None:
-        """Tell what comes, until the end."""
+        """Pass on what the server sends, until the end."""
         try:
             while True:
                 event = await self._event()
@@ -204,7 +205,7 @@ class NatsConnection:
             self._end(ClientError(f"{self._address}: {explained(problem)}"))
 
     async def _listen(self) -> None:
-        """Whether anything was heard since the last look."""
+        """Ping, and end the connection if the server stays silent."""
         while True:
             self._heard = False
             with suppress(TimeoutError):
@@ -233,10 +234,10 @@ class NatsConnection:
         for answer in waiting:
             if not answer.done():
                 answer.set_exception(problem)
-                answer.exception()  # whoever waits hears it; nobody need
+                answer.exception()  # nobody need be waiting
         self._answers.clear()
         self._pongs.clear()
 
 
-_ENGINE = "say how to reach it by SRTM_ENGINE, as in nats+tls://host:4222?ca=ca.pem (docs/engines.md)"
-_LOGIN = "give a login that may by SRTM_ENGINE, as in nats://user:password@host:4222 (docs/engines.md)"
+_ENGINE = "set SRTM_ENGINE, as in nats+tls://host:4222?ca=ca.pem (docs/engines.md)"
+_LOGIN = "set SRTM_ENGINE to another login, as in nats://user:password@host:4222 (docs/engines.md)"

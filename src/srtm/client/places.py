@@ -1,10 +1,10 @@
-"""Where a topic's messages are delivered, and what this client has been given to be let in there.
+"""Where a topic's messages are delivered, and the login that this client uses there.
 
-In: places as the controller, brokers and nsqlookupds name them, `host:port` or the address of an engine; the client's
-own address of the engine, with its login and files (`SRTM_ENGINE`). Out: links.
+In: places as the controller, brokers and nsqlookupds name them, `host:port` or the address of an engine; the user's own
+address of the engine, with its login and files (`SRTM_ENGINE`). Out: links.
 
-Nobody tells secrets to others, so a client that needs a login or a file is given them by its user. Servers of NATS are
-then those of the user's address. Of NSQ every broker has its own, so the address gives login and TLS for all of them.
+Brokers never pass secrets on, so the user gives a client its login and files. For NATS, the servers are then those of
+the user's address. With NSQ every broker has its own nsqd, so the user's address gives login and TLS for all of them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ log = logging.getLogger(__name__)
 
 
 class Places:
-    """Makes links of places."""
+    """Turns places into links."""
 
     def __init__(self, topic: str, options: ConnectionOptions, engine: str | None) -> None:
         self._topic = topic
         self._options = options
-        # The words without an address are for `srtm up`, which starts an engine that wants nothing of its clients.
+        # A kind without an address is for `srtm up`, whose engine needs no login.
         self._given = None if not engine or engine in engines.KINDS else engines.parse(engine)
         self._named: dict[str, EngineAddress] = {}  # nsqds that are engines, by host:port
-        self._brokers: set[str] = set()  # addresses that are known to be brokers
+        self._brokers: set[str] = set()  # addresses known to be brokers
         self._unreachable: set[str] = set()
 
     def keys(self, places: Iterable[str]) -> dict[str, str]:
-        """What links are known by, for places; an nsqd may be named by several sources."""
+        """Return a key for the link of each place; several sources may name one nsqd."""
         found: dict[str, str] = {}
         for place in sorted(places):
             if "://" not in place:
@@ -58,26 +58,26 @@ class Places:
         return found
 
     def is_broker(self, address: str) -> None:
-        """An address that a controller names is a broker's."""
+        """Remember that an address is a broker's."""
         self._brokers.add(address)
 
     def link(self, hub: Hub, key: str, place: str, timeout_ms: int | None) -> Link:
-        """A link to a place."""
+        """Return a new link to a place."""
         if place.startswith(("nats:", "nats+tls:")):
             try:
                 from srtm.client.jetstream import StreamLink
             except ImportError:
-                raise InputError(f"{place} takes msgspec: pip install 'srtm[client]'") from None
+                raise InputError(f"{place} needs msgspec: pip install 'srtm[client]'") from None
             return StreamLink(hub, self._checked(place), timeout_ms)
         return BrokerLink(hub, key, self.options(key), nsqd=key in self._named)
 
     def plain(self, key: str, place: str) -> bool:
-        """Whether NSQ's protocol is spoken there without TLS or compression."""
+        """Whether a place speaks NSQ's protocol without TLS or compression."""
         options = self.options(key)
         return not place.startswith("nats") and not (options.tls or options.deflate or options.snappy)
 
     def options(self, key: str) -> ConnectionOptions:
-        """How to connect to a broker, or an nsqd."""
+        """Return how to connect to a broker or nsqd."""
         given, named = self._given, self._named.get(key)
         options = self._options
         if given is None or given.kind != "nsqd" or key in self._brokers:
@@ -88,14 +88,14 @@ class Places:
         return replace(options, tls=tls)
 
     def _checked(self, place: str) -> EngineAddress:
-        """The address of an engine; if we were given one of NATS, ours."""
+        """Return the address of an engine; the user's own, if that is of NATS."""
         address, given = engines.parse(place), self._given
         if address is None:
-            raise InputError(f"{place!r} is not the address of an engine")
+            raise InputError(f"invalid engine address {place!r}")
         if given is not None and given.kind != address.kind:
             raise InputError(
-                f"topic {self._topic!r} is delivered by {address}, and SRTM_ENGINE (--engine) is {given}:"
-                f" leave it out, or give one of the engine {address.kind}"
+                f"topic {self._topic!r} is delivered by {address}, but SRTM_ENGINE (--engine) is {given}:"
+                f" leave it out, or give an address of the engine {address.kind}"
             )
         return given if given is not None and given.kind == "nats" else address
 
@@ -103,7 +103,7 @@ class Places:
         if place not in self._unreachable:
             self._unreachable.add(place)
             log.warning(
-                "%s: %s is a socket of the broker's host: have that nsqd listen to TCP, and register with the"
+                "%s: %s is a unix socket on the broker's host: let that nsqd listen on TCP and register with the"
                 " controller (--lookupd-tcp-address)",
                 self._topic,
                 place,
@@ -111,7 +111,7 @@ class Places:
 
 
 def _context(address: EngineAddress) -> Any:
-    """The client's side of TLS."""
+    """Return the TLS context that an address asks for."""
     from srtm.net.tls import client_context
 
     return client_context(address.ca, address.cert, address.key)

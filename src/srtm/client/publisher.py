@@ -1,7 +1,7 @@
 """A publisher: messages of one topic, acknowledged, in order.
 
-In: bodies. Out: their acknowledgements. At most `window` commands wait for their answers; a publisher that is
-throttled, moved or without a broker lets its callers wait.
+In: bodies. Out: their acknowledgements. At most `window` commands are unanswered at a time; callers wait while the
+publisher is throttled, moved or without a broker.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from srtm.errors import ClientError, InputError, SRTMError, WindowFull
 from srtm.net.sockets import split_address
 from srtm.protocol import client as say
 
-_GONE_S = 1.0  # that a farewell to the controller may take
+_GONE_S = 1.0  # for telling the controller that the publisher is gone
 
 
 class Publisher:
-    """Publishes to one topic: through a controller, or to one broker that is named.
+    """Publishes to one topic: through a controller, or to one given broker.
 
-    `async with Publisher("traffic") as publisher: await publisher.publish(b"hello")`. The id says who it is over
-    restarts; without one it is somebody new each time. `group` is its correlation group: who sends together with it.
-    `rate` (messages a second), `process`, `batch` and `jitter_ms` tell the controller what to expect.
+    `async with Publisher("traffic") as publisher: await publisher.publish(b"hello")`. An `id` identifies the publisher
+    across restarts; without one, each gets a new id. `group` names its correlation group: publishers that burst
+    together. `rate` (messages per second), `process`, `batch` and `jitter_ms` tell the controller what to expect.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Publisher:
         *,
         controller: str | Cluster | None = None,
         broker: str | None = None,
-        id: str | None = None,  # noqa: A002 - what it is called everywhere
+        id: str | None = None,  # noqa: A002 - its name everywhere
         group: str | None = None,
         rate: float | None = None,
         process: Literal["poisson", "periodic"] | None = None,
@@ -55,10 +55,10 @@ class Publisher:
         identity: Mapping[str, Any] | None = None,
     ) -> None:
         if controller is not None and broker is not None:
-            raise InputError("give a controller or a broker, not both")
+            raise InputError("controller and broker exclude each other: give one")
         if window < 1:
-            raise InputError(f"window = {window}: at least one message must be on its way")
-        say.pub(topic, b"x")  # the name is judged here
+            raise InputError(f"window = {window}: it must be at least 1")
+        say.pub(topic, b"x")  # checks the name
         if broker is not None:
             split_address(broker)
         self.topic = topic
@@ -73,7 +73,7 @@ class Publisher:
         self._options = ConnectionOptions(
             tls, deflate=deflate, snappy=snappy, auth_secret=auth_secret, identity=identity or {}
         )
-        self._window: asyncio.Queue[None] = asyncio.Queue(window)  # an entry for each command without an answer
+        self._window: asyncio.Queue[None] = asyncio.Queue(window)  # one entry per unanswered command
         self._cluster: Cluster | None = None
         self._stream: Stream | None = None
 
@@ -85,7 +85,7 @@ class Publisher:
         await (self.close() if kind is None else self.abort())
 
     async def open(self) -> None:
-        """Find the broker; ClientError if none takes it within `timeout_s`."""
+        """Connect to the publisher's broker; ClientError if none accepts it within `timeout_s`."""
         home: Home
         if self._broker is not None:
             home = Fixed([self._broker])
@@ -103,39 +103,39 @@ class Publisher:
 
     @property
     def address(self) -> str | None:
-        """Where it publishes now; None while it looks for a broker."""
+        """The address of its broker; None while it looks for one."""
         connection = self._stream.connection if self._stream else None
         return None if connection is None or connection.closed else connection.address
 
     @property
     def in_flight(self) -> int:
-        """Commands without an answer yet."""
+        """Commands without an answer."""
         return len(self._stream.unsent) + len(self._stream.unanswered) if self._stream else 0
 
     @property
     def migrations(self) -> int:
-        """How often it was moved."""
+        """How often a broker moved it elsewhere."""
         return self._stream.migrations if self._stream else 0
 
     async def publish(self, body: bytes, *, delay_ms: int = 0) -> None:
-        """Publish one message, and wait until it is acknowledged."""
+        """Publish one message; return once it is acknowledged."""
         data = say.dpub(self.topic, delay_ms, _body(body)) if delay_ms else say.pub(self.topic, _body(body))
         await self._window.put(None)
         await self._put(data)
 
     async def publish_many(self, bodies: Iterable[bytes]) -> None:
-        """Publish messages together, all or none, and wait until they are acknowledged."""
+        """Publish messages together, all or none; return once they are acknowledged."""
         data = say.mpub(self.topic, _some(bodies))
         await self._window.put(None)
         await self._put(data)
 
     def publish_nowait(self, body: bytes) -> asyncio.Future[None]:
-        """Publish one message, and wait later: WindowFull if too many have no answer yet."""
+        """Publish one message, to be awaited later; WindowFull if too many are unanswered."""
         data = say.pub(self.topic, _body(body))
         try:
             self._window.put_nowait(None)
         except asyncio.QueueFull:
-            remedy = "wait for what was published, or open the publisher with a larger one"
+            remedy = "await earlier messages, or open the publisher with a larger window"
             raise WindowFull(f"the window of {self._window.maxsize} is full: {remedy}") from None
         return self._put(data)
 
@@ -158,13 +158,13 @@ class Publisher:
             answer.set_exception(problem)
 
     async def close(self) -> None:
-        """Wait until everything is acknowledged, and end."""
+        """Wait until everything is acknowledged, and close."""
         if self._stream is not None:
             await self._stream.drain()
         await self.abort()
 
     async def abort(self) -> None:
-        """End at once; who waits for an acknowledgement gets a ClientError."""
+        """Close at once; unanswered messages fail with a ClientError."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.abort()
@@ -191,5 +191,5 @@ def _body(body: bytes) -> bytes:
 def _some(bodies: Iterable[bytes]) -> list[bytes]:
     found = [_body(body) for body in bodies]
     if not found:
-        raise InputError("there is nothing to publish: give at least one message")
+        raise InputError("nothing to publish: give at least one message")
     return found

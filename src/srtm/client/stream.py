@@ -1,13 +1,12 @@
-"""The commands of one publisher in order, at whatever broker it belongs to.
+"""The commands of one publisher in order, at whichever broker it belongs to.
 
-In: PUB, MPUB and DPUB as bytes, each with a token that means something to its owner. Out: for every one, in order, that
-it was answered or refused. Commands wait here while there is no connection, while the broker has THROTTLEd the topic,
-and while a MIGRATE is being followed.
+In: PUB, MPUB and DPUB as bytes, each with a token that its owner chooses. Out: for each, in order, whether it was
+answered or refused. Commands wait here while there is no connection, while the broker THROTTLEs the topic, and while
+the publisher follows a MIGRATE.
 
-Always holds: commands are written in the order they were put, and one is forgotten only when it was answered or
-refused. So after a MIGRATE, where all answers are awaited and then the broker's end of the connection, nothing is lost,
-doubled or reordered. After the death of a broker, what had no answer is written again elsewhere, in order: it may be
-there twice.
+Always holds: the stream writes commands in the order they were put, and forgets one only when it is answered or
+refused. A MIGRATE awaits all answers and then the broker's end of the connection, so it loses, doubles and reorders
+nothing. After the death of a broker, unanswered commands are written again elsewhere, in order: those may be doubled.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Command = tuple[bytes, Any]
 
 
 class Stream:
-    """One publisher's commands, and its connection."""
+    """One publisher's commands and connection."""
 
     __slots__ = (
         "_answered",
@@ -76,19 +75,19 @@ class Stream:
         self._options = options
         self._answered = answered
         self._refused = refused
-        self._flowing = False  # connected, not throttled, not about to leave
+        self._flowing = False  # connected, not throttled, not leaving
         self._throttle: asyncio.TimerHandle | None = None
-        self._migrate: Migrate | None = None  # the order that is being followed
-        self._early: tuple[Connection, Order] | None = None  # what a broker said before it was the one in use
-        self._lost: set[str] = set()  # addresses that could not be reached since the last connection
-        self.problem: Exception | None = None  # the last that it met
+        self._migrate: Migrate | None = None  # the order being followed
+        self._early: tuple[Connection, Order] | None = None  # an order of a broker that is not in use yet
+        self._lost: set[str] = set()  # addresses that failed since the last connection
+        self.problem: Exception | None = None  # the most recent
         self._changed: asyncio.Future[None] | None = None
-        self._draining = 0  # how many wait for the last answer
+        self._draining = 0  # callers that wait for the last answer
         self._opened: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, timeout_s: float) -> None:
-        """Until there is a connection; ClientError if there is none in time, or never will be."""
+        """Wait for a connection; ClientError if there is none in time, or a broker refuses."""
         self._opened = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run())
         try:
@@ -96,14 +95,14 @@ class Stream:
                 await self._opened
         except TimeoutError:
             await self.abort()
-            why = self.problem or "nobody answered"
+            why = self.problem or "no answer"
             raise ClientError(f"no broker for topic {self._topic!r} within {timeout_s:g} s: {why}") from None
         except BaseException:
             await self.abort()
             raise
 
     def put(self, data: bytes, token: Any) -> None:
-        """Write a command as soon as it may be; with the rest of this turn."""
+        """Write a command as soon as possible, together with others of this turn."""
         if self._flowing and not self.unsent and self.connection.writable:  # type: ignore[union-attr]
             self.unanswered.append((data, token))
             self.connection.say(data)  # type: ignore[union-attr]
@@ -111,7 +110,7 @@ class Stream:
             self.unsent.append((data, token))
 
     def put_now(self, data: bytes, token: Any) -> bool:
-        """As `put`, but at once; gives whether it could be."""
+        """Write a command at once if possible; return whether it was."""
         if self._flowing and not self.unsent and self.connection.writable:  # type: ignore[union-attr]
             self.unanswered.append((data, token))
             self.connection.send(data)  # type: ignore[union-attr]
@@ -120,7 +119,7 @@ class Stream:
         return False
 
     async def drain(self) -> None:
-        """Until every command has its answer."""
+        """Wait until every command has its answer."""
         self._draining += 1
         try:
             while self.unsent or self.unanswered:
@@ -129,17 +128,17 @@ class Stream:
             self._draining -= 1
 
     async def abort(self) -> None:
-        """End at once; what has no answer is given up."""
+        """Close at once; unanswered commands fail."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for _, token in [*self.unanswered, *self.unsent]:
-            self._refused(token, ClientError("the publisher was closed before this was acknowledged"))
+            self._refused(token, ClientError("the publisher was closed before the message was acknowledged"))
         self.unanswered.clear()
         self.unsent.clear()
 
     async def _run(self) -> None:
-        """Be connected, for ever: at the right broker, or on the way to the next."""
+        """Stay connected to the right broker, until cancelled."""
         finding: asyncio.Task[Connection] | None = None
         try:
             while True:
@@ -163,7 +162,7 @@ class Stream:
                 self.connection.close()
 
     def _begin(self) -> None:
-        """Go on here, with what was left over first."""
+        """Use the new connection, with leftovers first."""
         assert self.connection is not None
         if self._opened is not None and not self._opened.done():
             self._opened.set_result(None)
@@ -178,7 +177,7 @@ class Stream:
         self.writable()
 
     async def _leave(self) -> None:
-        """Await all answers, say that no more comes, and wait until the broker is done with what it has."""
+        """Await all answers, close our side, and wait until the broker is done and closes its own."""
         assert self.connection is not None
         self._draining += 1
         while self.unanswered and not self.connection.closed:
@@ -191,7 +190,7 @@ class Stream:
         self.migrations += 1
 
     def _put_back(self) -> None:
-        """What has no answer is to be written again."""
+        """Put unanswered commands back, to be written again."""
         assert self.connection is not None
         if self._migrate is None:
             self._lost.add(self.connection.address)
@@ -200,7 +199,7 @@ class Stream:
         self.unanswered.clear()
 
     async def _find(self, to: tuple[str, ...]) -> Connection:
-        """A connection to one of these, or to whom the home says."""
+        """Connect to one of these addresses, or to a broker that the home names."""
         backoff = Backoff()
         while True:
             try:
@@ -216,14 +215,14 @@ class Stream:
                 await asyncio.sleep(backoff.next_s())
             to = ()
 
-    def _hopeless(self, problem: SRTMError, refused: bool) -> None:  # noqa: FBT001 - of this class alone
-        """Remember why; who refused at the very first will always do so."""
+    def _hopeless(self, problem: SRTMError, refused: bool) -> None:  # noqa: FBT001 - private to this class
+        """Remember a problem; a refusal of the first connection is final."""
         self.problem = problem
         if refused and self._opened is not None and not self._opened.done():
             self._opened.set_exception(problem)
 
     async def _change(self) -> None:
-        """Until something happened that somebody may wait for."""
+        """Wait until the connection or the last answer changes something."""
         if self._changed is None or self._changed.done():
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)
@@ -233,7 +232,7 @@ class Stream:
             self._changed.set_result(None)
 
     def answered(self, data: bytes) -> None:
-        """The oldest command is done."""
+        """The oldest command was answered."""
         del data
         _, token = self.unanswered.popleft()
         self._answered(token)
@@ -241,17 +240,17 @@ class Stream:
             self._tell()
 
     def refused(self, problem: ProtocolError) -> None:
-        """The oldest command will not be done."""
+        """The oldest command was refused, if that is fatal."""
         if self.unanswered and problem.fatal:
             _, token = self.unanswered.popleft()
             self._refused(token, problem)
 
     def delivered(self, message: Message) -> None:
-        """A publisher subscribes to nothing."""
+        """Never called: a publisher subscribes to nothing."""
         raise AssertionError(message)
 
     def ordered(self, connection: Connection, order: Order) -> None:
-        """Wait, or go elsewhere."""
+        """Follow a THROTTLE or MIGRATE."""
         if order.topic != self._topic:
             return
         if connection is not self.connection:
@@ -276,14 +275,14 @@ class Stream:
             self._throttle = None
 
     def _go_on(self) -> None:
-        """A throttle is over."""
+        """A throttle ended."""
         self._throttle = None
         if self.connection is not None and not self.connection.closed and self._migrate is None:
             self._flowing = True
             self.writable()
 
     def writable(self) -> None:
-        """Write what had to wait."""
+        """Write what waited."""
         unsent, connection = self.unsent, self.connection
         while unsent and self._flowing and connection is not None and connection.writable:
             command = unsent.popleft()
@@ -291,7 +290,7 @@ class Stream:
             connection.say(command[0])
 
     def ended(self, connection: Connection, problem: Exception | None) -> None:
-        """The broker is gone, or done."""
+        """The broker closed the connection, or it broke."""
         if problem is not None:
             self.problem = problem
         if connection is self.connection:

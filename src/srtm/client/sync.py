@@ -1,7 +1,7 @@
-"""Publisher and Subscriber for code without a loop: scripts, notebooks, tasks of Spark.
+"""Publisher and Subscriber for code without an event loop: scripts, notebooks, Spark tasks.
 
-In: the arguments of their asynchronous twins. One loop in one thread of the process serves them all; a process that was
-forked gets its own. Calls wait; they may come from any thread.
+In: the arguments of their asynchronous twins. One loop in one thread serves a whole process; a forked process starts
+its own. Calls block, and may come from any thread.
 
     with Publisher("traffic") as publisher:
         publisher.publish(b"hello")
@@ -25,7 +25,7 @@ _making = threading.Lock()
 
 
 class Publisher:
-    """A `srtm.client.Publisher` that waits."""
+    """A blocking `srtm.client.Publisher`."""
 
     def __init__(self, topic: str, **options: Any) -> None:
         self._inner = _call(_made(publisher.Publisher, topic, **options))
@@ -38,25 +38,25 @@ class Publisher:
         _call(self._inner.close() if kind is None else self._inner.abort())
 
     def publish(self, body: bytes, *, delay_ms: int = 0) -> None:
-        """Publish one message; returns when it is acknowledged."""
+        """Publish one message; return once it is acknowledged."""
         _call(self._inner.publish(body, delay_ms=delay_ms))
 
     def publish_many(self, bodies: Iterable[bytes]) -> None:
-        """Publish messages together, all or none; returns when they are acknowledged."""
+        """Publish messages together, all or none; return once they are acknowledged."""
         self.publish_later(bodies).result()
 
     def publish_later(self, bodies: Iterable[bytes]) -> Future[None]:
-        """The same, to be waited for later; what is published in one thread keeps its order."""
+        """Publish messages together, to be awaited later; messages of one thread keep their order."""
         return _begin(self._inner.publish_many(bodies))
 
     @property
     def address(self) -> str | None:
-        """Where it publishes now; None while it looks for a broker."""
+        """The address of its broker; None while it looks for one."""
         return self._inner.address
 
 
 class Message:
-    """A message, to be finished or requeued."""
+    """A message to finish or requeue."""
 
     def __init__(self, inner: subscriber.Message) -> None:
         self._inner = inner
@@ -64,20 +64,20 @@ class Message:
         self.timestamp_ns = inner.timestamp_ns
 
     def finish(self) -> None:
-        """It is done."""
+        """Acknowledge the message."""
         _call(self._inner.finish())
 
     def requeue(self, delay_s: float = 0.0) -> None:
-        """Deliver it again, to anybody, after a while."""
+        """Have the message delivered again, to any subscriber, after a delay."""
         _call(self._inner.requeue(delay_s))
 
     def touch(self) -> None:
-        """It takes longer: begin its time-out anew."""
+        """Restart the message's timeout."""
         _call(self._inner.touch())
 
 
 class Subscriber:
-    """A `srtm.client.Subscriber` that waits: iterate over it."""
+    """A blocking `srtm.client.Subscriber`: iterate over it."""
 
     def __init__(self, topic: str, channel: str, **options: Any) -> None:
         self._inner = _call(_made(subscriber.Subscriber, topic, channel, **options))
@@ -94,7 +94,7 @@ class Subscriber:
             yield message
 
     def get(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None after `timeout_s` without one, and at the end."""
+        """Return the next message; None after `timeout_s` without one, and at the end."""
         found = _call(self._next(timeout_s))
         return None if found is None else Message(found)
 
@@ -107,7 +107,7 @@ class Subscriber:
 
 
 async def _made(kind: type[T], *names: str, **options: Any) -> T:
-    """Made where it will live."""
+    """Create a client inside the loop that it will use."""
     return kind(*names, **options)
 
 

@@ -1,1 +1,1 @@
-"""The control plane: discovery, Load Distributor, TB Adaptor."""
+"""The control plane: discovery, contracts, the Load Distributor, the TB Adaptor."""

@@ -1,4 +1,4 @@
-"""The control plane's clock: nanoseconds since 1970 that never go back, even when the host's clock is set."""
+"""The control plane's clock: nanoseconds since 1970 that never go back, even if the host's clock is set."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _START_NS = time.time_ns() - time.monotonic_ns()
 
 
 def now_ns() -> int:
-    """Now."""
+    """The current time."""
     return _START_NS + time.monotonic_ns()

@@ -46,7 +46,7 @@ class Contracts:
     def __init__(self, state: ControllerState) -> None:
         self._state = state
         self._former: dict[str, _Former] = {}
-        # Numbers grants of all topics. A topic that is created again goes on counting.
+        # One sequence for the grants of all topics: a topic that is created again must not reuse numbers.
         self._sequences = count(1)
         self._recalling_until_ns = 0
 
@@ -106,7 +106,7 @@ class Contracts:
         return topic
 
     def change(self, topic: ManagedTopic, contract: Contract, now_ns: int) -> None:
-        """Give a topic another contract while it goes on; its next fitting starts anew.
+        """Change a topic's contract without interrupting it; its last fitting is void.
 
         A larger bucket is shared out at once. A smaller one is not granted until brokers have acknowledged the cuts
         that it takes; an unreachable broker keeps its share until its lease ends, and its safe share after that.

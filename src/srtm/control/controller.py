@@ -1,4 +1,4 @@
-"""The controller: which topics are under contract, which broker each publisher belongs to, who holds which share.
+"""The controller: which topics are under contract, where publishers belong, which broker holds which share.
 
 A state machine without IO; time is an argument (`now_ns`, by a monotonic clock). In: brokers that come and go, their
 answers, requests of operators and clients, and the passing of time. Out: exchanges to send (`compose`), jobs to run in
@@ -29,6 +29,7 @@ from srtm.control.exchanges import Exchanges
 from srtm.control.membership import Membership
 from srtm.control.placing.placing import Placing
 from srtm.control.state import ControllerState
+from srtm.control.statistics import ClusterStatistics, of_cluster
 from srtm.control.tb_adaptor import TBAdaptor
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Controller:
     """The parts of a controller, joined."""
 
     def __init__(self, options: ControllerOptions, store: Store, now_ns: int, first_epoch: int = 1) -> None:
-        """Go on where the last controller on this store stopped."""
+        """Continue where the last controller on this store stopped."""
         service, mcap_mps = options.calibrated()
         self.state = ControllerState(options, store, store.next_epoch(first_epoch))
         self.placing = Placing(self.state, service)
@@ -80,6 +81,10 @@ class Controller:
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Call `on_change` with the name of each topic that changes."""
         self.state.on_change = on_change
+
+    def statistics(self, now_ns: int) -> ClusterStatistics:
+        """A snapshot of all brokers and topics."""
+        return of_cluster(self.state, now_ns)
 
     # Brokers come and go.
 
@@ -128,7 +133,7 @@ class Controller:
         return topic
 
     def change(self, name: str, contract: Contract, now_ns: int) -> ManagedTopic:
-        """Give a topic another contract while it goes on, and fit it anew once its publishers are there."""
+        """Change a topic's contract without interrupting it; a fitting starts over."""
         topic = self.state.topic(name)
         if contract != topic.contract:
             self.contracts.change(topic, contract, now_ns)
@@ -206,7 +211,7 @@ class Controller:
     # Time passes.
 
     def tick(self, now_ns: int) -> None:
-        """Leases end, publishers arrive, fittings go on. Call it every 0.1 s or so."""
+        """Let leases end, publishers arrive and fittings continue. Call it every 0.1 s or so."""
         self.exchanges.check_silence(now_ns)
         for topic in self.topics.values():
             left = topic.layout.migration.left
@@ -239,7 +244,7 @@ class Controller:
         self.placing.done(fitting, now_ns)
 
     def _plan(self, now_ns: int) -> None:
-        """Go on with every topic, and grant what can be granted now."""
+        """Advance every topic, and grant what can be granted now."""
         if self.contracts.still_recalling(now_ns):
             return
         alive = set(self.state.alive)

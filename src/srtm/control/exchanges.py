@@ -187,7 +187,9 @@ class Exchanges:
         self._take_seconds(topic, member, seen, report, now_ns)
 
     def _take_seconds(self, topic: ManagedTopic, member: Member, seen: Seen, report: TopicReport, now_ns: int) -> None:
-        if now_ns - seen.heard_ns > _SET_BACK_NS:  # the broker's clock may have been set, so its numbers start anew
+        if (
+            now_ns - seen.heard_ns > _SET_BACK_NS
+        ):  # the broker's clock may have been set, so start over with its numbers
             seen.forget()
             seen.heard_ns = now_ns
         for second in report.seconds:

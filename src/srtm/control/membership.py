@@ -58,9 +58,10 @@ class Membership:
         self._state.due.add(name)
 
     def died(self, name: str, now_ns: int, reason: str) -> bool:
-        """A broker is dead for certain: its shares are free, and its publishers go elsewhere. False if that was known.
+        """A broker is dead for certain: its shares are free, and its publishers go elsewhere.
 
         This survives a restart of the controller, and ends with a sign of life: the broker registers or answers.
+        Returns False if the broker was dead already.
         """
         member = self._state.members.get(name)
         if member is None or member.status == "dead":
@@ -86,9 +87,10 @@ class Membership:
         self._state.store.delete_member(name)
 
     def foreign(self, name: str, now_ns: int) -> bool:
-        """Another program answers there: a stock nsqd, or a broker of nobody or somebody else. True if ours died.
+        """Another program answers at a broker's address: a stock nsqd, or a broker without this controller.
 
-        A broker that has taken our orders before does not listen there any more, so it is dead.
+        A broker that took our orders before no longer listens there, so it is dead after a few such answers. Returns
+        whether it died just now.
         """
         member = self._state.members.get(name)
         if member is not None and member.incarnation:
@@ -143,7 +145,7 @@ class Membership:
     ) -> list[DeclaredPublisher]:
         """Register publishers, and place those without a usable broker; `lost` are brokers they cannot reach.
 
-        Returns the publishers that had to be placed.
+        Returns the publishers that it placed, or could not place.
         """
         layout, unreachable = topic.layout, set(lost)
         homeless, displaced = [], dict[str, str | None]()
@@ -201,7 +203,7 @@ class Membership:
         self._state.changed(topic)
 
     def recover(self, topic: ManagedTopic, broker: str, roll: Mapping[str, str | None]) -> None:
-        """Believe a broker which publishers belong to it: the store is lost."""
+        """Take the publishers that a broker reports as belonging to it: the store is lost."""
         self._introduce(topic, broker, roll, "recovered")
         self._state.store.save_publishers(topic, topic.layout.publishers)
 

@@ -1,4 +1,4 @@
-"""A controller as a program: brokers register over TCP; HTTP answers whoever asks for them, or wants something."""
+"""The controller as a program: discovery over TCP, the API over HTTP, and the page."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
     from srtm.control.options import ControllerOptions
 
-    Page = Callable[[ASGIApp], ASGIApp]  # an application that has a page, and passes on what that asks for
+    Page = Callable[[ASGIApp], ASGIApp]  # wraps the API in an application that also serves the page
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where a controller is."""
+    """A running controller's addresses."""
 
     me: PeerInfo
     page_port: int | None
-    superseded: asyncio.Event  # another controller has taken over
+    superseded: asyncio.Event  # set when another controller has taken over
 
 
 @contextlib.asynccontextmanager
 async def serving(options: ControllerOptions, page: Page | None = None) -> AsyncIterator[Served]:
-    """A controller that serves for the time of a block; with a page, also that, on a port of its own."""
+    """Run a controller for the time of a block; with a page, serve that on a port of its own."""
     registry = Registry(options.inactive_after_s, options.tombstone_s)
     with contextlib.ExitStack() as ports:
         service = Service(_controller(options, ports), registry)
@@ -66,8 +66,8 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
         except OSError as error:
             raise ControlError(
                 f"cannot listen on {options.host}:{options.tcp_port}, :{options.http_port} and :{options.web_port}:"
-                f" {error.strerror}; is another controller running there? choose others with --tcp-port, --http-port"
-                " and --web-port",
+                f" {error.strerror}; is another controller running? Choose other ports with --tcp-port, --http-port and"
+                " --web-port",
             ) from None
         me = PeerInfo(options.address, socket.gethostname(), listener.getsockname()[1], site.port, VERSION)
         sites = [site, shown] if shown else [site]
@@ -88,7 +88,7 @@ def _controller(options: ControllerOptions, ends: contextlib.ExitStack) -> Contr
     ends.callback(store.close)
     if store.aside is not None:
         print(f"controller: the old store is now {store.aside}", flush=True)
-    # An epoch is later than any other, also than those of a store that was lost.
+    # The epoch must be later than all others, also those of a store that was lost.
     controller = Controller(options, store, now_ns(), first_epoch=int(time.time()))
     if options.recover:
         controller.recall(now_ns())
@@ -108,7 +108,7 @@ def app(service: Service) -> FastAPI:
 
 
 async def run(options: ControllerOptions, page: Page | None = None) -> None:
-    """Serve until told to stop."""
+    """Serve until a signal, or until another controller takes over."""
     stopped = program.stop_signal()
     async with serving(options, page) as served:
         ports = {"TCP": served.me.tcp_port, "HTTP": served.me.http_port, "page": served.page_port}
@@ -120,5 +120,5 @@ async def run(options: ControllerOptions, page: Page | None = None) -> None:
             end.cancel()
         if served.superseded.is_set() and not stopped.is_set():
             raise ControlError(
-                "another controller has taken over the brokers: stop one of the two; brokers go on with what it says"
+                "another controller has taken over the brokers; stop one of the two. Brokers follow the newer one"
             )

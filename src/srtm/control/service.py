@@ -1,8 +1,8 @@
-"""The controller on a loop: clocks, exchanges over HTTP, jobs in threads, and those who watch.
+"""The controller on an event loop: clocks, exchanges over HTTP, jobs in threads, and watchers of topics.
 
-All that is decided is decided in `Controller`; here it is only carried out. One exchange at a time is under way with
-each broker. A broker whose host refuses the connection is dead; one that does not answer is not. The dead are asked
-again now and then, because somebody who answers is not dead, whatever a host said.
+`Controller` takes all decisions; this module carries them out. At most one exchange is under way with each broker. A
+broker whose host refuses the connection is dead; one that does not answer may be alive. Dead brokers are asked again
+from time to time, because a broker that answers is not dead, whatever its host said.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _ANSWER_S = 2.0
 _CONNECT_S = 1.0
-_NO_SUCH_PATH = (404, 405, 501)  # what programs say that are not brokers of SRTM
+_NO_SUCH_PATH = (404, 405, 501)  # answers of programs that are not SRTM brokers
 
 
 class Service:
-    """A controller at work."""
+    """A running controller."""
 
     def __init__(self, controller: Controller, registry: Registry) -> None:
         self.controller = controller
         self.registry = registry
         self.feed = Feed(controller)
-        self.superseded = asyncio.Event()  # brokers listen to another controller, which came later
+        self.superseded = asyncio.Event()  # a later controller has taken over the brokers
         controller.watch(self._changed)
         registry.on_change = self._registered
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_sent: dict[str, int] = {}
         self._adapted_ns = 0
         self._under_way: set[str] = set()
-        self._elsewhere: dict[str, Producer] = {}  # brokers that registered under a name that another address has
+        self._elsewhere: dict[str, Producer] = {}  # brokers that registered under the name of another address
         self._wake = asyncio.Event()
         self._computing: set[LiveFitting] = set()
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False)
 
     def start(self) -> None:
-        """Begin; there must be a loop."""
+        """Start all tasks on the running loop."""
         self._spawn(self._beat())
         self._spawn(self.feed.run())
         self._spawn(self.feed.predict())
 
     async def stop(self) -> None:
-        """Carry out nothing more; brokers go on with what they have."""
+        """Stop; brokers continue with the shares they hold."""
         self.feed.close()
         tasks = list(self._tasks)
         for task in tasks:
@@ -78,7 +78,7 @@ class Service:
         return {producer.peer.hostname for producer in self.registry.producers(topic, now_ns())}
 
     def _registered(self, change: Change) -> None:
-        """A broker has registered, or its registration has ended: then see whether it is still there."""
+        """A broker registered, or its registration ended: then probe whether it is still there."""
         if isinstance(change, Came):
             self._came(change.producer)
         elif isinstance(change, Left):
@@ -94,15 +94,15 @@ class Service:
         known = self.controller.members.get(peer.hostname)
         elsewhere = known and (known.host, known.http_port) != (peer.broadcast_address, peer.http_port)
         if known and elsewhere and known.status == "alive":
-            # It has moved, or two brokers have one name. Which of the two, the address that we know will tell.
-            log.warning("BROKER(%s): registers at %s, too; it is used once %s is gone", *_two(known, producer))
+            # It moved, or two brokers have the same name: a probe of the known address tells which.
+            log.warning("BROKER(%s): also registered at %s; ignored until %s is gone", *_two(known, producer))
             self._elsewhere[known.name] = producer
             self._spawn(self._probe(known))
             return
         self.controller.joined(peer.hostname, peer.broadcast_address, peer.tcp_port, peer.http_port, now_ns())
 
     def _look_elsewhere(self) -> None:
-        """Brokers that came back at another address, as soon as nobody answers at the one before."""
+        """Take in brokers that came back at another address, once nothing answers at the old one."""
         for name, producer in list(self._elsewhere.items()):
             known = self.controller.members.get(name)
             if known is None or known.status != "alive":
@@ -110,7 +110,7 @@ class Service:
                 self._came(producer)
 
     async def changes(self, topic: str, longest_s: float) -> AsyncIterator[bool]:
-        """Whenever something about a topic has changed: True; after so long without a change: False."""
+        """Yield True at every change of a topic, and False after `longest_s` without one."""
         event = asyncio.Event()
         self._watchers.setdefault(topic, set()).add(event)
         try:
@@ -131,7 +131,7 @@ class Service:
         while True:
             try:
                 self._once()
-            except Exception:  # one topic's trouble must not end the leases of all others
+            except Exception:  # one topic's failure must not end the leases of all others
                 log.exception("CONTROLLER: tick failed; continuing")
             await _within(self._wake, _TICK_S)
             self._wake.clear()
@@ -157,8 +157,8 @@ class Service:
         assert fit.job is not None
         try:
             await asyncio.to_thread(fit.job)
-        except Exception as problem:  # which would be met again, and again
-            log.exception("CONTROLLER: fit failed; giving it up")
+        except Exception as problem:  # another try would fail the same way
+            log.exception("CONTROLLER: fitting failed; abandoned")
             fit.given_up = f"{type(problem).__name__}: {problem}"
         finally:
             self._computing.discard(fit)
@@ -167,7 +167,7 @@ class Service:
     async def _exchange(self, member: Member) -> None:
         controller = self.controller
         try:
-            if controller.members.get(member.name) is not member:  # it was removed meanwhile
+            if controller.members.get(member.name) is not member:  # removed meanwhile
                 return
             said = controller.compose(member.name)
             status, body = await self._post(f"{member.url}/srtm/exchange", exchange.write(said))
@@ -191,7 +191,7 @@ class Service:
             self._under_way.discard(member.name)
 
     async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
-        """The answer of a broker, unless it takes too long or is too much."""
+        """POST to a broker, with limits on the time and size of its answer."""
         token = self.controller.options.control_token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         found = bytearray()
@@ -202,15 +202,15 @@ class Service:
             async for part in answer.aiter_bytes():
                 found += part
                 if len(found) > exchange.MAX_BODY:
-                    raise ValueError(f"an answer of more than {exchange.MAX_BODY:,} bytes")
+                    raise ValueError(f"answer exceeds {exchange.MAX_BODY:,} bytes")
         return answer.status_code, bytes(found)
 
     def _complain(self, member: Member, problem: str) -> None:
         member.link.oddities += 1
-        log.warning("BROKER(%s): no exchange: %s", member.name, problem)
+        log.warning("BROKER(%s): exchange failed: %s", member.name, problem)
 
     async def _probe(self, member: Member) -> None:
-        """Whether the host says that nobody listens there."""
+        """Connect to a broker; if its host refuses, the broker is dead."""
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, writer = await asyncio.open_connection(member.host, member.http_port)
@@ -218,7 +218,7 @@ class Service:
             if self.controller.members.get(member.name) is member:
                 self.controller.died(member.name, now_ns(), "its host refuses the connection")
         except OSError as problem:
-            log.warning("BROKER(%s): cannot be reached: %s", member.name, problem)
+            log.warning("BROKER(%s): unreachable: %s", member.name, problem)
         else:
             writer.close()
             with suppress(OSError):

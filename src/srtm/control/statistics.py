@@ -18,9 +18,9 @@ from srtm.model.shares import in_force_ratio
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
 
 if TYPE_CHECKING:
-    from srtm.control.controller import Controller
     from srtm.control.members import Member
     from srtm.control.placing.fitted import Fitted
+    from srtm.control.state import ControllerState
     from srtm.control.topic import ManagedTopic
     from srtm.model.latency import Sketch
 
@@ -144,19 +144,19 @@ class ClusterStatistics:
     topics: tuple[TopicStatistics, ...]
 
 
-def of_cluster(controller: Controller, now_ns: int) -> ClusterStatistics:
+def of_cluster(state: ControllerState, now_ns: int) -> ClusterStatistics:
     """A snapshot of all brokers and topics."""
-    topics = tuple(of_topic(topic, controller, now_ns) for topic in controller.topics.values())
-    return ClusterStatistics(of_brokers(controller), topics)
+    topics = tuple(of_topic(state, topic, now_ns) for topic in state.topics.values())
+    return ClusterStatistics(of_brokers(state), topics)
 
 
-def of_brokers(controller: Controller) -> tuple[MemberStatistics, ...]:
+def of_brokers(state: ControllerState) -> tuple[MemberStatistics, ...]:
     """A snapshot of all brokers."""
     declared: Counter[str] = Counter()
-    for topic in controller.topics.values():
+    for topic in state.topics.values():
         conformant = topic.conformant
         declared.update({name: rate * conformant for name, rate in topic.layout.rates().items()})
-    return tuple(_of_broker(member, declared[member.name]) for member in controller.members.values())
+    return tuple(_of_broker(member, declared[member.name]) for member in state.members.values())
 
 
 def _of_broker(member: Member, declared_mps: float) -> MemberStatistics:
@@ -179,14 +179,14 @@ def _of_broker(member: Member, declared_mps: float) -> MemberStatistics:
     )
 
 
-def of_topic(topic: ManagedTopic, controller: Controller, now_ns: int) -> TopicStatistics:
+def of_topic(state: ControllerState, topic: ManagedTopic, now_ns: int) -> TopicStatistics:
     """A snapshot of one topic."""
-    contract, held = topic.contract, topic.transfer.held
-    rates, places = topic.layout.rates(), Counter(topic.layout.place.values())
+    contract, held, layout = topic.contract, topic.transfer.held, topic.layout
+    rates, places = layout.rates(), Counter(layout.place.values())
     over, sent, lately_mps, brokers = 0, 0, 0.0, []
     whole = Seen()
-    for name in sorted(topic.layout.brokers() | held.keys()):
-        here, share = topic.layout.seen.get(name) or Seen(), held.get(name)
+    for name in sorted(layout.brokers() | held.keys()):
+        here, share = layout.seen.get(name) or Seen(), held.get(name)
         whole.total.add(here.total)
         whole.access.add(here.access)
         whole.processing.add(here.processing)
@@ -215,9 +215,9 @@ def of_topic(topic: ManagedTopic, controller: Controller, now_ns: int) -> TopicS
         topic=topic.name,
         state=_state(topic),
         birth=topic.birth,
-        waits_for=tuple(liveness.unaware_of(controller.state, topic)) if not topic.opened else (),
+        waits_for=tuple(liveness.unaware_of(state, topic)) if not topic.opened else (),
         opening_s=None if topic.opened else (now_ns - topic.since_ns) / NS_PER_S,
-        shares=_shares(topic, controller, now_ns),
+        shares=_shares(state, topic, now_ns),
         paused=topic.paused,
         r=contract.r_mtps / MILLI_PER_TOKEN,
         b=contract.b_ntok / NANO_PER_TOKEN,
@@ -228,10 +228,10 @@ def of_topic(topic: ManagedTopic, controller: Controller, now_ns: int) -> TopicS
         overflow=contract.overflow,
         fit=contract.fit,
         adapt=contract.adapt,
-        publishers=len(topic.layout.publishers),
-        declared_rate=topic.layout.rate_mps,
-        rate=sum(seen.rate_mps for seen in topic.layout.seen.values()),
-        waiting=sum(seen.waiting for seen in topic.layout.seen.values()),
+        publishers=len(layout.publishers),
+        declared_rate=layout.rate_mps,
+        rate=sum(seen.rate_mps for seen in layout.seen.values()),
+        waiting=sum(seen.waiting for seen in layout.seen.values()),
         over_contract=lately_mps * MILLI_PER_TOKEN > contract.r_mtps,
         k=len(places),
         slo_met=slo_met(sent, over, 1 - exact(contract.quantile, "quantile")),
@@ -240,7 +240,7 @@ def of_topic(topic: ManagedTopic, controller: Controller, now_ns: int) -> TopicS
         total_ms=_points(whole.total),
         one_bucket_ms=one_bucket_ms,
         penalty_ms=_penalty_ms(access, one_bucket_ms, split=len(held) > 1),
-        moving=len(topic.layout.migration.publishers),
+        moving=len(layout.migration.publishers),
         brokers=tuple(brokers),
         fitted=topic.fitting.last,
         fitting=_fitting(topic),
@@ -248,15 +248,15 @@ def of_topic(topic: ManagedTopic, controller: Controller, now_ns: int) -> TopicS
     )
 
 
-def _shares(topic: ManagedTopic, controller: Controller, now_ns: int) -> SharesStatistics:
-    missing = liveness.missing(controller.state, topic)
-    since_ns = topic.sharing.short_since_ns if topic.sharing.short_since_ns is not None else now_ns
+def _shares(state: ControllerState, topic: ManagedTopic, now_ns: int) -> SharesStatistics:
+    missing, sharing = liveness.missing(state, topic), topic.sharing
+    since_ns = sharing.short_since_ns if sharing.short_since_ns is not None else now_ns
     return SharesStatistics(
         in_force_ratio=in_force_ratio(topic.contract.bucket, topic.transfer.held),
         short_since_s=None if missing is None else (now_ns - since_ns) / NS_PER_S,
         short_of=missing,
-        overdue=topic.sharing.told_short,
-        waits_for=tuple(liveness.waited_for(controller.state, topic)) if missing is not None else (),
+        overdue=sharing.told_short,
+        waits_for=tuple(liveness.waited_for(state, topic)) if missing is not None else (),
     )
 
 
@@ -286,8 +286,8 @@ def _penalty_ms(access: Points | None, one_bucket_ms: float | None, *, split: bo
 
 
 def _fitting(topic: ManagedTopic) -> FittingStatistics | None:
-    fit = topic.fitting.running
-    return FittingStatistics(fit.state, len(fit.rounds), fit.size) if fit else None
+    running = topic.fitting.running
+    return FittingStatistics(running.state, len(running.rounds), running.size) if running else None
 
 
 def _state(topic: ManagedTopic) -> State:

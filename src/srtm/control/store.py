@@ -1,8 +1,7 @@
-"""What must outlive the controller: topics with their contracts and shares, publishers with their places, brokers.
+"""The controller's store: topics with their contracts and shares, publishers with their places, brokers.
 
-In: changes, each committed (and synced to disk) before the call returns. Out: all of it, at the next start. SQLite,
-because a file that is half written must not be possible. The shares that are kept are the most that brokers
-may have in force.
+In: changes, each committed (and synced to disk) before the call returns. Out: everything, at the next start. SQLite
+makes sure that the file is never half written. The shares in the store are the most that brokers may have in force.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 _VERSION = 2
 _FILE = "controller.sqlite"
 _LOCK = "lock"
-_AUDITED = 1_000  # actions that are remembered
+_AUDITED = 1_000  # actions kept in the audit log
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS members (
@@ -66,10 +65,10 @@ ALTER TABLE topics ADD COLUMN former TEXT NOT NULL DEFAULT '{}';
 
 
 class Store:
-    """The controller's memory."""
+    """What survives the controller."""
 
     def __init__(self, folder: str | Path | None = None, *, anew: bool = False) -> None:
-        """In a folder, or for this process alone; `anew` begins an empty one, and keeps the old one beside it."""
+        """Open the store in a folder, or one in memory; `anew` starts an empty one and keeps the old file beside it."""
         self.path = Path(folder) / _FILE if folder is not None else None
         self._lock = _locked(self.path) if self.path is not None else None
         self.aside = _set_aside(self.path) if anew and self.path is not None else None
@@ -81,9 +80,9 @@ class Store:
 
     def _open(self) -> None:
         if self.path is not None and self.path.exists() and not self.path.stat().st_size:
-            raise ControlError(  # which SQLite would take for a new one, and every topic would be free
-                f"{self.path} has lost its content: start with --recover to rebuild it from what brokers report, or"
-                " remove the file to begin without contracts",
+            raise ControlError(  # SQLite would take it for a new store, and free every topic
+                f"{self.path} is empty; start with --recover to rebuild it from what brokers report, or remove the"
+                " file to start without contracts",
                 path=str(self.path),
             )
         try:
@@ -93,21 +92,24 @@ class Store:
             self._db.executescript(_SCHEMA)
             found = self._db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
             if self.path is not None and self._db.execute("PRAGMA quick_check").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("its pages contradict each other")
+                raise sqlite3.DatabaseError("its pages are inconsistent")
         except (sqlite3.Error, OSError) as problem:
             raise ControlError(
-                f"cannot use {self.path}: {problem}; mend or move the file, and start with --recover to rebuild it"
-                " from what brokers report",
+                f"cannot use {self.path}: {problem}; start with --recover to set it aside and rebuild it from what"
+                " brokers report",
                 path=str(self.path),
             ) from None
         if found and found[0] == 1:
             self._db.executescript(_FROM_1)
         elif found and found[0] != _VERSION:
-            raise ControlError(f"{self.path} was written by another version of SRTM ({found[0]}, not {_VERSION})")
+            raise ControlError(
+                f"{self.path} has format {found[0]}, but this version of SRTM reads format {_VERSION}; run the version"
+                " that wrote it"
+            )
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('version', ?)", (_VERSION,))
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Close the file and release its lock."""
         self._db.close()
         self._unlock()
 
@@ -117,11 +119,11 @@ class Store:
             self._lock = None
 
     def next_epoch(self, first: int = 1) -> int:
-        """The number of this start: larger than any before, and not less than `first`."""
+        """The epoch of this start: larger than any before, and at least `first`."""
         return self._next("epoch", first)
 
     def next_birth(self, first: int = 1) -> int:
-        """The number of a new contract, likewise: it tells contracts of one name apart, and is never used again."""
+        """The birth of a new contract: larger than any before, and at least `first`."""
         return self._next("birth", first)
 
     def _next(self, key: str, first: int) -> int:
@@ -131,13 +133,13 @@ class Store:
         return number
 
     def save_member(self, member: Member) -> None:
-        """A broker, as it is now."""
+        """Save a broker."""
         where = (member.name, member.host, member.tcp_port, member.http_port)
         row = (*where, member.incarnation, member.draining, member.status == "dead")
         self._db.execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def delete_member(self, name: str) -> None:
-        """A broker that will not come back."""
+        """Delete a broker."""
         self._db.execute("DELETE FROM members WHERE name = ?", (name,))
 
     def members(self, mcap_mps: float) -> list[Member]:
@@ -160,7 +162,7 @@ class Store:
         ]
 
     def save_topic(self, topic: ManagedTopic) -> None:
-        """A topic's contract, and the most that brokers may have in force."""
+        """Save a topic's contract, and the most that brokers may have in force."""
         self._db.execute("BEGIN")
         self._db.execute(
             "INSERT OR REPLACE INTO topics (name, contract, pool_ntok, shares, opened, fitted, birth, former)"
@@ -183,7 +185,7 @@ class Store:
         self._db.execute("COMMIT")
 
     def delete_topic(self, name: str, remains: Remains) -> None:
-        """A contract that is over; `remains` are the shares that brokers may have in force until they know that."""
+        """Delete a topic, and save `remains`: what brokers may have in force until they know."""
         self._db.execute("BEGIN")
         row = (name, _shares_text(remains.shares))
         self._db.execute("INSERT OR REPLACE INTO remains VALUES (?, ?)", row)
@@ -193,7 +195,7 @@ class Store:
         self._db.execute("COMMIT")
 
     def delete_remains(self, name: str) -> None:
-        """Every broker knows that the contract is over."""
+        """Delete what was kept of a contract that is over: every broker knows."""
         self._db.execute("DELETE FROM remains WHERE topic = ?", (name,))
 
     def remains(self) -> dict[str, Remains]:
@@ -202,7 +204,7 @@ class Store:
         return {topic: Remains(_shares(shares)) for topic, shares in rows}
 
     def topics(self, numbers: Iterator[int] | None = None) -> list[ManagedTopic]:
-        """All topics with their publishers; `numbers` counts the grants of all of them."""
+        """All topics with their publishers; `numbers` numbers the grants of all of them."""
         publishers: defaultdict[str, list[tuple[DeclaredPublisher, str | None, bool]]] = defaultdict(list)
         for topic, _, declared, broker, settled in self._db.execute("SELECT * FROM publishers"):
             publishers[topic].append((DeclaredPublisher(**json.loads(declared)), broker, bool(settled)))
@@ -212,7 +214,7 @@ class Store:
         for name, contract, pool_ntok, shares, former, opened, fitted, birth in rows.fetchall():
             promised = msgspec.json.decode(contract, type=Contract)
             held = _shares(shares)
-            whole = promised.bucket  # which may be less than what is held, where it was changed just before
+            whole = promised.bucket  # may be less than is held, if the contract was just changed
             wanted = held if within(whole, held.values()) else scaled(whole, held)
             remains = Remains(_shares(former))
             transfer = Transfer(whole, held, wanted, numbers=numbers, pool_ntok=pool_ntok, remains=remains, kept=True)
@@ -227,7 +229,7 @@ class Store:
         return found
 
     def save_publishers(self, topic: ManagedTopic, ids: Iterable[str]) -> None:
-        """Publishers of a topic, and where they are placed."""
+        """Save publishers of a topic with their places."""
         layout, settled = topic.layout, topic.fitting.settled
         rows = [
             (topic.name, name, _text(layout.publishers[name]), layout.place.get(name), name in settled)
@@ -239,11 +241,11 @@ class Store:
         self._db.execute("COMMIT")
 
     def delete_publisher(self, topic: ManagedTopic, publisher: str) -> None:
-        """A publisher that will not come back."""
+        """Delete a publisher."""
         self._db.execute("DELETE FROM publishers WHERE topic = ? AND id = ?", (topic.name, publisher))
 
     def note_action(self, at_ns: int, who: str, action: str, arguments: dict[str, Any]) -> None:
-        """Somebody did something; the last thousand are remembered."""
+        """Add an action to the audit log, which keeps the last thousand."""
         self._db.execute("BEGIN")
         made = self._db.execute(
             "INSERT INTO audit (at_ns, who, action, arguments) VALUES (?, ?, ?, ?)",
@@ -253,13 +255,13 @@ class Store:
         self._db.execute("COMMIT")
 
     def actions(self) -> list[tuple[int, str, str, dict[str, Any]]]:
-        """Who did what, the newest first: when, from where, what, to what."""
+        """The audit log, newest first: time, address, action, arguments."""
         rows = self._db.execute("SELECT at_ns, who, action, arguments FROM audit ORDER BY number DESC")
         return [(at_ns, who, action, json.loads(arguments)) for at_ns, who, action, arguments in rows]
 
 
 def _set_aside(path: Path) -> Path | None:
-    """Make room for a new store; returns where the old one is."""
+    """Rename a store out of the way; returns its new path."""
     if not path.exists():
         return None
     number = 1
@@ -272,17 +274,17 @@ def _set_aside(path: Path) -> Path | None:
 
 
 def _locked(path: Path) -> int:
-    """Make the folder of a store, and take it for this process."""
+    """Create the folder of a store, and lock it for this process."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as problem:
         raise ControlError(
-            f"cannot use {path.parent}: {problem.strerror}; name a folder that this user may write to", path=str(path)
+            f"cannot use {path.parent}: {problem.strerror}; choose a folder that this user can write to", path=str(path)
         ) from None
     if holder := locks.other_holder(lock):
         os.close(lock)
-        raise ControlError(f"{path} is in use by {holder}: give each controller a folder of its own", path=str(path))
+        raise ControlError(f"{path} is in use by {holder}; give each controller a folder of its own", path=str(path))
     locks.sign(lock, f"holds {_FILE}")
     return lock
 

@@ -48,7 +48,7 @@ class TBAdaptor:
             return
         if busy:
             _share_out(topic, alive, flush=settling)
-        elif alive and not _all_wanted(topic, alive):  # a part is meant for nobody: give it to a broker that can use it
+        elif alive and not _all_wanted(topic, alive):  # a part is assigned to no broker: find one that can use it
             if topic.contract.adapt:
                 _adapt(topic, alive, now_ns)
             if not _all_wanted(topic, alive):

@@ -16,7 +16,7 @@ from srtm.model.correlation import Options, find_groups, onsets_of
 
 if TYPE_CHECKING:
     from srtm.lab.world import World
-    from srtm.sim.simulate import Topic
+    from srtm.sim.simulate import SimulatedTopic
 
 KNOWN = {"declared": "groups declared", "found": "groups found", "none": "no groups"}
 
@@ -32,7 +32,7 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
     return [{**point, "groups": kind, **facts(world.fit(known, "srtm", seed))} for kind, known in topics.items()]
 
 
-def _grouped(topic: Topic, groups: dict[str, str]) -> Topic:
+def _grouped(topic: SimulatedTopic, groups: dict[str, str]) -> SimulatedTopic:
     return replace(topic, publishers=[replace(p, group=groups.get(p.id)) for p in topic.publishers])
 
 

@@ -14,7 +14,7 @@ from srtm.lab.result import SLO_MS, VARIANT, Row
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
 from srtm.model.service import Background
-from srtm.sim.simulate import SimulatedBroker, Simulation, Topic, assess, simulate
+from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, Simulation, assess, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Workload
 
@@ -38,15 +38,23 @@ class World(Protocol):
     def name(self) -> str:
         """Part of the key of kept rows: worlds with different names give different numbers."""
 
-    def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> Topic:
+    def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> SimulatedTopic:
         """The publishers with their traffic, and b at this quantile of their backlog."""
 
     def fit(
-        self, topic: Topic, policy: str, seed: int, *, loads_kmps: Sequence[int] = (), history: Topic | None = None
+        self,
+        topic: SimulatedTopic,
+        policy: str,
+        seed: int,
+        *,
+        loads_kmps: Sequence[int] = (),
+        history: SimulatedTopic | None = None,
     ) -> Simulation:
         """Place the topic as the Load Distributor does; with a history, predict first."""
 
-    def spread(self, topic: Topic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()) -> Simulation:
+    def spread(
+        self, topic: SimulatedTopic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()
+    ) -> Simulation:
         """Split the topic by rates over k brokers, without a search."""
 
 
@@ -67,20 +75,28 @@ class Simulated:
         seconds = min(self.seconds, self.most_messages / population.total_mps)
         return Workload((population,), round(seconds * NS_PER_S), seed)
 
-    def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> Topic:
+    def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> SimulatedTopic:
         """The topic, its bucket profiled from its own traffic."""
         workload = self.workload(population, seed)
         arrivals = workload.arrivals()
-        return Topic(workload.publishers(), arrivals, profile(arrivals.times_ns, quantile=quantile).bucket)
+        return SimulatedTopic(workload.publishers(), arrivals, profile(arrivals.times_ns, quantile=quantile).bucket)
 
     def fit(
-        self, topic: Topic, policy: str, seed: int, *, loads_kmps: Sequence[int] = (), history: Topic | None = None
+        self,
+        topic: SimulatedTopic,
+        policy: str,
+        seed: int,
+        *,
+        loads_kmps: Sequence[int] = (),
+        history: SimulatedTopic | None = None,
     ) -> Simulation:
         """Search by measuring, or by the model first."""
         fleet = brokers(loads_kmps)
         return simulate(topic, fleet, policy, _SLO, fit="model" if history else "measure", history=history, seed=seed)
 
-    def spread(self, topic: Topic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()) -> Simulation:
+    def spread(
+        self, topic: SimulatedTopic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()
+    ) -> Simulation:
         """Split by rates alone."""
         return assess(topic, brokers(loads_kmps), policy, k, _SLO, seed=seed)
 
@@ -113,6 +129,6 @@ def facts(run: Simulation) -> Row:
     }
 
 
-def variants(world: World, population: Population, seed: int) -> list[tuple[Row, Topic]]:
+def variants(world: World, population: Population, seed: int) -> list[tuple[Row, SimulatedTopic]]:
     """The topic with b by the paper's rule and with a margin; a column names the variant."""
     return [({VARIANT: name}, world.topic(population, seed, quantile)) for name, quantile in QUANTILES.items()]

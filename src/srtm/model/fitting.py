@@ -1,6 +1,6 @@
 """Online-fitting: the Load Distributor of the paper's section 4.2 as a loop without IO.
 
-The loop says what to try and which brokers to measure; its driver tries it, measures, and tells the latencies:
+The loop says what to try and which brokers to measure; its driver tries that, measures, and reports the latencies:
 
     fitting = Fitting(roster, brokers, "srtm", slo_ns)
     while isinstance(order := fitting.order, Measure):
@@ -9,20 +9,20 @@ The loop says what to try and which brokers to measure; its driver tries it, mea
 
 An iteration places the topic on the fewest brokers (steps 1 and 2) and measures them (step 3). Brokers that violate the
 SLO search, all at once and by halving, for the number of publishers that they can keep. A search ends early once the
-latency is within 20 % below the SLO. The broker is then full: the rate that it kept stands in for its rcap. What was
-shed is `ua_rate`, and the next iteration shares the topic out again, on the fewest brokers and by max-min.
+latency is within 20 % below the SLO. The broker is then full: the rate that it kept replaces its rcap. What it shed is
+`ua_rate`, and the next iteration shares the topic out again, on the fewest brokers and by max-min.
 
-Beyond the paper (docs/adr/0006-fitting.md): because searches stop early, a fit is then tried on one broker less,
-unless a measurement rules that out; and where shedding never helps, even splits are tried before giving up.
+Beyond the paper (docs/adr/0006-fitting.md): because searches stop early, a fit is then tried on one broker less, unless
+a measurement rules that out; and if shedding never helps, even splits are tried before the fitting ends in failure.
 
 With `predict`, the model comes first: the same loop runs against predictions, which costs no round, and one round
-confirms the outcome. Where the measurement disagrees, predictions are corrected by the ratio of the two and the
-loop runs again. If that fails twice, even splits are measured from the largest predicted k on, and only then are the
-brokers searched by measuring.
+confirms the outcome. If the measurement disagrees, the loop runs again with predictions corrected by the ratio of the
+two. If that fails twice, even splits are measured from the largest predicted k on, and only then are the brokers
+searched by measuring.
 
-Invariants: it ends; it says Placed only if every broker of the assignment was measured within the SLO with those very
-publishers on it. A fitting depends on its arguments and on what it is told, nothing else: to resume one, make it anew
-and tell it the same again.
+Invariants: it ends; it is Placed only if every broker of the assignment was measured within the SLO with exactly those
+publishers on it. A fitting depends on its arguments and on what it is told, nothing else. To resume one, create it
+again and tell it the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from srtm.model.placement import Broker
 
-    Indices = NDArray[np.int32]
+    BrokerOf = NDArray[np.int32]
     Latencies = dict[int, int]
     Trial = Generator["Measure", Latencies, "Placed | NoCapacity"]
 
@@ -58,15 +58,15 @@ _CORRECTIONS = 2
 class Measure:
     """Try this assignment (broker number of every publisher, or UNPLACED) and measure these brokers."""
 
-    broker_of: Indices
+    broker_of: BrokerOf
     brokers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Done: every broker of this assignment was measured within the SLO with the publishers that it has here."""
+    """Done: every broker of this assignment was measured within the SLO with these publishers."""
 
-    broker_of: Indices
+    broker_of: BrokerOf
     latency_ns: Mapping[int, int]
 
     @property
@@ -77,14 +77,14 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class NoCapacity:
-    """No assignment was found; `best` is the complete one whose worst latency was smallest, if any was measured."""
+    """No assignment was found; `best` is the complete one with the smallest worst latency, if any was measured."""
 
     reason: str
     best: Placed | None
 
     @property
     def k(self) -> int:
-        """How many brokers the best assignment used."""
+        """How many brokers the best assignment uses."""
         return self.best.k if self.best else 0
 
 
@@ -93,14 +93,14 @@ Order = Measure | Placed | NoCapacity
 
 @dataclass(slots=True)
 class Iteration:
-    """One row entry of the paper's Table 1: brokers in use, and the rounds that this iteration took."""
+    """One entry of the paper's Table 1: brokers in use, and the rounds of this iteration."""
 
     k: int
     rounds: int = 0
 
 
 class Fitting:
-    """One topic on its way to its brokers. Deterministic for a seed."""
+    """The fitting of one topic. Deterministic for a seed."""
 
     def __init__(
         self,
@@ -131,9 +131,9 @@ class Fitting:
         self.order: Order = _resume(self._trial, None)
 
     def tell(self, latencies_ns: Mapping[int, int], duration_s: float) -> None:
-        """What the brokers of the current order measured, and how long that round took."""
+        """Take in what the brokers of the current order measured, and how long that round took."""
         if not isinstance(self.order, Measure):
-            raise InputError(f"the fitting is over ({type(self.order).__name__}): there is nothing to be told")
+            raise InputError(f"the fitting is over ({type(self.order).__name__}) and takes no more measurements")
         if not 0 <= duration_s < math.inf:
             raise InputError(f"a round must last a finite time, not {duration_s} s", value=duration_s)
         heard = self._assignments.checked(self.order, latencies_ns)
@@ -167,7 +167,7 @@ class Fitting:
                 scale[broker] *= latency_ns / max(1, expected.latency_ns[broker])
             if confirmed and confirmed.k == 1:
                 break
-            # A broker that was not measured is believed to be like the ones that were.
+            # Assume that a broker that was not measured is like those that were.
             for broker in scale.keys() - seen.keys():
                 scale[broker] = sum(scale[other] for other in seen) / len(seen)
         if confirmed:
@@ -178,7 +178,7 @@ class Fitting:
 
 @dataclass
 class _Assignments:
-    """What is being fitted, and what has been measured of it so far."""
+    """The assignments of one topic: which to try next, and what was measured of those tried."""
 
     roster: Roster
     brokers: Sequence[Broker]
@@ -196,7 +196,7 @@ class _Assignments:
         too_much = [cap + 1 for cap in caps]  # the least rate that each broker could not carry
         loads = allocated(self.brokers)
         in_use: set[int] = set()
-        broker_of: Indices | None = None
+        broker_of: BrokerOf | None = None
         while True:
             quotas = self.policy.choose(self.roster.rate, caps, loads, in_use)
             if quotas is None:
@@ -205,7 +205,7 @@ class _Assignments:
             k = len(in_use)
             if self.max_brokers is not None and k > self.max_brokers:
                 return NoCapacity(
-                    f"it would take {k} brokers, more than the {self.max_brokers} that are allowed", self.best
+                    f"the topic would need {k} brokers, more than the {self.max_brokers} that are allowed", self.best
                 )
             broker_of = self._pick(quotas, broker_of)
             iterations.append(Iteration(k))
@@ -224,8 +224,8 @@ class _Assignments:
                 rates = self.roster.rates[search.members]
                 kept = int((rates * (broker_of[search.members] == broker)).sum())
                 too_much[broker] = min(too_much[broker], int(rates.sum()) * search.high // len(rates))
-                # Less than before by a publisher and by 2 % at least, even where rounding had overfilled the broker: it
-                # ends, and soon.
+                # At least one publisher and 2 % less than before, even if rounding had overfilled the broker: so the
+                # loop ends, and soon.
                 caps[broker] = max(0, min(kept, caps[broker] - max(int(rates.min()), caps[broker] // 50)))
 
     def _on_fewer(self, placed: Placed, too_much: Sequence[int], iterations: list[Iteration]) -> Trial:
@@ -264,10 +264,10 @@ class _Assignments:
             outcome = yield from self.confirm(broker_of)
             if isinstance(outcome, Placed):
                 return outcome
-        return NoCapacity("out of brokers: the ones that are left cannot take ua_rate", self.best)
+        return NoCapacity("out of brokers: those that are left cannot carry ua_rate", self.best)
 
-    def confirm(self, broker_of: Indices) -> Trial:
-        """Measure what is not known of this assignment; Placed if all of it is within the SLO."""
+    def confirm(self, broker_of: BrokerOf) -> Trial:
+        """Measure what is unknown of this assignment; Placed if all of it is within the SLO."""
         unknown = [broker for broker, latency in self._known(broker_of).items() if latency is None]
         if unknown:
             self._hear(broker_of, (yield Measure(broker_of, tuple(unknown))))
@@ -279,13 +279,13 @@ class _Assignments:
         return NoCapacity("measured above the SLO", self.best)
 
     def settle(self, reason: str) -> Placed | NoCapacity:
-        """The best that was measured, if that is good enough."""
+        """The best measured assignment, if it is good enough."""
         if self.best and max(self.best.latency_ns.values()) <= self.slo_ns:
             return self.best
         return NoCapacity(reason, self.best)
 
     def search_by(self, predict: Callable[[Measure], Mapping[int, float]]) -> Placed | NoCapacity:
-        """The whole loop against predictions, remembering none of them."""
+        """Run the whole loop against predictions, without remembering them."""
         shadow = _Assignments(
             self.roster, self.brokers, self.policy, self.slo_ns, self.seed, self.max_brokers, self.stop_within
         )
@@ -298,24 +298,24 @@ class _Assignments:
         return NoCapacity(f"no predicted fit after {MAX_ROUNDS} rounds", shadow.best)
 
     def checked(self, order: Measure, latencies_ns: Mapping[int, float]) -> Latencies:
-        """The latencies that were asked for, each a time."""
+        """The requested latencies; InputError if one is missing or is not a time."""
         heard: Latencies = {}
         for broker in order.brokers:
             latency = latencies_ns.get(broker)
             if latency is None or not 0 <= latency < math.inf:
                 raise InputError(
-                    f"broker {self.brokers[broker].name!r} was to be measured, but its latency is {latency}:"
-                    " measure it again, or fit without it",
+                    f"invalid latency {latency} of broker {self.brokers[broker].name!r}; measure it again,"
+                    " or fit without it",
                     broker=broker,
                 )
             heard[broker] = math.ceil(latency)
         return heard
 
-    def seen(self, broker_of: Indices) -> Latencies:
-        """Measured latency of every broker of this assignment that was measured with just these publishers."""
+    def seen(self, broker_of: BrokerOf) -> Latencies:
+        """Latencies of the brokers of this assignment that were measured with exactly these publishers."""
         return {broker: latency for broker, latency in self._known(broker_of).items() if latency is not None}
 
-    def _narrow(self, broker_of: Indices, searches: dict[int, Halving]) -> Generator[Measure, Latencies, Indices]:
+    def _narrow(self, broker_of: BrokerOf, searches: dict[int, Halving]) -> Generator[Measure, Latencies, BrokerOf]:
         enough_ns = (1 - self.stop_within) * self.slo_ns
         trial = broker_of.copy()
         while True:
@@ -333,20 +333,20 @@ class _Assignments:
             for broker in active:
                 searches[broker].hear(heard[broker], self.slo_ns, enough_ns)
 
-    def _pick(self, quotas: Sequence[int], current: Indices | None = None) -> Indices:
+    def _pick(self, quotas: Sequence[int], current: BrokerOf | None = None) -> BrokerOf:
         return pick(self.roster, quotas, by_group=self.policy.by_group, seed=self.seed, current=current)
 
-    def _known(self, broker_of: Indices) -> dict[int, int | None]:
+    def _known(self, broker_of: BrokerOf) -> dict[int, int | None]:
         return {
             int(broker): self._heard.get(self._key(broker_of, int(broker)))
             for broker in np.unique(broker_of[broker_of >= 0])
         }
 
-    def _hear(self, broker_of: Indices, latencies_ns: Latencies) -> None:
+    def _hear(self, broker_of: BrokerOf, latencies_ns: Latencies) -> None:
         for broker, latency_ns in latencies_ns.items():
             self._heard[self._key(broker_of, broker)] = latency_ns
 
-    def _key(self, broker_of: Indices, broker: int) -> tuple[int, bytes]:
+    def _key(self, broker_of: BrokerOf, broker: int) -> tuple[int, bytes]:
         return broker, np.packbits(broker_of == broker).tobytes()
 
 

@@ -1,14 +1,14 @@
 """Which publisher goes to which broker: the paper's section 4 as pure functions.
 
 Step 1, *concentration*: `fewest` picks the smallest number of brokers whose residual capacities cover the topic.
-Step 2, *max-min*: `level_out` gives each of them min(rcap, fair share) and shares what is left over.
+Step 2, *max-min*: `level_out` gives each of them min(rcap, fair share) and shares out the rest.
 Then *correlation-awareness*: `pick` takes publishers from every correlation group in proportion to its size.
 
 Rates are integers inside (thousandths of a message a second), so quotas add up exactly. Invariants: quotas sum to
 the topic's rate and never exceed rcap; every publisher is placed once; with `by_group`, each broker holds the
-rounded-down or rounded-up proportional number of every group. Publishers are not divisible, so what a broker carries
-may differ from its quota by the rate of a publisher or so, and by more where the rates within groups differ much:
-measuring, not this, says whether it can carry it.
+rounded-down or rounded-up proportional number of every group. Publishers are not divisible, so a broker's rate may
+differ from its quota by about the rate of a publisher, and by more if rates within groups differ much. Whether the
+broker can carry that is for a measurement to say.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
 
     Ints = NDArray[np.int64]
-    Indices = NDArray[np.int32]
+    BrokerOf = NDArray[np.int32]
 
 _MILLI = 1_000
 UNPLACED = -1
@@ -42,7 +42,7 @@ _NO_GROUP = -1
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Who sends: its mean rate, and the correlation group that it bursts with, if any."""
+    """A publisher: its mean rate, and its correlation group, if any."""
 
     id: str
     rate_mps: float
@@ -51,7 +51,7 @@ class Publisher:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """Who carries: its maximum message rate under the SLO, and what other topics have of it."""
+    """A broker: its maximum message rate under the SLO, and the rate that other topics use of it."""
 
     name: str
     mcap_mps: float
@@ -59,12 +59,12 @@ class Broker:
 
 
 class Roster:
-    """The publishers of a topic as arrays; position in the roster is a publisher's number everywhere in model/."""
+    """The publishers of a topic as arrays; a publisher's index in the roster is its number everywhere in model/."""
 
     def __init__(self, publishers: Iterable[Publisher]) -> None:
         listed = list(publishers)
         if not listed:
-            raise PlacementError("a topic without publishers cannot be placed")
+            raise PlacementError("cannot place a topic without publishers")
         self.ids = tuple(publisher.id for publisher in listed)
         twice = next((name for name, times in Counter(self.ids).items() if times > 1), None)
         if twice is not None:
@@ -74,7 +74,7 @@ class Roster:
         if self.rates.min() <= 0:
             slow = listed[int(self.rates.argmin())]
             raise PlacementError(
-                f"publisher {slow.id!r} has a rate of {slow.rate_mps} msg/s: rates must be at least 0.001",
+                f"publisher {slow.id!r} has a rate of {slow.rate_mps} msg/s; rates must be at least 0.001",
                 publisher=slow.id,
             )
         names: dict[str, int] = {}
@@ -90,7 +90,7 @@ class Roster:
         """The topic's rate, in thousandths of a message a second."""
         return int(self.rates.sum())
 
-    def rates_by_broker(self, broker_of: Indices, brokers: int) -> Ints:
+    def rates_by_broker(self, broker_of: BrokerOf, brokers: int) -> Ints:
         """Rate that each broker carries under an assignment."""
         placed = broker_of >= 0
         totals = np.zeros(brokers, np.int64)
@@ -104,9 +104,9 @@ def rcap(broker: Broker) -> int:
 
 
 def fewest(rate: int, caps: Sequence[int], in_use: Collection[int] = ()) -> list[int] | None:
-    """The fewest brokers, by number, whose capacities cover `rate`; None if all of them do not.
+    """The fewest brokers, by number, whose capacities cover `rate`; None if all together do not.
 
-    Those already in use come first, the others in decreasing order of capacity.
+    Brokers already in use come first, the others in decreasing order of capacity.
     """
     order = sorted((i for i in range(len(caps)) if caps[i]), key=lambda i: (i not in in_use, -caps[i], i))
     covered = 0
@@ -120,7 +120,7 @@ def fewest(rate: int, caps: Sequence[int], in_use: Collection[int] = ()) -> list
 def level_out(rate: int, caps: Sequence[int], loads: Sequence[int]) -> list[int]:
     """Water-filling: quotas that bring loads to one level, as far as capacities allow.
 
-    Without loads that is max-min: everyone gets the fair share, or its capacity where that is less.
+    Without loads that is max-min: each broker gets the fair share, or its capacity if that is less.
     """
     if sum(caps) < rate:
         raise _too_small(rate, caps)
@@ -151,13 +151,13 @@ class Policy:
     by_group: bool
 
     def quotas(self, rate: int, caps: Sequence[int], loads: Sequence[int]) -> list[int]:
-        """What each of these brokers is given of the rate."""
+        """The part of the rate that each of these brokers gets."""
         return level_out(rate, caps, loads if self.equalises_loads else [0] * len(caps))
 
     def choose(
         self, rate: int, caps: Sequence[int], loads: Sequence[int], in_use: Collection[int] = ()
     ) -> list[int] | None:
-        """Quota of every broker (0 where it is not used), or None where capacity does not suffice."""
+        """The quota of every broker, 0 if it is not used; None if the capacity does not suffice."""
         used = fewest(rate, caps, in_use)
         if used is None:
             return None
@@ -183,7 +183,7 @@ POLICIES = {
 
 
 def policy_named(name: str) -> Policy:
-    """The policy of that name, or an error that lists the names."""
+    """The policy of that name; PlacementError with all names if it is unknown."""
     try:
         return POLICIES[name]
     except KeyError:
@@ -192,9 +192,9 @@ def policy_named(name: str) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A topic placed by rates alone: broker number of every publisher; each broker's quota, and what it carries."""
+    """A topic placed by rates alone: the broker of every publisher, and the quota and rate of each broker."""
 
-    broker_of: Indices
+    broker_of: BrokerOf
     quotas_mps: tuple[float, ...]
     rates_mps: tuple[float, ...]
 
@@ -224,22 +224,22 @@ def place(
 
 
 def _roomiest(caps: list[int], k: int) -> list[int]:
-    """Capacities of the k brokers that have most; the others' are zero."""
+    """The capacities of the k brokers that have most, and zero for the others."""
     if not 1 <= k <= len(caps):
-        raise PlacementError(f"k = {k}: there are {len(caps)} brokers to choose from", k=k)
+        raise PlacementError(f"cannot use k = {k} brokers; there are {len(caps)}", k=k)
     chosen = sorted(range(len(caps)), key=lambda broker: (-caps[broker], broker))[:k]
     return [cap if broker in chosen else 0 for broker, cap in enumerate(caps)]
 
 
 def allocated(brokers: Sequence[Broker]) -> list[int]:
-    """Rate that other topics have of each broker."""
+    """The rate that other topics use of each broker."""
     return [_milli(broker.allocated_mps, broker.name) for broker in brokers]
 
 
 def check_fits(roster: Roster, brokers: Sequence[Broker]) -> None:
-    """Refuse brokers that are none, and a publisher that is faster than every one of them."""
+    """PlacementError if there is no broker, or if a publisher is faster than every broker."""
     if not brokers:
-        raise PlacementError("there is no broker to place publishers on")
+        raise PlacementError("no broker is available for placement")
     names = [broker.name for broker in brokers]
     if len(set(names)) != len(names):
         raise PlacementError(f"brokers must have different names, not {names}")
@@ -253,8 +253,8 @@ def check_fits(roster: Roster, brokers: Sequence[Broker]) -> None:
         )
 
 
-def shares(whole: TokenBucket, roster: Roster, broker_of: Indices, brokers: int) -> dict[int, TokenBucket]:
-    """Sub-token bucket of every broker in use, by the rate that it carries; what is unplaced leaves its part unused."""
+def shares(whole: TokenBucket, roster: Roster, broker_of: BrokerOf, brokers: int) -> dict[int, TokenBucket]:
+    """The sub-token bucket of every broker in use, by its rate; the part of unplaced publishers stays unused."""
     rates = roster.rates_by_broker(broker_of, brokers).tolist()
     used = [broker for broker, rate in enumerate(rates) if rate]
     parts = split(whole, [rates[broker] for broker in used], unused=roster.rate - sum(rates))
@@ -268,22 +268,22 @@ def pick(
     by_group: bool,
     seed: int,
     among: Ints | None = None,
-    current: Indices | None = None,
-) -> Indices:
-    """Choose publishers for the brokers' quotas; returns each publisher's broker (UNPLACED where not `among`).
+    current: BrokerOf | None = None,
+) -> BrokerOf:
+    """Choose publishers for the brokers' quotas; returns each publisher's broker (UNPLACED if it is not `among` them).
 
-    Publishers without a group, and all of them unless `by_group`, are chosen at random. Where `current` says that
-    a publisher is on a broker that may keep it, it stays: quotas that change a little move few publishers.
+    Publishers without a group, and all of them unless `by_group`, are chosen at random. A publisher stays on its
+    `current` broker if that may keep it, so quotas that change a little move few publishers.
     """
     rng = np.random.default_rng(seed)
     members = np.arange(len(roster)) if among is None else among
     now = np.full(len(roster), UNPLACED, np.int32) if current is None else current
     members = rng.permutation(members)
     members = members[np.argsort(-roster.rates[members], kind="stable")]
-    # A group of one has nothing to be kept apart from; it goes where there is room.
+    # A group of one needs no spreading; it goes to a broker with room.
     of_size = np.bincount(roster.groups[members] + 1)[roster.groups[members] + 1]
     grouped = (roster.groups[members] >= 0) & (of_size > 1) & by_group
-    room = list(quotas)  # what each broker may still take; a rounded publisher may take it below zero
+    room = list(quotas)  # left of each quota; rounding may take it below zero
     result = np.full(len(roster), UNPLACED, np.int32)
 
     with_group = members[grouped]
@@ -296,8 +296,8 @@ def pick(
     return result
 
 
-def _seat(roster: Roster, group: Ints, slots: list[int], room: list[int], now: Indices, result: Indices) -> None:
-    """Give the publishers of one group their broker: `slots[l]` of them to broker l, the fastest first."""
+def _seat(roster: Roster, group: Ints, slots: list[int], room: list[int], now: BrokerOf, result: BrokerOf) -> None:
+    """Place the publishers of one group: `slots[l]` of them on broker l, the fastest first."""
     movers = []
     for publisher in group.tolist():
         broker = int(now[publisher])
@@ -317,8 +317,8 @@ def _seat(roster: Roster, group: Ints, slots: list[int], room: list[int], now: I
         result[publisher] = broker
 
 
-def _pour(roster: Roster, members: Ints, room: list[int], now: Indices, result: Indices) -> None:
-    """Give each publisher, the fastest first, to the broker with most room left."""
+def _pour(roster: Roster, members: Ints, room: list[int], now: BrokerOf, result: BrokerOf) -> None:
+    """Place each publisher, the fastest first, on the broker with most room left."""
     movers = []
     for publisher in members.tolist():
         broker, rate = int(now[publisher]), int(roster.rates[publisher])
@@ -351,7 +351,7 @@ def _too_small(rate: int, caps: Sequence[int]) -> PlacementError:
     roomy = sum(cap > 0 for cap in caps)
     who = "1 broker has" if roomy == 1 else f"{roomy} brokers together have"
     return PlacementError(
-        f"the topic sends {rate / _MILLI:g} msg/s, more than the {sum(caps) / _MILLI:g} msg/s that {who} left:"
+        f"the topic sends {rate / _MILLI:g} msg/s, more than the {sum(caps) / _MILLI:g} msg/s that {who} left;"
         " add brokers",
         rate=rate,
         capacity=sum(caps),

@@ -1,8 +1,8 @@
-"""Safety and liveness of a topic's shares, as two functions that tests and the running system evaluate.
+"""Safety and liveness of a topic's shares, as functions for tests and the running system.
 
 Safety: what brokers have in force adds up to no more than the contract, at every instant (`split.within`).
-Liveness: all of it is out, and wherever messages wait there is a share. `short` says what is missing now. Faults make a
-topic short; it must not be short for longer than `patience_s` after the last of them.
+Liveness: all of the contract is in force, and every broker with waiting messages has a share. `short` says what is
+missing now. Faults make a topic short, but not for longer than `patience_s` after the last of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from srtm.model.bucket import TokenBucket
 
-IN_FORCE = 0.99  # of r and of b: integers, floors and rounding never cost more
+IN_FORCE = 0.99  # of r and of b; integers, floors and rounding cost less than the rest
 
 
 def in_force_ratio(whole: TokenBucket, in_force: Mapping[str, TokenBucket]) -> float:
@@ -27,17 +27,17 @@ def in_force_ratio(whole: TokenBucket, in_force: Mapping[str, TokenBucket]) -> f
 
 
 def short(whole: TokenBucket, in_force: Mapping[str, TokenBucket], waiting: Mapping[str, int]) -> str | None:
-    """What a topic is short of, as a sentence; None if nothing is missing. `waiting` are messages by broker."""
+    """What a topic is short of, as a sentence; None if nothing is missing. `waiting` maps brokers to messages."""
     ratio = in_force_ratio(whole, in_force)
     if ratio < IN_FORCE:
         return f"only {100 * ratio:.3g} % of (r, b) is in force"
     starved = sorted(name for name, messages in waiting.items() if messages and name not in in_force)
-    # With fewer tokens than brokers, brokers take turns: some of them wait, and that is not a fault.
+    # If there are fewer tokens than brokers, brokers take turns; that some wait is not a fault.
     if starved and len(in_force) < whole.b_ntok // NANO_PER_TOKEN:
         return f"messages wait at {', '.join(starved)} without a share"
     return None
 
 
 def patience_s(lease_s: float, exchange_s: float) -> float:
-    """How long a topic may be short after the last fault: a lease for what may still be in force, and two exchanges."""
+    """How long a topic may be short after the last fault: a lease, for shares still in force, and two exchanges."""
     return lease_s + 2 * exchange_s

@@ -1,14 +1,14 @@
 """The TB Adaptor's rule (paper, section 5.4): shares follow the traffic, r by mean rates and b by largest backlogs.
 
-Beyond the paper, messages that wait count as traffic of the next window: by rates alone, a queue that an outage left
-at one broker would stay for good, while others have tokens to spare.
+Beyond the paper, waiting messages count as traffic of the next window. By rates alone, a queue that an outage left at
+one broker would stay for good, while other brokers have tokens to spare.
 
-In: the whole bucket, the shares as they are, and a history of each broker. Out: the shares as they should be, adding up
-to no more than the whole. A broker whose history is not up to date is silent, and so is one that has a share and too
-short a history to judge it by: it keeps its share and stops nobody.
+In: the whole bucket, the present shares, and a history of each broker. Out: the new shares, which add up to no more
+than the whole. A broker is silent if its history is out of date, or if it has a share and its history is too short. A
+silent broker keeps its share and does not hold up the others.
 
-Hysteresis guards taking. What nobody holds is given out at once, and if b has fewer tokens than there are brokers with
-traffic, they take turns.
+Hysteresis applies to taking. What no broker holds is given out at once. If b has fewer tokens than there are brokers
+with traffic, the brokers take turns.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WINDOW_STEPS = 10
-LEAST_STEPS = 3  # publishers of one broker may begin a second before those of another
+LEAST_STEPS = 3  # publishers of one broker may start a second before those of another
 HYSTERESIS = Fraction(5, 100)
-# The least r of an idle broker, as a part of an equal share: enough to wake up with, little enough that 99 % of r
-# is left to the others.
+# The least r of an idle broker, as a part of an equal share: enough to start with, and little enough to leave 99 % of r
+# to the others.
 IDLE_R = Fraction(1, 100)
 
 
@@ -45,7 +45,7 @@ class Step:
     largest_batch: int = 1
 
     def __post_init__(self) -> None:
-        """Counts are whole and not negative; what a broker reports is checked here, once."""
+        """Check that counts are whole and not negative; they come from a broker."""
         for name in ("number", "messages", "max_backlog_ntok", "largest_batch"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
@@ -60,7 +60,7 @@ class History:
         self._steps: deque[Step] = deque()
 
     def add(self, step: Step) -> None:
-        """The newest step; one that is not newer than the last changes nothing."""
+        """Add the newest step; ignore one that is not newer than the last."""
         if self._steps and step.number <= self._steps[-1].number:
             return
         self._steps.append(step)
@@ -72,7 +72,7 @@ class History:
         return bool(self._steps) and self._steps[-1].number >= number - 1
 
     def __len__(self) -> int:
-        """Steps that were reported."""
+        """The number of reported steps."""
         return len(self._steps)
 
     @property
@@ -102,8 +102,8 @@ def adapt(
 ) -> dict[str, TokenBucket]:
     """The shares that fit the traffic at step `number`; if none would change by `hysteresis`, the present ones.
 
-    The present ones grow by what nobody holds. A broker whose share is None has traffic of the topic but no share of it
-    yet. `waiting` are messages without tokens.
+    In that case, the present shares grow by what no broker holds. A broker whose share is None has traffic but no share
+    yet. `waiting` maps brokers to messages without tokens.
     """
     held = {name: share for name, share in shares.items() if share}
     known = [
@@ -126,13 +126,13 @@ def adapt(
     if not served:
         return {name: share for name, share in held.items() if name not in known}
     seen, demands = [histories[name] for name in served], [demand[name] for name in served]
-    # Nobody can use more than the whole: a long queue takes no more from the bursts of others than a full bucket would.
+    # A broker cannot use more than the whole, so a long queue counts for no more than a full bucket.
     backlogs = [min(history.max_backlog_ntok, whole.b_ntok) for history in seen]
     present = {name: share for name in served if (share := shares[name])}
     r_floor = min(r_left // len(served), max(1, int(Fraction(r_left, len(served)) * IDLE_R)))
     rates = apportion(r_left, demands, r_floor)
     b_floors = [max(1, history.largest_batch) * NANO_PER_TOKEN for history in seen]
-    if sum(b_floors) > b_left:  # b is too small for everyone's batch: nobody below a token, the rest by backlog
+    if sum(b_floors) > b_left:  # b is too small for all batches: a token for each broker, the rest by backlog
         b_floors = [NANO_PER_TOKEN] * len(served)
     bursts = apportion(b_left, backlogs, b_floors)
     wanted = {name: TokenBucket(*pair) for name, *pair in zip(served, rates, bursts, strict=True)}
@@ -152,7 +152,7 @@ def _in_turn(
     demand: Mapping[str, Fraction],
     most: int,
 ) -> list[str]:
-    """The brokers that get a share: all, or, if there are too few tokens, first those that wait and have none."""
+    """The brokers that get a share: all, or, if there are too few tokens, first those that wait without a share."""
     if len(known) <= most:
         return known
     turn = sorted(known, key=lambda name: (shares[name] is not None or not waiting.get(name), -demand[name], name))

@@ -1,17 +1,17 @@
-"""Moving shares between brokers so that at no instant more is out than there is: cut, acknowledged, then given.
+"""Moving shares between brokers without ever exceeding the whole bucket: cut, wait for the acknowledgement, then give.
 
-A loop without IO: `orders` says which grants to send now; `acknowledged` and `found` hear what brokers have in force.
-What a broker may be using is the largest of what it last reported, what it was sent since, and what it may hold of the
-contract that had the name before. Those amounts add up to no more than the whole bucket, always. If the whole itself is
-made smaller (`resize`, or a new contract of the same name), they do from when the cuts that it takes are acknowledged;
-until then nothing is enlarged.
+A loop without IO: `orders` says which grants to send now; `acknowledged` and `found` hear what brokers have in force. A
+broker may be using the largest of what it last reported, what it was sent since, and what it may hold of the contract
+that had the name before. These amounts add up to no more than the whole bucket, always. If the whole shrinks (`resize`,
+or a new contract of the same name), that holds again once the necessary cuts are acknowledged; until then no share
+grows.
 
-Brokers act on the newest exchange alone (`protocol.exchange`), so an answer settles everything that was sent before it:
-a grant that an answer leaves out is void (`retire`), and what a broker reports is what is booked, less or more.
+Brokers act on the newest exchange alone (`protocol.exchange`), so an answer settles everything sent before it: a grant
+that an answer omits is void (`retire`), and what a broker reports is what it has, be it less or more than expected.
 
-Tokens that a smaller bucket had to give up travel with the next grants that enlarge one; a broker applies a grant, and
-its gift, once. A broker that never answers holds back what it was to give, no more. One whose lease lapsed has cut
-itself to its safe share (`lapsed`), and one that is proven dead holds nothing (`gone`); its tokens are lost.
+Tokens that a shrinking bucket gives up travel with the next grants that enlarge one; a broker applies a grant and its
+gift once. A broker that never answers holds back only what it should give up. A broker whose lease lapsed has cut
+itself to its safe share (`lapsed`), and a dead one holds nothing (`gone`); its tokens are lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PendingGrant:
-    """A share for a broker to put in force, None to give it up; `gift_ntok` are tokens that come along.
+    """A grant under way: a share for a broker to put in force, or None to give it up, with `gift_ntok` tokens.
 
-    A broker that had no share starts with the gift alone, not with a full bucket: `Limiter(share, now, gift)`.
+    A broker without a share starts with the gift alone, not with a full bucket: `Limiter(share, now, gift)`.
     """
 
     broker: str
@@ -44,7 +44,7 @@ class PendingGrant:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What brokers may still have in force of a contract that is over; `firm` ones cut it when their lease ends."""
+    """What brokers may still have in force of a contract that is over; `firm` brokers cut it when their lease ends."""
 
     shares: Mapping[str, TokenBucket] = field(default_factory=dict)
     firm: frozenset[str] = frozenset()
@@ -56,14 +56,14 @@ class Remains:
 
 
 class _Amount(NamedTuple):
-    """A share that may be nothing."""
+    """The size of a share; it may be zero."""
 
     r_mtps: int = 0
     b_ntok: int = 0
 
     @property
     def share(self) -> TokenBucket | None:
-        """The bucket of this size; none if it is too small to be one."""
+        """The bucket of this size; None if that is too small for a bucket."""
         return TokenBucket(*self) if self.r_mtps >= 1 and self.b_ntok >= NANO_PER_TOKEN else None
 
 
@@ -71,7 +71,7 @@ _NOTHING = _Amount()
 
 
 class Transfer:
-    """The way from the shares that brokers hold to those that they should hold; who has none is not in the mapping."""
+    """The way from the shares that brokers hold to those that they should hold, as mappings from broker to share."""
 
     def __init__(
         self,
@@ -84,44 +84,44 @@ class Transfer:
         remains: Remains | None = None,
         kept: bool = False,
     ) -> None:
-        """`pool_ntok` are tokens that nobody holds yet; `numbers` counts grants, for all topics of a controller.
+        """`pool_ntok` are tokens that no broker holds yet; `numbers` numbers the grants of all topics of a controller.
 
-        With `kept`, what is held is the most that brokers had in force when it was written down: each is heard first,
-        because a cut from what it may have had could give it more than it has.
+        With `kept`, `held` comes from a store and is the most that brokers had then. Each broker must be heard before
+        it is granted anything: a cut from what it may have had could give it more than it has.
         """
         self._whole = whole
         self._held = {name: _amount(share) for name, share in held.items()}
-        self._largest = _amount(whole)  # that a share can ever have been
+        self._largest = _amount(whole)  # share that any broker can ever have had
         for amount in self._held.values():
             self._largest = _most(self._largest, amount)
         self._former = {name: _amount(share) for name, share in remains.shares.items()} if remains else {}
         self._sent: dict[str, PendingGrant] = {}
-        # Grants that nobody waits for any more and that may be put in force yet, with the exchange that settles it.
+        # Grants that are no longer waited for but may still be put in force, with the exchange that settles them.
         self._loose: dict[str, tuple[int, _Amount]] = {}
-        self._firm = set(remains.firm) if remains else set()  # brokers that would cut their share if its lease ended
+        self._firm = set(remains.firm) if remains else set()  # brokers that cut their share when their lease ends
         self._unheard = set(held) if kept else set()
         self._pool_ntok = pool_ntok
         self._numbers = numbers or count(1)
-        self.changes = 0  # counts changes of anything that `orders` depends on
+        self.changes = 0  # counts changes of everything that `orders` depends on
         self.retarget(wanted)
 
     @classmethod
     def begun(cls, whole: TokenBucket, numbers: Iterator[int], remains: Remains) -> Transfer:
-        """A new contract: nobody has a share of it, and all of b waits to be given, but for what may be out already."""
+        """A new contract: no broker has a share, and all of b is in the pool, except what may be out already."""
         taken_ntok = sum(share.b_ntok for share in remains.shares.values())
         return cls(whole, {}, {}, numbers=numbers, pool_ntok=max(0, whole.b_ntok - taken_ntok), remains=remains)
 
     def retarget(self, wanted: Mapping[str, TokenBucket]) -> None:
-        """Go for other shares from here on; grants that are under way stay valid."""
+        """Aim for other shares from now on; grants under way stay valid."""
         if not within(self._whole, wanted.values()):
             raise InputError(f"the wanted shares exceed the whole bucket {self._whole}")
         self._wanted = {name: _amount(share) for name, share in wanted.items()}
         self.changes += 1
 
     def resize(self, whole: TokenBucket) -> None:
-        """Share another bucket from here on, in the same proportions.
+        """Share another bucket from now on, in the same proportions.
 
-        Nobody has the tokens that a larger b has more: they come with time.
+        The additional tokens of a larger b are not there yet; they come with time.
         """
         self._whole = whole
         self._largest = _most(self._largest, _amount(whole))
@@ -130,17 +130,17 @@ class Transfer:
 
     @property
     def whole(self) -> TokenBucket:
-        """The bucket that is shared."""
+        """The bucket to share."""
         return self._whole
 
     def possibly(self, share: TokenBucket | None) -> bool:
-        """Whether any broker can ever have been granted such a share."""
+        """Whether a broker can ever have been granted such a share."""
         amount = _amount(share)
         return _most(amount, self._largest) == self._largest
 
     @property
     def pool_ntok(self) -> int:
-        """Tokens that nobody holds."""
+        """Tokens that no broker holds."""
         return self._pool_ntok
 
     @property
@@ -160,7 +160,7 @@ class Transfer:
 
     @property
     def booked(self) -> dict[str, TokenBucket]:
-        """The most that each broker may be using of this contract, without what it may have of the one before."""
+        """The most that each broker may be using of this contract, without the one before."""
         return {name: share for name in self._known() if (share := self._new(name).share)}
 
     @property
@@ -181,7 +181,7 @@ class Transfer:
 
     @property
     def awaited(self) -> set[str]:
-        """Brokers whose next answer settles something."""
+        """Brokers whose next answer will settle something."""
         return self._sent.keys() | self._loose.keys() | self._former.keys()
 
     @property
@@ -192,16 +192,16 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """Every broker has acknowledged what it should hold."""
+        """Whether every broker has acknowledged what it should hold."""
         return not self.unsettled
 
     def orders(self) -> list[PendingGrant]:
-        """Grants to send now: cuts first, and gives as far as what was cut has been acknowledged."""
+        """Grants to send now: cuts first, then increases from what is free."""
         idle = sorted((self._known() | self._wanted.keys()) - self._sent.keys() - self._unheard)
         grants = [
             self._send(name, cut)
             for name in idle
-            # Of a new contract a broker has nothing until it is granted, though what it had of the old one is booked.
+            # A broker has nothing of a new contract until it is granted, even if its share of the old one counts still.
             if (cut := self._cut(name)) != self._has(name) or name in self._former
         ]
         free = self._free()
@@ -213,11 +213,13 @@ class Transfer:
         return grants
 
     def acknowledged(self, grant: PendingGrant, surrendered_ntok: int = 0) -> None:
-        """A broker has put the grant in force, and gave up so many tokens. Answers to older grants change nothing."""
+        """A broker has put a grant in force, and gave up these tokens. Answers to older grants change nothing."""
         if self._sent.get(grant.broker) != grant:
             return
         if surrendered_ntok < 0:
-            raise InputError(f"broker {grant.broker!r} says it gave up {surrendered_ntok} nano-tokens")
+            raise InputError(
+                f"broker {grant.broker!r} reports that it gave up {surrendered_ntok} nano-tokens, which is negative"
+            )
         del self._sent[grant.broker]
         self.changes += 1
         self.learned(grant.broker)
@@ -225,11 +227,11 @@ class Transfer:
         lost = max(0, self._has(grant.broker).b_ntok - now.b_ntok)
         self._held[grant.broker] = now
         self._loose.pop(grant.broker, None)
-        surrendered_ntok = min(surrendered_ntok, lost)  # nobody can give up more than was taken from it
+        surrendered_ntok = min(surrendered_ntok, lost)  # a broker cannot give up more than was taken from it
         self._pool_ntok = min(self._pool_ntok + surrendered_ntok, self._free().b_ntok)
 
     def learned(self, broker: str) -> None:
-        """The broker knows this contract, and has dropped what it had of the one before; its b is new."""
+        """The broker knows this contract, and has dropped its share of the one before."""
         former = self._former.pop(broker, None)
         if former is not None:
             self.changes += 1
@@ -237,21 +239,21 @@ class Transfer:
             self._pool_ntok = min(self._pool_ntok + former.b_ntok, self._free().b_ntok)
 
     def forget_remains(self) -> None:
-        """Count what brokers may hold of the contract before this one no longer: none of them was heard for a lease."""
+        """Stop counting shares of the contract before this one: brokers that may hold some were silent for a lease."""
         for broker in list(self._former):
             self.learned(broker)
 
     def retire(self, broker: str, last: int) -> None:
-        """Give up waiting for a grant: an answer left it out. It may come with an exchange up to `last`, still."""
+        """Stop waiting for a grant that an answer omitted. Exchanges up to `last` may still bring it."""
         sent = self._sent.pop(broker, None)
         if sent is not None:
             self.changes += 1
             self._loosen(broker, last, _amount(sent.share))
 
     def lapsed(self, broker: str, safe_percent: int, last: int = 0) -> None:
-        """The broker's lease has ended: what it had in force by that lease, it has cut to this part of it.
+        """The broker's lease has ended: it has cut its share to this part of it.
 
-        The same goes for what it was sent with exchanges up to `last`, and has not put in force yet.
+        The same holds for grants in exchanges up to `last` that it has not put in force yet.
         """
         if broker in self._firm:
             self._firm.discard(broker)
@@ -262,24 +264,24 @@ class Transfer:
         _, loose = self._loose.get(broker, (last, _NOTHING))
         self._loose[broker] = last, _safe(loose, safe_percent)
         self.changes += 1
-        # It is not to be given back what others may get, until someone says so.
+        # Others may get the rest, so it must not come back here before a new target says so.
         self._wanted[broker] = self._cut(broker)
 
     def gone(self, broker: str) -> None:
-        """The broker is dead for certain, or has started anew: it holds nothing."""
+        """The broker is dead for certain, or restarted: it holds nothing."""
         for books in (self._sent, self._held, self._loose, self._former):
             books.pop(broker, None)
         self._unheard.discard(broker)
         self.changes += 1
-        self._wanted.pop(broker, None)  # or it would be granted its share again, which nobody would acknowledge
+        self._wanted.pop(broker, None)  # else it would be granted its share again, and never acknowledge that
         self._firm.discard(broker)
 
     def found(self, broker: str, share: TokenBucket | None, *, safe: bool, answered: int | None = None) -> None:
-        """The broker says what it has in force, and whether that is its safe share already.
+        """The broker reports what it has in force, and whether that is its safe share.
 
-        `answered` is the newest exchange that it had acted on; none if that is newer than any that matters. What it
-        says is what is booked: less frees the rest, and more takes it from what may be given. Only an answer to an
-        exchange from before its lease ended may be older than its cut, and is not believed to have more.
+        `answered` is the newest exchange that it had acted on; None if that is newer than all that matter. The report
+        counts: less frees the rest, and more reduces what is free. But an answer to an exchange from before the lease
+        ended may be older than the broker's cut, so such an answer cannot raise the share.
         """
         said, before = _amount(share), (self._held.get(broker), broker in self._loose, broker in self._unheard)
         self._unheard.discard(broker)
@@ -290,18 +292,18 @@ class Transfer:
         has = self._held.get(broker, _NOTHING)
         if late:
             said = _Amount(min(has.r_mtps, said.r_mtps), min(has.b_ntok, said.b_ntok))
-        elif broker in self._sent:  # what was said before the grant came frees nothing
+        elif broker in self._sent:  # a report from before the grant arrived frees nothing
             said = _most(has, said)
         self._held[broker] = said
         self.changes += before != (said, broker in self._loose, False)
 
     def recalled(self, broker: str, share: TokenBucket) -> None:
-        """The books are lost, and the broker says that it holds this."""
+        """The store is lost, and the broker reports that it holds this."""
         self._held[broker] = _amount(share)
         self.changes += 1
 
     def forget_pool(self) -> None:
-        """Nobody knows how many tokens are out: none are left to be given."""
+        """Empty the pool: it is unknown how many tokens are out."""
         self._pool_ntok = 0
 
     def _loosen(self, broker: str, last: int, amount: _Amount) -> None:
@@ -321,14 +323,14 @@ class Transfer:
         cut = _Amount(min(has.r_mtps, goal.r_mtps), min(has.b_ntok, goal.b_ntok))
         if name not in self._former:
             return cut
-        # What is booked for the old contract may be more than all of the new one, of which only so much is left.
+        # The share of the old contract may be more than all of the new one. Grant no more than is left of that.
         others = [self._new(other) for other in self._known() if other != name]
         r_mtps = self._whole.r_mtps - sum(amount.r_mtps for amount in others)
         b_ntok = self._whole.b_ntok - sum(amount.b_ntok for amount in others)
         return _amount(_Amount(min(cut.r_mtps, r_mtps), min(cut.b_ntok, b_ntok)).share)
 
     def _new(self, name: str) -> _Amount:
-        """The most that a broker may have in force of this contract, whatever it has of the one before."""
+        """The most that a broker may have in force of this contract alone."""
         _, loose = self._loose.get(name, (0, _NOTHING))
         has = _most(self._held.get(name, _NOTHING), loose)
         return _most(has, _amount(self._sent[name].share)) if name in self._sent else has
@@ -342,7 +344,7 @@ class Transfer:
         return given if given.share else has
 
     def _free(self) -> _Amount:
-        """What nobody may be using: nothing while more is out than there is."""
+        """What no broker may be using; nothing while more is out than the whole."""
         out = [self._possible(name) for name in self._known()]
         r_mtps = self._whole.r_mtps - sum(amount.r_mtps for amount in out)
         b_ntok = self._whole.b_ntok - sum(amount.b_ntok for amount in out)
@@ -352,7 +354,7 @@ class Transfer:
         return self._held.keys() | self._sent.keys() | self._loose.keys() | self._former.keys()
 
     def _has(self, name: str) -> _Amount:
-        """What a broker may have in force before it has the grant that is under way."""
+        """What a broker may have in force, not counting the grant under way."""
         if name not in self._loose and name not in self._former:
             return self._held.get(name, _NOTHING)
         _, loose = self._loose.get(name, (0, _NOTHING))
@@ -377,7 +379,7 @@ def scaled(whole: TokenBucket, shares: Mapping[str, TokenBucket]) -> dict[str, T
 
 
 def safe_share(share: TokenBucket | None, percent: int) -> TokenBucket | None:
-    """What a broker goes on with when its lease has ended; none if so little is not a bucket."""
+    """The share that a broker keeps when its lease ends; None if that is too small for a bucket."""
     return _safe(_amount(share), percent).share
 
 

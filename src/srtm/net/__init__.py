@@ -1,1 +1,1 @@
-"""What broker and client share of a connection: TLS, compression, kernel stamps, timers, back-off, credentials."""
+"""What broker and client share: sockets, buffered writing, TLS, compression, kernel stamps, timers, back-off."""

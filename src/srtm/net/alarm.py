@@ -1,7 +1,7 @@
-"""One alarm for all topics, to the microsecond where the system has timers for that.
+"""An alarm that is exact to the microsecond on Linux.
 
-libuv counts in milliseconds, which is the whole of a topic's latency goal; Linux's timerfd counts in nanoseconds and
-wakes the loop like a socket does. Elsewhere, the loop's own timer serves.
+libuv counts in milliseconds, which can be a topic's whole latency goal. Linux's timerfd counts in nanoseconds and wakes
+the loop as a socket does. Other systems use the loop's own timer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLOEXEC, _NONBLOCK = os.O_CLOEXEC, os.O_NONBLOCK
 
 
 class Alarm:
-    """Calls back once, when the time has come that was set last."""
+    """Calls back once, at the earliest time that was set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None], *, precise: bool = True) -> None:
         """Without `precise`, the loop's own timer serves everywhere."""
@@ -36,7 +36,7 @@ class Alarm:
             loop.add_reader(self._fd, self._rung)
 
     def set(self, at_ns: int, now_ns: int) -> None:
-        """Ring at this time of the wall clock; an earlier time that was set before is kept."""
+        """Ring at this time of the wall clock, unless an earlier time is set."""
         if self._at_ns and self._at_ns <= at_ns:
             return
         self._at_ns = at_ns

@@ -1,7 +1,8 @@
 """Compression of a connection: raw deflate, or snappy in frames.
 
-In: bytes as a read brought them. Out: bytes of the protocol; and the other way round, one write at a time.
-Invariant: what one read may turn into is bounded, however well it was compressed; `more` says that there is a rest.
+In: bytes of a read. Out: bytes of the protocol; and the reverse, one write at a time.
+Always holds: one `decode` returns a bounded number of bytes, however well they were compressed; `more` says that there
+is a rest.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 HAS_SNAPPY = find_spec("cramjam") is not None
-AT_ONCE = 256 * 1024  # bytes of the protocol that one turn takes from one read
+AT_ONCE = 256 * 1024  # bytes of the protocol that one `decode` returns, about
 
 
 class BadStream(Exception):
-    """What the other side sent is not what its layer expects."""
+    """The peer broke the rules of a layer."""
 
 
 class Codec(Protocol):
-    """A compression, both ways."""
+    """A compression, in both directions."""
 
-    more: bool  # whether another `decode`, of nothing, would give more
+    more: bool  # whether `decode(b"")` would return more
 
     def decode(self, data: bytes) -> bytes:
-        """Bytes of the protocol: not all at once, if there are very many."""
+        """Return bytes of the protocol, a part at a time if there are very many."""
 
     def encode(self, data: bytes) -> bytes:
-        """Bytes for the socket, complete for the other side to decode."""
+        """Return bytes for the socket that the peer can decode completely."""
 
 
 class Deflate:
@@ -41,34 +42,34 @@ class Deflate:
         self.more = False
 
     def decode(self, data: bytes) -> bytes:
-        """Bytes of the protocol."""
+        """Return bytes of the protocol."""
         inflate = self._inflate
         try:
             found = inflate.decompress(inflate.unconsumed_tail + data, AT_ONCE)
         except zlib.error as error:
             raise BadStream(f"deflate: {error}") from None
         if inflate.eof:
-            raise BadStream("deflate: the client ended its stream")
+            raise BadStream("deflate: the peer ended its stream")
         self.more = len(found) == AT_ONCE
         return found
 
     def encode(self, data: bytes) -> bytes:
-        """Bytes for the socket."""
+        """Return bytes for the socket."""
         return self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
 
 
 class Snappy:
     """Snappy's framing format: chunks of [type 1][size 3, little-endian][CRC32C 4][data].
 
-    cramjam does snappy and the checksums; what is done here is to find where chunks end.
+    cramjam does the compression and the checksums; this class finds where chunks end.
     """
 
     __slots__ = ("_begun", "_pending", "_snappy", "more")
 
     _BEGIN = b"\xff\x06\x00\x00sNaPpY"
-    _DATA = (0x00, 0x01)  # compressed, and as it is
-    _LONGEST = 76_490 + 4  # what 64 KiB can become at worst, with its checksum
-    _CHUNKSAT_ONCE = AT_ONCE // 65_536
+    _DATA = (0x00, 0x01)  # compressed, uncompressed
+    _LONGEST = 76_490 + 4  # the worst case of 64 KiB, with its checksum
+    _CHUNKS_AT_ONCE = AT_ONCE // 65_536
 
     def __init__(self) -> None:
         import cramjam
@@ -79,7 +80,7 @@ class Snappy:
         self.more = False
 
     def decode(self, data: bytes) -> bytes:
-        """Bytes of the protocol."""
+        """Return bytes of the protocol."""
         pending = self._pending
         pending += data
         chunks = bytearray(self._BEGIN)
@@ -88,29 +89,29 @@ class Snappy:
         while at + 4 <= len(pending):
             kind, size = pending[at], int.from_bytes(pending[at + 1 : at + 4], "little")
             if size > self._LONGEST or 0x02 <= kind <= 0x7F:
-                raise BadStream(f"snappy: a chunk of type {kind:#x} with {size} bytes")
+                raise BadStream(f"snappy: unexpected chunk of type {kind:#x} with {size} bytes")
             stop = at + 4 + size
             if stop > len(pending):
                 break
             if kind in self._DATA:
-                if count == self._CHUNKSAT_ONCE:
+                if count == self._CHUNKS_AT_ONCE:
                     self.more = True
                     break
                 count += 1
                 chunks += pending[at:stop]
             elif kind == self._BEGIN[0] and pending[at:stop] != self._BEGIN:
-                raise BadStream("snappy: a strange beginning")
+                raise BadStream("snappy: invalid stream identifier")
             at = stop
         del pending[:at]
         if not count:
             return b""
         try:
             return bytes(self._snappy.decompress(chunks))
-        except Exception as error:  # cramjam's own has no stable base
+        except Exception as error:  # cramjam's exceptions have no stable base
             raise BadStream(f"snappy: {error}") from None
 
     def encode(self, data: bytes) -> bytes:
-        """Bytes for the socket."""
+        """Return bytes for the socket."""
         found = bytes(self._snappy.compress(data))
         if self._begun:
             return found[len(self._BEGIN) :]

@@ -1,10 +1,10 @@
-"""Whom an engine's clients trust, and who they are: what the files that an address names hold now.
+"""Credentials of an engine's client: the files that its address names.
 
-In: an EngineAddress. Out: the client's side of TLS, and what NATS' CONNECT says; InputError names the file that cannot
-be used. Files are read for every connection, so that they can be renewed while programs run.
+In: an EngineAddress. Out: a TLS context, and the login for NATS' CONNECT; InputError names an unusable file. Programs
+read the files for every connection, so operators can renew them at any time.
 
-A file of NATS' credentials holds a JWT, which the server is shown, and a seed, which it never sees: with that, we sign
-what the server makes up for this connection.
+A NATS credentials file holds a JWT, which the server sees, and a seed, which it does not: the seed signs a nonce that
+the server makes up for each connection.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from srtm.protocol.engine import EngineAddress
 
 _PART = re.compile(r"-+BEGIN (NATS USER JWT|USER NKEY SEED)-+\s+(\S+)\s+-+END")
-_SEED_SIZE, _SEED = 36, 18 << 3  # [S and what for 2][seed 32][CRC 2, little-endian] in base32
+_SEED_SIZE, _SEED = 36, 18 << 3  # [prefix 2][seed 32][CRC 2, little-endian] in base32
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a connection to an engine needs."""
+    """The TLS context and login of a connection to an engine."""
 
     tls: ssl.SSLContext | None
     _login: dict[str, str] = field(repr=False)
@@ -37,7 +37,7 @@ class Credentials:
 
     @classmethod
     def read(cls, address: EngineAddress) -> Credentials:
-        """From the files that an address names, if any."""
+        """Read the files that an address names, if any."""
         tls = client_context(address.ca, address.cert, address.key) if address.tls else None
         if address.creds is None:
             return cls(tls, address.login)
@@ -45,7 +45,7 @@ class Credentials:
         return cls(tls, {"jwt": jwt}, key)
 
     def login(self, nonce: str) -> dict[str, str]:
-        """What NATS' CONNECT says of who we are, to a server that has made up a nonce."""
+        """Return the login fields of NATS' CONNECT for a server's nonce."""
         if self._key is None:
             return self._login
         signed = base64.urlsafe_b64encode(self._key.sign(nonce.encode())).rstrip(b"=")
@@ -53,7 +53,7 @@ class Credentials:
 
 
 def _user(path: str) -> tuple[str, Any]:
-    """The JWT of a file, and its key."""
+    """Return the JWT and the key in a credentials file."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
@@ -67,12 +67,12 @@ def _user(path: str) -> tuple[str, Any]:
         raise InputError(f"option creds of the engine, {path}: {error.strerror}") from None
     except (KeyError, ValueError):
         raise InputError(
-            f"option creds of the engine, {path}: no JWT and seed of NATS, as `nsc generate creds` writes them"
+            f"option creds of the engine, {path}: not a NATS credentials file, as `nsc generate creds` writes it"
         ) from None
     if (
         len(raw) != _SEED_SIZE
         or raw[0] & 0xF8 != _SEED
         or binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]
     ):
-        raise InputError(f"option creds of the engine, {path}: its seed is damaged")
+        raise InputError(f"option creds of the engine, {path}: the seed is damaged")
     return jwt, Ed25519PrivateKey.from_private_bytes(raw[2:-2])

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from srtm.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -23,7 +26,13 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 async def connect(host: str, port: int) -> socket.socket:
-    """Return a connected, non-blocking socket; port 0 means that `host` is the path of a unix socket."""
+    """Return a connected, non-blocking socket; port 0 means that `host` is the path of a unix socket.
+
+    A loop with a network of its own (`srtm.testing.loop`) makes the connection there.
+    """
+    own: Callable[[str, int], socket.socket] | None = getattr(asyncio.get_running_loop(), "connect_socket", None)
+    if own is not None:
+        return own(host, port)
     if not port:
         return await _connected(socket.AF_UNIX, host)
     refused: OSError | None = None

@@ -1,6 +1,6 @@
-"""TLS in memory: OpenSSL never sees a socket, so whoever reads one keeps its kernel stamps.
+"""TLS in memory: OpenSSL never sees a socket, so its reader keeps the kernel stamps.
 
-A handshake that fails or takes longer than HANDSHAKE_S ends its connection and nothing else.
+A handshake that fails or takes longer than HANDSHAKE_S ends its own connection only.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ VERSIONS = {
 
 
 def _no_password() -> str:
-    """OpenSSL would ask for it on the terminal, where nobody sits."""
-    raise ssl.SSLError("the key is encrypted: write it without its password with `openssl pkey -in KEY -out PLAIN`")
+    """Refuse: OpenSSL would otherwise ask on the terminal."""
+    raise ssl.SSLError("the key is encrypted: decrypt it with `openssl pkey -in KEY -out PLAIN`")
 
 
 def server_context(
     cert: str, key: str, ca: str | None, *, min_version: str, client_certificates: bool
 ) -> ssl.SSLContext:
-    """The server's side of TLS."""
+    """Return a TLS context for servers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # whoever asks for TLS 1.0 shall have it
+        warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 is allowed if the operator asks for it
         context.minimum_version = VERSIONS[min_version]
     try:
         context.load_cert_chain(cert, key, _no_password)
@@ -42,14 +42,14 @@ def server_context(
             context.load_verify_locations(ca)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (cert, key, ca)))
-        raise BrokerError(f"cannot use the certificates of {files}: {error}") from None
+        raise BrokerError(f"cannot use the certificates in {files}: {error}") from None
     if client_certificates:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
 def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext:
-    """The client's side of TLS: servers are verified by a file of authorities, or by those whom the system trusts."""
+    """Return a TLS context for clients, which verifies servers by a CA file, or by the CAs of the system."""
     for option, path in (("ca", ca), ("cert", cert), ("key", key)):
         if path and (why := not_readable(path)):
             raise InputError(f"option {option} of the engine, {path}: {why}")
@@ -59,12 +59,12 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
             context.load_cert_chain(cert, key, _no_password)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (ca, cert, key)))
-        raise InputError(f"cannot use the certificates of {files}: {error}") from None
+        raise InputError(f"cannot use the certificates in {files}: {error}") from None
     return context
 
 
 class Tls:
-    """One TLS connection, in memory: the server's side, or that of a client of `server`."""
+    """One TLS connection in memory: the server's side, or that of a client of `server`."""
 
     __slots__ = ("_incoming", "_outgoing", "ended", "ready", "ssl")
 
@@ -75,7 +75,7 @@ class Tls:
         self.ended = False
 
     def decode(self, data: bytes) -> bytes:
-        """What was encrypted; before `ready`, the handshake goes on."""
+        """Decrypt bytes of a read; until `ready`, continue the handshake."""
         self._incoming.write(data)
         parts: list[bytes] = []
         try:
@@ -95,7 +95,7 @@ class Tls:
         return b"".join(parts)
 
     def encode(self, data: bytes | bytearray) -> bytes:
-        """Bytes for the socket."""
+        """Encrypt bytes for the socket."""
         with memoryview(data) as view:
             at = 0
             while at < len(view):
@@ -103,18 +103,18 @@ class Tls:
         return self.pending()
 
     def end(self) -> bytes:
-        """Bytes for the socket that say: nothing more comes from here."""
-        with suppress(ssl.SSLError):  # it wants the other side's word, too, which may come much later
+        """Return the bytes that announce the end of our side."""
+        with suppress(ssl.SSLError):  # the peer's own end may come much later
             self.ssl.unwrap()
         return self.pending()
 
     def pending(self) -> bytes:
-        """What TLS itself has to say: handshakes, tickets, alerts."""
+        """Return what TLS itself has to send: handshakes, tickets, alerts."""
         return self._outgoing.read()
 
     @property
     def common_name(self) -> str:
-        """Of the client's certificate."""
+        """The common name in the client's certificate."""
         certificate: Any = self.ssl.getpeercert() or {}
         names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
         return str(names[0]) if names else ""

@@ -22,7 +22,7 @@ from srtm.model.latency import SLO, Distribution, Latency
 from srtm.model.placement import POLICIES, policy_named
 from srtm.model.profile import profile
 from srtm.pipeline.traces.batches import batch_of
-from srtm.sim.simulate import SimulatedCluster, Simulation, Topic, assess, simulate
+from srtm.sim.simulate import SimulatedCluster, SimulatedTopic, Simulation, assess, simulate
 from srtm.workload.publishers import Arrivals, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, Recorded, TopicArrivals, in_topics, load
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Traffic = DataFrame | str | Path | Workload
 
 _FIELDS = "number long, found string, broker_of binary"
-_kept: dict[str, Topic] = {}  # a worker's traffic, for its next cell
+_kept: dict[str, SimulatedTopic] = {}  # a worker's traffic, for its next cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def record(
 
 class _Named(NamedTuple):
     name: str
-    contract: Topic
+    contract: SimulatedTopic
 
 
 def _shipped(traffic: Traffic) -> str | Workload | pa.Table:
@@ -178,13 +178,15 @@ def _topic_of(
 ) -> _Named:
     """The topic to plan, with its groups and its bucket."""
     if isinstance(source, Workload):
-        return _Named(name or "topic", Topic.of(source, bucket))
+        return _Named(name or "topic", SimulatedTopic.of(source, bucket))
     topics = in_topics(source, "the DataFrame") if isinstance(source, pa.Table) else load(Path(source), name)
     found = _only(topics or load(Path(source)), name)
     publishers = found.publishers
     if groups is not None:
         publishers = tuple(replace(publisher, group=groups.get(publisher.id)) for publisher in publishers)
-    return _Named(found.topic, Topic(publishers, found.arrivals, bucket or profile(found.arrivals.times_ns).bucket))
+    return _Named(
+        found.topic, SimulatedTopic(publishers, found.arrivals, bucket or profile(found.arrivals.times_ns).bucket)
+    )
 
 
 def _only(topics: list[TopicArrivals], name: str | None) -> TopicArrivals:
@@ -197,7 +199,7 @@ def _only(topics: list[TopicArrivals], name: str | None) -> TopicArrivals:
     return topics[0] if name is None else topics[names.index(name)]
 
 
-def _assessed(topic: Topic, brokers: Sequence[SimulatedBroker], cell: _Cell, slo: SLO, seed: int) -> Plan:
+def _assessed(topic: SimulatedTopic, brokers: Sequence[SimulatedBroker], cell: _Cell, slo: SLO, seed: int) -> Plan:
     try:
         if cell.k is None:
             seen = simulate(topic, brokers, cell.policy, slo, seed=seed)

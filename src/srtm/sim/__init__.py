@@ -1,5 +1,5 @@
 """The model run over a workload in virtual time."""
 
-from srtm.sim.simulate import SimulatedBroker, Simulation, Topic, assess, simulate
+from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, Simulation, assess, simulate
 
-__all__ = ["SimulatedBroker", "Simulation", "Topic", "assess", "simulate"]
+__all__ = ["SimulatedBroker", "SimulatedTopic", "Simulation", "assess", "simulate"]

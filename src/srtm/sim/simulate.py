@@ -61,7 +61,7 @@ class SimulatedBroker:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class SimulatedTopic:
     """A topic's publishers, its traffic, and its contract."""
 
     publishers: Sequence[Publisher]
@@ -69,7 +69,7 @@ class Topic:
     bucket: TokenBucket
 
     @classmethod
-    def of(cls, workload: Workload, bucket: TokenBucket | None = None) -> Topic:
+    def of(cls, workload: Workload, bucket: TokenBucket | None = None) -> SimulatedTopic:
         """The topic of a workload; its bucket is profiled from its traffic unless given."""
         arrivals = workload.arrivals()
         return cls(workload.publishers(), arrivals, bucket or profile(arrivals.times_ns).bucket)
@@ -99,7 +99,7 @@ class Simulation:
 class SimulatedCluster:
     """Brokers in virtual time that carry one topic next to their background load."""
 
-    def __init__(self, topic: Topic, brokers: Sequence[SimulatedBroker], slo: SLO, seed: int) -> None:
+    def __init__(self, topic: SimulatedTopic, brokers: Sequence[SimulatedBroker], slo: SLO, seed: int) -> None:
         self._topic = topic
         self._roster = Roster(topic.publishers)
         self._brokers = brokers
@@ -180,13 +180,13 @@ def _deal(
 
 
 def simulate(
-    topic: Topic,
+    topic: SimulatedTopic,
     brokers: Sequence[SimulatedBroker],
     policy: str = "srtm",
     slo: SLO | None = None,
     *,
     fit: Literal["measure", "model"] = "measure",
-    history: Topic | None = None,
+    history: SimulatedTopic | None = None,
     seed: int = 0,
 ) -> Simulation:
     """Place a topic as the Load Distributor would, and measure its messages' latency.
@@ -231,7 +231,7 @@ def simulate(
 
 
 def assess(
-    topic: Topic,
+    topic: SimulatedTopic,
     brokers: Sequence[SimulatedBroker],
     policy: str,
     k: int,

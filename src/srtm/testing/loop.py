@@ -1,7 +1,8 @@
 """An event loop in virtual time: it never sleeps. When nothing is left to do now, the clock jumps to the next timer.
 
 Work takes no virtual time, so latencies are exact and a run is the same every time. Code that blocks the loop is
-imitated by `clock.advance`. Executors run their work at once; threads of other kinds are not waited for.
+imitated by `clock.advance`. Executors run their work at once. Time stands still for threads that are waited for (see
+`wait_for`), such as that of a broker's log.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
+    from contextvars import Context
     from typing import TypeVar
 
     Result = TypeVar("Result")
@@ -29,7 +31,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.network = Network(self.clock, self.run_until)
-        self._virtual = _Selector(self.network, self.clock)
+        self._virtual = _Selector(self.network, self.clock, self._hear_threads)
+        self._barriers: list[Callable[[], object]] = []
+        self._heard = False
         super().__init__(self._virtual)
 
     def time(self) -> float:
@@ -40,7 +44,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """A connection within the memory network; `srtm.net.sockets` asks the loop for it."""
         return self.network.connect(port)
 
-    def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override]
+        self, _executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         """Run work at once."""
         future = self.create_future()
         try:
@@ -48,6 +54,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as problem:
             future.set_exception(problem)
         return future
+
+    def wait_for(self, barrier: Callable[[], object]) -> None:
+        """Call this before time passes: it returns when a thread has done everything it was given."""
+        self._barriers.append(barrier)
+
+    def wait_no_more(self, barrier: Callable[[], object]) -> None:
+        """Let time pass whatever that thread does."""
+        self._barriers.remove(barrier)
+
+    def _hear_threads(self) -> bool:
+        """Whether threads that are waited for have brought something to do now."""
+        self._heard = False
+        for barrier in self._barriers:
+            barrier()
+        return self._heard
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call something soon, from any thread."""
+        self._heard = True
+        return super().call_soon_threadsafe(callback, *args, context=context)
 
     def run_until(self, holds: Callable[[], object], patience_s: float | None = PATIENCE_S) -> None:
         """Run until something is true; TimeoutError after so much virtual time."""
@@ -101,12 +129,13 @@ class _Keys(dict[int, selectors.SelectorKey]):
 class _Selector(selectors.BaseSelector):
     """Sees memory files only. Instead of waiting it moves the clock."""
 
-    def __init__(self, network: Network, clock: VirtualClock) -> None:
+    def __init__(self, network: Network, clock: VirtualClock, hear_threads: Callable[[], bool]) -> None:
         self._holds: Callable[[], object] | None = None
         self._idle = False
         self._stop: Callable[[], None] = lambda: None
         self._network = network
         self._clock = clock
+        self._hear_threads = hear_threads
         self._keys = _Keys()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -142,7 +171,7 @@ class _Selector(selectors.BaseSelector):
         if self._holds is not None and self._holds():
             self._stop()
             return found
-        if found or timeout == 0:
+        if found or timeout == 0 or self._hear_threads():
             return found
         if self._idle:
             self._idle = False

@@ -17,7 +17,8 @@ same program gives the same latencies to the nanosecond. Model: trio's memory st
 
 Brokers and clients that share a loop share its network: `srtm.client` connects to a broker in memory by its port, if it
 runs in that loop (`broker.loop.run(main())`).
-Topics on disk, engines, TLS, lookup services and controllers need threads or sockets, and a real broker.
+Virtual time stands still while a log works, so that disk topics behave as on an infinitely fast disk. Engines, lookup
+services and controllers are other programs, and need a real broker.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ if TYPE_CHECKING:
 
 
 class MemoryBroker:
-    """A broker with these options; those of several on one loop need ports of their own."""
+    """A broker in memory, on a loop of its own or with others; these need different ports."""
 
-    def __init__(self, loop: VirtualLoop | None = None, **options: Any) -> None:
+    def __init__(self, options: BrokerOptions | None = None, loop: VirtualLoop | None = None) -> None:
         self.loop = loop or VirtualLoop()
         self._own_loop = loop is None
         network = self.loop.network
-        chosen = BrokerOptions(**{"name": "broker", **options})
+        chosen = options or BrokerOptions(name="broker")
         self.broker = Broker(
             chosen,
             self.loop,
@@ -59,6 +60,8 @@ class MemoryBroker:
             alarm=partial(Alarm, precise=False),
         )
         self.broker.tcp_port, self.broker.http_port = chosen.tcp_port, chosen.http_port
+        if self.broker.durable is not None:
+            self.loop.wait_for(self.broker.durable.wait)
         self.broker.start()
         network.listen(chosen.tcp_port, self._accept)
         self._app = app(self.broker)
@@ -102,6 +105,8 @@ class MemoryBroker:
     def close(self) -> None:
         """Stop the broker."""
         self.loop.network.close_port(self.broker.tcp_port)
+        if self.broker.durable is not None:
+            self.loop.wait_no_more(self.broker.durable.wait)
         self.broker.stop()
         if self._own_loop:
             self.loop.close()

@@ -75,7 +75,7 @@ class _StillTurn:
         self.lag_ns = 0
 
     def wake(self) -> None:
-        """Do nothing: there is no loop to wake."""
+        """Do nothing: no loop waits."""
 
 
 class VirtualBroker:
@@ -110,7 +110,7 @@ class VirtualBroker:
             known, birth = self._learned.setdefault(topic.name, [(0, None)]), self.control.birth(topic.name)
             if known[-1][1] != birth:
                 known.append((now_ns, birth))
-            for message in topic.drain(now_ns):
+            for message in topic.gate.drain(now_ns):
                 under = next(birth for since_ns, birth in reversed(known) if message.release_ns >= since_ns)
                 self.world.released(topic.name, self.name, message, under)
 
@@ -187,7 +187,7 @@ class VirtualCluster:
         self.at(for_ns, self.resume_broker, name)
 
     def resume_broker(self, name: str) -> None:
-        """Let a paused broker go on."""
+        """Resume a paused broker."""
         self.paused.discard(name)
         if name in self.brokers:
             self.brokers[name].turn()
@@ -217,7 +217,7 @@ class VirtualCluster:
             self.at(members[0].next_gap_ns(), self._burst, members)
 
     def rename(self, publisher: VirtualPublisher, topic: str) -> None:
-        """Let a publisher reconnect and go on with another topic."""
+        """Let a publisher reconnect and continue with another topic."""
         self._connect(publisher, None)
         publisher.topic = topic
         publisher.__post_init__()
@@ -284,7 +284,9 @@ class VirtualCluster:
             topic = broker.topics.touch(publisher.topic)
             for _ in range(publisher.declared.batch):
                 body = b"%b %d" % (publisher.declared.id.encode(), publisher.sent)
-                topic.arrived.append(Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id))
+                topic.gate.arrived.append(
+                    Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id)
+                )
                 publisher.sent += 1
             self.record.arrivals.setdefault(publisher.topic, []).extend([self.now_ns] * publisher.declared.batch)
             topic.recent.largest_batch = max(topic.recent.largest_batch, publisher.declared.batch)
@@ -335,7 +337,7 @@ class VirtualCluster:
         broker = self.brokers.get(name)
         if broker is None or name in self.network.cut:
             return
-        if name in self.paused:  # the broker reads it when it goes on
+        if name in self.paused:  # the broker reads it when it resumes
             self.at(NS_PER_S // 10, self._exchange, controller, name, text)
             return
         said = exchange.read(text, exchange.Exchange)

@@ -127,8 +127,8 @@ def test_a_channel_that_comes_with_a_change_of_the_limit_gets_each_message_once(
         found = broker.broker.topics["t"]
 
         def change() -> None:
-            found.limit(TokenBucket.of(1_000, 100), time.time_ns(), 100 * NANO_PER_TOKEN)
-            found.limit(TokenBucket.of(1_000, 100), time.time_ns())
+            found.gate.limit(TokenBucket.of(1_000, 100), time.time_ns(), 100 * NANO_PER_TOKEN)
+            found.gate.limit(TokenBucket.of(1_000, 100), time.time_ns())
             broker.broker.topics.channel(found, "c")
             broker.broker.turn.wake()
 

@@ -134,6 +134,7 @@ def test_an_engine_that_is_away_pushes_back(engine: Any, start: Start) -> None:
         ours.send(*(say.pub("t", b"%d" % number) for number in range(100)))
         assert isinstance(ours.next(), Throttle)
         broker.wait_until(lambda each: each.topics["t"].full)
+        broker.wait_until(lambda each: each.engine is not None and each.engine.problem is not None)
         found = engine_of(broker, "t")
         assert (found["state"], found["unacknowledged"]) == ("shut", 100)
         assert "the engine is away: cannot connect" in found["reason"]
@@ -383,8 +384,8 @@ def test_a_node_of_three_is_killed_under_load(victim: str, start: Start, tmp_pat
 def _port(broker: Running) -> int:
     engine = broker.broker.engine
     assert engine is not None
-    assert engine._sock is not None
-    return int(engine._sock.getpeername()[1])
+    assert engine.link._sock is not None
+    return int(engine.link._sock.getpeername()[1])
 
 
 def test_an_engine_that_is_none(start: Start) -> None:

@@ -242,7 +242,7 @@ def test_nothing_is_said_or_understood_in_the_clear(files: Files, start: Start) 
             assert client.silent(0.1)
         assert all(each.startswith(b"\x16\x03") for each in heard if each)
         assert not any(word in each for each in heard for word in (b"password", b"CONNECT", b"body", b"PING"))
-        assert broker.do(lambda: broker.broker.engine._servers) == [("127.0.0.1", port)]  # type: ignore[union-attr]
+        assert broker.do(lambda: list(broker.broker.engine.link.servers)) == [("127.0.0.1", port)]  # type: ignore[union-attr]
 
 
 @needs_nats
@@ -253,7 +253,7 @@ def test_servers_that_are_learned_bear_the_name_of_the_one_that_was_given(files:
         broker = start(engine=f"tls://localhost:{cluster.servers[0].port}?ca={files.ca}&replicas=3")
         with Load(broker.address, "t") as load:
             load.flows()
-            broker.wait_until(lambda each: len(each.engine._servers) >= 3)  # type: ignore[union-attr]
+            broker.wait_until(lambda each: len(each.engine.link.servers) >= 3)  # type: ignore[union-attr]
             cluster.servers[0].kill()
             load.flows()
         rows = asyncio.run(stored(f"tls://localhost:{cluster.servers[1].port}", "t", tls=files.context()))
@@ -301,8 +301,8 @@ def test_a_topic_that_is_forbidden_does_not_stop_others(tmp_path: Path, start: S
 def test_files_that_cannot_be_used(kind: str, files: Files, start: Start) -> None:
     for options, problem in (
         ("ca=/nowhere.pem", "option ca of the engine, /nowhere.pem: No such file"),
-        (f"ca={files.key}", f"cannot use the certificates of {files.key}"),
-        (f"cert={files.ca}", f"cannot use the certificates of {files.ca}"),
+        (f"ca={files.key}", f"cannot use the certificates in {files.key}"),
+        (f"cert={files.ca}", f"cannot use the certificates in {files.ca}"),
         (f"key={files.key}", "give cert, too"),
         (f"cert={files.cert}&key={files.folder}", f"option key of the engine, {files.folder}: Is a directory"),
     ):
@@ -389,11 +389,11 @@ def test_credentials_of_nats(files: Files, start: Start) -> None:
     ("content", "problem"),
     [
         (None, "No such file"),
-        ("", "no JWT and seed of NATS"),
-        ("-----BEGIN NATS USER JWT-----\nx\n------END", "no JWT and seed of NATS"),
+        ("", "not a NATS credentials file"),
+        ("-----BEGIN NATS USER JWT-----\nx\n------END", "not a NATS credentials file"),
         (
             "-----BEGIN NATS USER JWT-----\nx\n------END\n-----BEGIN USER NKEY SEED-----\nSUAA\n------END",
-            "its seed is damaged",
+            "the seed is damaged",
         ),
     ],
 )

@@ -109,6 +109,7 @@ def test_what_is_not_there_is_said_in_json(
     assert (status, json.loads(text)) == answer
 
 
+@pytest.mark.memory
 @pytest.mark.parametrize("body", [b"\0\0\0\1\0\0\0\5x", b"\0\0\0\2\0\0\0\1x", b"\0\0\0\0", b"\0"])
 def test_a_binary_body_that_is_malformed_gets_nsqds_status(body: bytes, broker: Running) -> None:
     status, text = broker.post("/mpub?topic=t&binary=true", body)
@@ -123,6 +124,7 @@ def test_a_disk_topic_does_not_become_one_in_memory(start: Start, tmp_path: Path
     assert (status, b"INVALID_DURABILITY" in text) == (400, True)
 
 
+@pytest.mark.memory
 def test_who_floods_a_topic_is_refused_as_early_as_over_tcp(broker: Running) -> None:
     broker.post("/topic/limit?topic=t&r=1&b=1")
     assert broker.post("/mpub?topic=t", b"x\n" * 5000) == (200, b"OK")
@@ -130,16 +132,18 @@ def test_who_floods_a_topic_is_refused_as_early_as_over_tcp(broker: Running) -> 
     assert broker.post("/pub?topic=t", b"x") == (503, b'{"message":"TOPIC_FULL"}')
 
 
+@pytest.mark.memory
 def test_stats_for_people(broker: Running) -> None:
     with Client(broker.address) as client:
         client.publish("t", b"x", b"y")
-        status, text = fetch(urllib.request.Request(broker.url + "/stats"))
+        status, text = broker.page("/stats")
         assert status == 200
         assert "Health: OK" in text.decode()
         (producer,) = [line for line in text.decode().splitlines() if "127.0.0.1" in line]
         assert producer.split()[-3:] == ["t", "msgs:", "2"]
 
 
+@pytest.mark.memory
 def test_what_an_ephemeral_channel_drops_is_in_its_second(start: Start) -> None:
     broker = start(max_held_messages=10)
     with Client(broker.address) as dead, Client(broker.address) as publisher:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import urllib.request
-
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from srtm.protocol import client as say
-from tests.broker.running import Client, Running, fetch
+from tests.broker.running import Client, Running
 
 
 def metrics(broker: Running) -> dict[tuple[str, tuple[str, ...]], float]:
     """Every sample by its name and the values of its labels, in their names' order."""
-    status, text = fetch(urllib.request.Request(broker.url + "/metrics"))
+    status, text = broker.page("/metrics")
     assert status == 200
     return {
         (sample.name, tuple(sample.labels[key] for key in sorted(sample.labels))): sample.value
@@ -21,6 +20,7 @@ def metrics(broker: Running) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
+@pytest.mark.memory
 def test_what_prometheus_reads_is_what_happened(broker: Running) -> None:
     broker.post("/topic/limit?topic=t&r=1000.5&b=20")
     with Client(broker.address) as client:

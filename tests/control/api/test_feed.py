@@ -107,7 +107,7 @@ def test_viewers_get_a_snapshot_then_patches_and_who_does_not_read_a_snapshot_ag
                 kind, patch = await next_event(events)
                 assert kind == "patch"
                 document = merged(document, patch)
-            now = json.loads(json.dumps(topic_out(statistics.of_topic(controller.topics["t"], controller, 1))))
+            now = json.loads(json.dumps(topic_out(statistics.of_topic(controller.state, controller.topics["t"], 1))))
             seen = {**document["topics"]["t"], "brokers": list(document["topics"]["t"]["brokers"].values())}
             now["brokers"] = [
                 without_nulls({k: v for k, v in each.items() if k != "broker"}) for each in now["brokers"]
@@ -151,11 +151,11 @@ def test_the_penalty_is_what_one_bucket_would_not_have_made_them_wait() -> None:
     topic = controller.topics["t"]
 
     def penalty_ms() -> float | None:
-        return statistics.of_topic(topic, controller, 1).penalty_ms
+        return statistics.of_topic(controller.state, topic, 1).penalty_ms
 
     assert penalty_ms() is None  # nobody has asked the model yet
     topic.one_bucket = (0, 9_000_000)
-    access_ms = statistics.of_topic(topic, controller, 1).access_ms
+    access_ms = statistics.of_topic(controller.state, topic, 1).access_ms
     assert access_ms is not None
     measured = access_ms.p99
     assert 99 <= measured <= 99 * 33 / 32

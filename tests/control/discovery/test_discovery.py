@@ -102,7 +102,7 @@ def test_a_registry_without_room_refuses_one_and_serves_others() -> None:
         brokers.step(identify("a"))
         brokers.step(say("a", "REGISTER t"))
         brokers.connection("b").sendall(BROKER + b"REGISTER t\nPING\n")
-        assert brokers.answer("b").startswith(b"E_INVALID there is room for 3 names and registrations")
+        assert brokers.answer("b").startswith(b"E_INVALID the registry holds its limit of 3 names and registrations")
         assert brokers.brokers["b"].recv(1) == b""
         brokers.step(say("a", "PING"))
 

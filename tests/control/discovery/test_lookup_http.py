@@ -32,7 +32,7 @@ def test_no_room() -> None:
     assert ask(registry, "POST", "/topic/create?topic=t").status_code == 200
     answer = ask(registry, "POST", "/topic/create?topic=u")
     assert answer.status_code == 507
-    assert answer.json()["message"].startswith("REGISTRY_FULL: there is room for 1 names")
+    assert answer.json()["message"].startswith("REGISTRY_FULL: the registry holds its limit of 1 names")
     assert registry.topics() == ["t"]
 
 

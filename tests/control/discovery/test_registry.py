@@ -261,7 +261,7 @@ def test_there_is_room_for_so_many_and_for_more_when_some_have_gone() -> None:
         lambda: registry.register(producer, "t", "c"),
         lambda: registry.identify("10.0.0.1:2", peer(0), START_NS),
     ):
-        with pytest.raises(RegistryFull, match="room for 4"):
+        with pytest.raises(RegistryFull, match="limit of 4"):
             refused()
     registry.register(producer, "t")
     registry.delete_topic("u")

@@ -73,7 +73,7 @@ def test_others_go_on_while_a_port_is_in_the_way_of_a_process_that_starts_again(
                 await bound(squatter, cluster.controller.ports["HTTP"])
                 squatter.listen()
                 async with asyncio.timeout(60):
-                    while not any("tried again" in line for line in said):
+                    while not any("; retrying" in line for line in said):
                         await asyncio.sleep(0.1)
             await wait_until_alive(cluster)
             assert cluster.brokers[0].failures == 0

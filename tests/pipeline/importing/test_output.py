@@ -75,7 +75,7 @@ def test_a_topic_larger_than_a_task_and_many_smaller_than_a_row_group(
 
 def test_rows_that_change_on_the_way_are_noticed(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.sql("select 't' as topic, 'p' as publisher, cast(null as string) as `group`, 1L as arrival_ns")
-    with pytest.raises(PipelineError, match="Spark wrote 1 messages of 2: the input changed"):
+    with pytest.raises(PipelineError, match="Spark wrote 1 of 2 messages: the input changed"):
         output.write_trace(frame, tmp_path / "x", ARRIVAL_SCHEMA, messages=2, topics=1)
     with pytest.raises(InputError, match="too many for one file: name a folder"):
         output.write_trace(frame, tmp_path / "x.parquet", ARRIVAL_SCHEMA, messages=10**9, topics=1)

@@ -142,6 +142,7 @@ def test_one_master_of_several_is_enough(connect_server: servers.Server) -> None
     check_reachable(Place(f"spark://127.0.0.1:1,127.0.0.1:{connect_server.port}"))
 
 
+@pytest.mark.spark
 def test_a_full_disk_is_named_with_its_folder(tmp_path: Path) -> None:
     """In a mount namespace, with a file system of one megabyte for what Spark writes."""
     space = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -164,6 +165,7 @@ def test_a_full_disk_is_named_with_its_folder(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"no space left in {tmp_path}, where Spark"), done.stderr
 
 
+@pytest.mark.spark
 def test_an_interruption_is_exit_code_1_without_a_stack_trace_or_a_jvm_left(tmp_path: Path) -> None:
     code = """if True:
         import sys, time

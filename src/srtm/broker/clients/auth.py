@@ -24,7 +24,7 @@ import re2
 
 from srtm.errors import ProtocolError
 from srtm.protocol import frames, gojson
-from srtm.protocol.server import Auth, Dpub, Mpub, Pub, Sub, auth_first, unauthorized
+from srtm.protocol.commands import Auth, Dpub, Mpub, Pub, Sub, auth_first, unauthorized
 
 if TYPE_CHECKING:
     import asyncio

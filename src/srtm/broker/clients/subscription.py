@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from srtm.protocol.commands import Fin
 from srtm.protocol.frames import append_message
-from srtm.protocol.server import Fin
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:

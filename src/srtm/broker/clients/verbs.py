@@ -19,7 +19,7 @@ from srtm.broker.receipts import Receipt
 from srtm.broker.statistics import ClientStatistics
 from srtm.errors import BrokerError, LogError, ProtocolError, PublishRefused
 from srtm.protocol import frames
-from srtm.protocol.server import (
+from srtm.protocol.commands import (
     CLOSING,
     INIT,
     SUBSCRIBED,

@@ -114,7 +114,7 @@ class Durable:
 
     def adopt(self, topic: Topic) -> None:
         """Make a topic one on disk; its channels go on where they were."""
-        topic.durable, topic.later, topic.drops = self, True, False  # an answered message is not dropped
+        topic.durable, topic.gate.drops = self, False  # an answered message is not dropped
         if topic.name not in self._log.topics:
             self._log.keep(topic.name, None)  # it is on disk also before its first message
         self._ends[topic.name] = self._log.end(topic.name)
@@ -161,7 +161,7 @@ class Durable:
 
     def _released(self, topic: Topic) -> int:
         """Return the offset of the first message that still waits for a token, or of the next one to come."""
-        message = topic.oldest
+        message = topic.gate.oldest
         return self._ends[topic.name] if message is None else message.offset
 
     def publish(self, topic: Topic, messages: list[Message], receipt: Receipt, sender: Sender) -> None:
@@ -202,7 +202,7 @@ class Durable:
         self._ends[topic.name] = first + len(messages)
         spool = self._spool(topic)
         if spool is None or not spool.keeps(first, len(messages)):
-            topic.arrived += messages
+            topic.gate.arrived += messages
         topic.bytes += sum(len(message.body) for message in messages)
         self._turn.to_drain[topic] = None
 
@@ -293,6 +293,10 @@ class Durable:
         self._unread.discard(topic.name)
         self._ends.pop(topic.name, None)
         self._log.delete_topic(topic.name)
+
+    def wait(self) -> None:
+        """Block until the log has done everything it was given."""
+        self._log.call()
 
     def close(self) -> None:
         """Save what is in memory alone, and close the log."""

@@ -76,9 +76,9 @@ class Notes:
                 continue
             topic.pause(started_ns, on=row.paused)
             if row.r_mtps is not None and row.b_ntok is not None:
-                topic.by_hand = TokenBucket(row.r_mtps, row.b_ntok)
+                topic.gate.by_hand = TokenBucket(row.r_mtps, row.b_ntok)
                 if limited:
-                    topic.limiter = Limiter(topic.by_hand, started_ns, 0)
+                    topic.gate.limiter = Limiter(topic.gate.by_hand, started_ns, 0)
 
     def close(self) -> None:
         """Hand the last changes to the log."""
@@ -89,7 +89,7 @@ class Notes:
 def _known(topic: Topic | None) -> list[Known]:
     if topic is None or topic.ephemeral:
         return []
-    limit = (topic.by_hand.r_mtps, topic.by_hand.b_ntok) if topic.by_hand else (None, None)
+    limit = (topic.gate.by_hand.r_mtps, topic.gate.by_hand.b_ntok) if topic.gate.by_hand else (None, None)
     rows = [Known("", topic.paused, *limit)]
     return rows + [Known(each.name, each.paused) for each in topic.channels.values() if not each.ephemeral]
 

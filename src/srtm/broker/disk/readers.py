@@ -122,7 +122,7 @@ class Readers:
 
     async def _afford(self, topic: Topic, most: int) -> int:
         """Wait for tokens for some messages; returns how many, a part of what a burst may be."""
-        while topic.closed and self._topics.alive(topic):
+        while topic.gate.closed and self._topics.alive(topic):
             await asyncio.sleep(_PAUSE_S)
         limiter, now_ns = topic.limiter, self._turn.now_ns
         if limiter is None:

@@ -46,7 +46,7 @@ class SavedQueues:
             if channel:
                 self._topics.channel(topic, channel).put(messages, now_ns)
             elif channel == _WAITING or managed:
-                topic.arrived.extend(messages)
+                topic.gate.arrived.extend(messages)
             else:
                 topic.unclaimed.extend(messages)
                 topic.unclaimed_bytes += sum(len(message.body) for message in messages)
@@ -77,7 +77,7 @@ class SavedQueues:
         if topic is None:
             return False
         if not channel_name:
-            first = [*islice(topic.unclaimed, 1), topic.oldest]
+            first = [*islice(topic.unclaimed, 1), topic.gate.oldest]
             return any(message is not None and message.id in ids for message in first)
         channel = topic.channels.get(channel_name)
         return channel is not None and (
@@ -100,7 +100,7 @@ class SavedQueues:
             if topic.ephemeral or topic.later:  # on disk, or not acknowledged to anybody
                 continue
             yield topic.name, None, [record_of(message, groups) for message in topic.unclaimed]
-            waiting = (*topic.waiting, *topic.arrived)
+            waiting = (*topic.waiting, *topic.gate.arrived)
             yield topic.name, _WAITING, [record_of(message, groups) for message in waiting]
             for channel in topic.channels.values():
                 if not channel.ephemeral:

@@ -52,7 +52,7 @@ class Store:
         self.folder = folder
         self.path = folder / FILE
         self._lock = lock(folder)
-        self._readers: list[sqlite3.Connection] = []
+        self._readers: list[tuple[sqlite3.Connection, threading.Lock]] = []  # locked while they read
         self._reader = threading.local()
         try:
             self._db = connect(self.path, self._lock)
@@ -136,7 +136,9 @@ class Store:
             " WHERE key >= (SELECT max(key) FROM batch WHERE key <= ?) AND key < ? ORDER BY key"
         )
         with self.errors("read"):
-            rows = self._connection().execute(find, (state.key(begin), state.key(stop)))
+            db, reading = self._connection()
+        with reading, self.errors("read"):
+            rows = db.execute(find, (state.key(begin), state.key(stop)))
             try:
                 for row in rows:
                     batch = Batch(*row)
@@ -156,14 +158,14 @@ class Store:
             raise OffsetTrimmed(f"offset {begin} was trimmed", offset=begin, begin=state.begin)
         return records
 
-    def _connection(self) -> sqlite3.Connection:
-        db: sqlite3.Connection | None = getattr(self._reader, "db", None)
-        if db is None:
+    def _connection(self) -> tuple[sqlite3.Connection, threading.Lock]:
+        found: tuple[sqlite3.Connection, threading.Lock] | None = getattr(self._reader, "found", None)
+        if found is None:
             uri = f"{self.path.absolute().as_uri()}?mode=ro"
             db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1)
-            self._reader.db = db
-            self._readers.append(db)
-        return db
+            found = self._reader.found = db, threading.Lock()
+            self._readers.append(found)
+        return found
 
     def trim(self, state: TopicState, begin: int) -> bool:
         """Keep nothing below `begin`, a slice at a time; whether all of it is done."""
@@ -313,8 +315,9 @@ class Store:
 
     def close(self) -> None:
         """Readers first: the last to close checkpoints, and that is for the writer to do."""
-        for reader in self._readers:
-            reader.close()
+        for reader, reading in self._readers:
+            with reading:  # a thread may still be reading
+                reader.close()
         try:
             with self.errors("close"):
                 self._db.close()

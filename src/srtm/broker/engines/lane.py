@@ -132,8 +132,8 @@ class Lane:
 
     def release(self, now_ns: int) -> None:
         """Let its topic go on, where neither the engine nor a pause holds it."""
-        if self.ready and self.topic.stalled and not self.topic.paused:
-            self.topic.resume(now_ns, self.owed)
+        if self.ready and self.topic.gate.stalled and not self.topic.paused:
+            self.topic.gate.resume(now_ns, self.owed)
             self.owed = 0
 
     def shut(self, now_ns: int) -> None:
@@ -141,7 +141,7 @@ class Lane:
         if self.ready:
             self.ready = False
             self.engine.busy.pop(self, None)
-            self.topic.stall(now_ns, self._unsent())
+            self.topic.gate.stall(now_ns, self._unsent())
             self.engine.touch(self)  # who would leave may not have to wait now
 
     def fail(self, problem: str) -> None:

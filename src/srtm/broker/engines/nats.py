@@ -59,7 +59,6 @@ class Nats(Engine):
     def __init__(self, address: EngineAddress, options: BrokerOptions, turn: Turn, poller: Poller) -> None:
         super().__init__(address, options, turn, poller)
         self._protocol = NatsProtocol()
-        self._known = {(host, port): host for host, port in address.servers}  # with the names in their certificates
         self._max_payload = 0
         # Other brokers publish to the same stream, and count their messages from about the same number.
         self.prefix = secrets.token_hex(6).encode()
@@ -72,17 +71,14 @@ class Nats(Engine):
 
     def new_probe(self, lane: Lane) -> NatsProbe:
         """A probe of a topic."""
-        return NatsProbe(lane.topic.name, self, self._prefix(lane))
+        return NatsProbe(lane.topic.name, self.link, self._prefix(lane))
 
-    @property
-    def server_name(self) -> str:
-        """What the certificate of the server in use must bear."""
-        return self._known[self.place]
-
-    def _greet(self) -> None:
+    def greet(self) -> None:
+        """Begin a connection."""
         self._protocol = NatsProtocol()
 
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
+        """Understand what the engine says."""
         now_ns = self._turn.now_ns()
         acknowledged: dict[Lane, list[Message]] = {}
         try:
@@ -97,7 +93,7 @@ class Nats(Engine):
             if isinstance(event, Msg):
                 self._answered(event, acknowledged, now_ns)
             elif isinstance(event, Ping):
-                self._out += say.PONG
+                self.link.out += say.PONG
             elif isinstance(event, Info):
                 if self._told(event.fields):
                     break  # what came with it in the clear is nobody's
@@ -114,11 +110,11 @@ class Nats(Engine):
         self._learn(fields.get("connect_urls") or ())
         if self.connected:
             return False
-        begins = self._tls is None and greeting.nats_tls(self.address, fields)
+        begins = self.link.tls is None and greeting.nats_tls(self.address, fields)
         if begins:
             self._protocol = NatsProtocol()
-            self._secure()
-        self._out += say.connect(
+            self.link.secure()
+        self.link.out += say.connect(
             verbose=False,
             pedantic=False,
             tls_required=self.address.tls,
@@ -128,9 +124,9 @@ class Nats(Engine):
             protocol=1,
             headers=True,
             no_responders=True,
-            **self.credentials.login(str(fields.get("nonce", ""))),
+            **self.link.credentials.login(str(fields.get("nonce", ""))),
         )
-        self._out += say.subscribe(self._inbox + b"*", 1) + say.PING
+        self.link.out += say.subscribe(self._inbox + b"*", 1) + say.PING
         return begins
 
     def _learn(self, places: Iterable[object]) -> None:
@@ -138,19 +134,18 @@ class Nats(Engine):
 
         Names that were not said through TLS, where that is asked for, may be anybody's who has a certificate.
         """
-        clear = self.address.tls and self._tls is None
+        clear = self.address.tls and self.link.tls is None
         for place in places:
             try:
                 found = server(str(place), self.kind)
             except InputError:
                 continue
             number = _is_number(found[0])
-            if found not in self._known and (number or not clear):
-                self._known[found] = self.server_name if number else found[0]
-                self._servers.append(found)
+            if found not in self.link.servers and (number or not clear):
+                self.link.servers[found] = self.link.server_name if number else found[0]
 
     def _ask(self) -> None:
-        self._out += say.PING
+        self.link.out += say.PING
 
     def _enter(self, lane: Lane) -> None:
         if lane in self._made:
@@ -178,7 +173,7 @@ class Nats(Engine):
             "duplicate_window": DUPLICATES_S * NS_PER_S,
         }
         subject = b"$JS.API.STREAM.CREATE.%b" % stream_of(name).encode()
-        self._out += say.publish(subject, b"%b%d" % (self._inbox, self._number), msgspec.json.encode(wanted))
+        self.link.out += say.publish(subject, b"%b%d" % (self._inbox, self._number), msgspec.json.encode(wanted))
         lane.later(self._turn.now_ns())
 
     def _answered(self, answer: Msg, acknowledged: dict[Lane, list[Message]], now_ns: int) -> None:
@@ -264,7 +259,7 @@ class Nats(Engine):
             number += 1
             flights[number] = lane, message, now_ns
             reply = b"%b%d" % (inbox, number)
-            self._out += say.publish_once(subject, reply, b"%b-%b" % (prefix, message.id), message.body, lines)
+            self.link.out += say.publish_once(subject, reply, b"%b-%b" % (prefix, message.id), message.body, lines)
         self._number = number
 
     def objection(self, publisher: str, body: bytes) -> str | None:

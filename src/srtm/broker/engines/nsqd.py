@@ -47,9 +47,10 @@ class Nsqd(Engine):
 
     def new_probe(self, lane: Lane) -> NsqdProbe:
         """A probe of a topic."""
-        return NsqdProbe(lane.topic.name, self)
+        return NsqdProbe(lane.topic.name, self.link)
 
-    def _greet(self) -> None:
+    def greet(self) -> None:
+        """Begin a connection."""
         self._protocol = ClientProtocol()
         if self.address.tls:
             self._protocol.pause_after_response()  # what follows it in the clear is nobody's
@@ -61,7 +62,7 @@ class Nsqd(Engine):
             "heartbeat_interval": 1_000,
         }
         self._greeting = greeting.nsqd(self.address, fields)
-        self._out += next(self._greeting)
+        self.link.out += next(self._greeting)
 
     def _agree(self, steps: Generator[bytes, bytes, None], answer: bytes) -> None:
         said = greeting.after(steps, answer)
@@ -70,15 +71,16 @@ class Nsqd(Engine):
             self._ready()
         elif said == greeting.BEGIN_TLS:
             self._protocol = ClientProtocol()
-            self._secure()
+            self.link.secure()
         else:
-            self._out += said
+            self.link.out += said
 
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
+        """Understand what the engine says."""
         now_ns = self._turn.now_ns()
         for event in self._protocol.feed(data):
             if isinstance(event, Heartbeat):
-                self._out += say.nop()
+                self.link.out += say.nop()
             elif isinstance(event, Error):
                 self._refused(event.problem, now_ns)
             elif isinstance(event, ProtocolError):
@@ -122,12 +124,12 @@ class Nsqd(Engine):
             batch = list(together)
             if not delay_ns:
                 self._flights.append((lane, batch))
-                self._out += say.mpub(name, [message.body for message in batch])
+                self.link.out += say.mpub(name, [message.body for message in batch])
                 continue
             for message in batch:
                 left_ns = max(0, message.arrival_ns + delay_ns - self._turn.now_ns())
                 self._flights.append((lane, [message]))
-                self._out += say.dpub(name, left_ns // NS_PER_MS, message.body)
+                self.link.out += say.dpub(name, left_ns // NS_PER_MS, message.body)
 
     def _take_back(self) -> None:
         lost: dict[Lane, list[Message]] = {}

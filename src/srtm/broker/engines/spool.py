@@ -72,7 +72,7 @@ class Spool:
         self.messages += count
         if topic.leaves:
             self._mark = self.messages
-        topic.messages += count
+        topic.gate.messages += count
         topic.recent.messages += count
         self._more.set()
         return True
@@ -145,7 +145,7 @@ class Spool:
             else:
                 self._left.popleft()
             self._taken(len(records))
-            topic.recall([_message(record, offset) for offset, record in enumerate(records, begin)], turn.now_ns())
+            topic.gate.recall([_message(record, offset) for offset, record in enumerate(records, begin)], turn.now_ns())
             turn.touch(topic)
 
 

@@ -96,8 +96,8 @@ class Administration(Pages):
         topic = self.named_topic(request, make=True)
         if self.broker.control.holds(topic.name):
             raise Refused(409, "UNDER_CONTRACT: the controller sets (r, b) of this topic; change its contract there")
-        topic.by_hand = bucket
-        topic.limit(bucket, self.broker.turn.now_ns())
+        topic.gate.by_hand = bucket
+        topic.gate.limit(bucket, self.broker.turn.now_ns())
         self.broker.turn.touch(topic)
         return await self._noted(topic)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,18 +23,17 @@ class Control(Pages):
     async def exchange(self, request: Request) -> Response:
         """Carry out the controller's exchange, and answer with a report (`srtm.protocol.exchange`)."""
         if self.broker.options.controller is None:
-            raise Refused(
-                409, "NOT_MANAGED: this broker has no controller; start it with --controller", RefusalCode.NOT_MANAGED
-            )
+            message = "NOT_MANAGED: this broker has no controller; start it with --controller"
+            raise Refused(409, message, RefusalCode.NOT_MANAGED)
         token = self.broker.options.control_token
         if token is not None and not _bears(request, token):
-            raise Refused(
-                401, "UNAUTHORIZED: the request must bear this broker's --control-token", RefusalCode.UNAUTHORIZED
-            )
+            message = "UNAUTHORIZED: the controller must send this broker's --control-token"
+            raise Refused(401, message, RefusalCode.UNAUTHORIZED)
         try:
             body = await read_body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")
             said = exchange.read(body, exchange.Exchange)
-            answer = self.broker.control.exchange(said, self.broker.turn.now_ns(), time.monotonic_ns())
+            clock = self.broker.clock
+            answer = self.broker.control.exchange(said, clock.time_ns(), clock.monotonic_ns())
         except ProtocolError as problem:
             raise Refused(400, f"INVALID_EXCHANGE: {problem}", RefusalCode.INVALID_EXCHANGE) from None
         except ExchangeRefused as problem:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """A request that is answered with nsqd's error, and a code beside it if programs must tell refusals apart."""
+    """A request that is answered with nsqd's error, and a code beside it for programs that tell refusals apart."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)

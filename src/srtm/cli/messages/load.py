@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from srtm.client.cluster import Cluster
-    from srtm.client.load import Load, LoadOptions, LoadReport, Second
+    from srtm.client.load import Load, LoadOptions, LoadReport, Progress
 
 
 _CREATION = "Contract of a new topic"
@@ -196,7 +196,7 @@ async def _create(options: LoadOptions, cluster: Cluster, quantile: str, contrac
         await cluster.request("PUT", topic_at(options.topic), {"r": bucket.r, "b": bucket.b, **contract})
 
 
-def _show(second: Second) -> None:
+def _show(second: Progress) -> None:
     p99, late = ("-" if value is None else format_ns(value) for value in (second.p99_ns, second.late_ns))
     print(
         f"{second.second:4} s  sent {second.sent:8,}/s  received {second.received:8,}/s"

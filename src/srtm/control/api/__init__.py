@@ -1,1 +1,1 @@
-"""The controller's HTTP under /v1: routes, shapes, the feed of the page, metrics."""
+"""The controller's HTTP API under /v1: routes, JSON shapes, the page's feed, metrics."""

@@ -1,4 +1,4 @@
-"""Why a topic is where it is: what was measured in its fitting, and what every other k would cost by the model."""
+"""Why a topic is where it is: what its fitting measured, and what every other k would cost by the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from srtm.control.placing.fitted import described
 from srtm.errors import SRTMError
 from srtm.model.latency import SLO, Distribution
 from srtm.model.scan import access_delays
-from srtm.sim.simulate import SimulatedBroker, assess
-from srtm.sim.simulate import Topic as SimulatedTopic
+from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -21,13 +20,13 @@ _SEED = 0
 
 
 def one_bucket_ns(topic: ManagedTopic) -> int:
-    """p99 of access if what its publishers declare went through the contract's bucket unsplit: the penalty's zero."""
+    """p99 of access delay if the declared traffic went through one unsplit bucket: the zero of the DRL penalty."""
     arrivals = expected(list(topic.layout.publishers.values()), _SEED).times_ns
     return Distribution.of(access_delays(arrivals, topic.contract.bucket)).p99
 
 
 def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
-    """The explanation; takes a while, because each k is simulated."""
+    """The explanation as JSON; slow, because it simulates every k."""
     contract, publishers = topic.contract, list(topic.layout.publishers.values())
     rates = topic.layout.rates()
     document: dict[str, Any] = {
@@ -39,7 +38,7 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
         "predicted": [],
     }
     if not publishers:
-        document["note"] = "no publishers are registered, so nothing can be predicted"
+        document["note"] = "no prediction: no publishers are registered"
         return document
     brokers = [
         SimulatedBroker(broker.name, broker.mcap_mps, controller.placing.service)

@@ -112,14 +112,14 @@ class Feed:
         controller = self._controller
         topics = {}
         for topic in list(controller.topics.values()):
-            found = topic_out(statistics.of_topic(topic, controller, at_ns))
+            found = topic_out(statistics.of_topic(controller.state, topic, at_ns))
             found["brokers"] = {each.pop("broker"): each for each in found["brokers"]}
             topics[topic.name] = found
             await asyncio.sleep(0)
         return {
             "at_ms": at_ns // NS_PER_MS,
             "token": controller.options.token is not None,
-            "brokers": {each.name: member_out(each) for each in statistics.of_brokers(controller)},
+            "brokers": {each.name: member_out(each) for each in statistics.of_brokers(controller.state)},
             "topics": topics,
         }
 

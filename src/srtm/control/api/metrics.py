@@ -82,7 +82,7 @@ class _Cluster(Collector):
         self._controller = controller
 
     def collect(self) -> Iterator[Metric]:
-        cluster = statistics.of_cluster(self._controller, now_ns())
+        cluster = self._controller.statistics(now_ns())
         brokers, topics = cluster.brokers, cluster.topics
         yield _gauge("build_info", "Version of the controller.", ["version"], [((srtm.__version__,), 1)])
         for name, text, of in _BROKERS:

@@ -1,4 +1,4 @@
-"""The API as a page of Markdown, from its OpenAPI document: at /docs of a controller, and docs/http-api.md."""
+"""The API reference in Markdown, from the OpenAPI document: served at /docs, and written to docs/http-api.md."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 _INTRODUCTION = """\
 # HTTP API
 
-Written by `make docs` from the OpenAPI document that a controller serves at `/openapi.json` (readable at `/docs`).
-It is at port 4161, and at the page's. Who changes something shows the token, if any: `Authorization: Bearer …`.
-[control.md](control.md#api) has examples, [discovery.md](discovery.md) what is nsqlookupd's, [broker.md](broker.md)
-what brokers answer.
+`make docs` writes this page from the OpenAPI document that a controller serves at `/openapi.json`; `/docs` serves it.
+The API listens on port 4161, and on the page's port.
+If the controller has a token, requests that change anything must send it: `Authorization: Bearer …`.
+[control.md](control.md#api) has examples, [discovery.md](discovery.md) describes the endpoints of nsqlookupd, and
+[broker.md](broker.md) those of brokers.
 """
 _LIMITS = {
     "minLength": "length ≥ {:,}",
@@ -32,7 +33,7 @@ _LIMITS = {
 
 
 def page(api: dict[str, Any]) -> str:
-    """The same as Markdown: endpoints in the order of the code, then the shapes that they take and give."""
+    """The reference: endpoints in the order of the code, then the JSON shapes that they take and return."""
     parts = [_INTRODUCTION]
     for path, methods in api["paths"].items():
         parts += [_endpoint(path, method.upper(), operation) for method, operation in methods.items()]
@@ -49,7 +50,7 @@ def _endpoint(path: str, method: str, operation: dict[str, Any]) -> str:
     if body := operation.get("requestBody"):
         (content,) = body["content"].values()
         rows.append(("body", "JSON", _kind(content["schema"]), ""))
-    table = "\n| | in | is | |\n|---|---|---|---|\n" + "\n".join(map(_row, rows)) + "\n" if rows else ""
+    table = "\n| parameter | in | type | |\n|---|---|---|---|\n" + "\n".join(map(_row, rows)) + "\n" if rows else ""
     answers = "; ".join(f"{status} {_answer(answer)}" for status, answer in sorted(operation["responses"].items()))
     return f"## {method} {path}\n\n{operation['description']}\n{table}\nAnswers: {answers}.\n"
 
@@ -72,11 +73,11 @@ def _shape(name: str, schema: dict[str, Any]) -> str:
         for field, each in schema["properties"].items()
     ]
     said = f"{schema['description']}\n\n" if "description" in schema else ""
-    return f"### {name}\n\n{said}| | is | | |\n|---|---|---|---|\n" + "\n".join(map(_row, rows)) + "\n"
+    return f"### {name}\n\n{said}| field | type | | |\n|---|---|---|---|\n" + "\n".join(map(_row, rows)) + "\n"
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """What a value is, in a word or two."""
+    """A value's type in a word or two."""
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
         return f"[{name}](#{name.lower()})"
@@ -102,7 +103,7 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def route(app: FastAPI) -> Route:
-    """The page of an application. FastAPI's own would load its scripts from somewhere else."""
+    """GET /docs. FastAPI's own page would load scripts from another site."""
 
     async def docs(_: Request) -> PlainTextResponse:
         return PlainTextResponse(page(app.openapi()))

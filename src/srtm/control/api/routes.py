@@ -1,7 +1,7 @@
-"""SRTM's HTTP API, under /v1: contracts, publishers and their places, brokers, and a stream of changes.
+"""SRTM's HTTP API under /v1: contracts, publishers and their places, brokers, and streams of changes.
 
-Documented by its OpenAPI document (/openapi.json, /docs). Errors are `{"detail": …}`, a sentence that names the value
-and the remedy. With a token configured, whoever changes anything has to show it.
+/openapi.json and /docs document it. Errors are `{"detail": …}`, a sentence that names the value and the remedy. If the
+controller has a token, requests that change anything must send it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ALIVE_S = 10.0
-_NAMED = 10  # publishers of a move that the audit log names
+_NAMED = 10  # publishers of a move named in the audit log
 
 InPath = Annotated[TopicName, Path()]
 
@@ -65,29 +65,31 @@ def router(service: Service) -> APIRouter:
     def may_change(request: Request) -> None:
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            raise HTTPException(403, f"a page of {_printable(origin)} may not change anything here")
+            raise HTTPException(
+                403, f"cross-origin request from {_printable(origin)}: only the controller's own page may make changes"
+            )
         token = controller.options.token
         shown = request.headers.get("authorization", "")
         if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
-            raise HTTPException(401, "show the controller's token: Authorization: Bearer …")
+            raise HTTPException(401, "missing or wrong token; send the controller's token as Authorization: Bearer …")
 
     def done(request: Request, action: str, **arguments: Any) -> None:
-        """Remember who did what."""
+        """Log an action, and add it to the audit log."""
         who = request.client.host if request.client else "?"
         log.info("AUDIT(%s): %s %s", who, action, json.dumps(arguments))
         controller.store.note_action(now_ns(), who, action, arguments)
 
     refusals: dict[int | str, dict[str, Any]] = {
-        404: {"description": "there is no such thing"},
-        422: {"model": Refusal, "description": "a value that cannot be"},
+        404: {"description": "not found"},
+        422: {"model": Refusal, "description": "invalid value"},
     }
     api = APIRouter(prefix="/v1", responses=refusals)
     changes = APIRouter(
         dependencies=[Depends(may_change)],
         responses={
-            400: {"description": "the body cannot be read"},
-            401: {"description": "the token is not shown"},
-            403: {"description": "a page of somebody else's"},
+            400: {"description": "unreadable body"},
+            401: {"description": "missing or wrong token"},
+            403: {"description": "cross-origin request"},
         },
     )
 
@@ -98,21 +100,21 @@ def router(service: Service) -> APIRouter:
 
     def shown(topic: ManagedTopic) -> dict[str, Any]:
         at = now_ns()
-        return topic_out(statistics.of_topic(topic, controller, at), topic.journal.events, at)
+        return topic_out(statistics.of_topic(controller.state, topic, at), topic.journal.events, at)
 
     @api.get("/topics")
     async def topics() -> dict[str, Any]:
-        """All topics under contract."""
-        return {"topics": [topic_out(each) for each in statistics.of_cluster(controller, now_ns()).topics]}
+        """List all topics under contract."""
+        return {"topics": [topic_out(each) for each in controller.statistics(now_ns()).topics]}
 
     @api.get("/topics/{topic}")
     async def topic_(topic: InPath) -> dict[str, Any]:
-        """One topic: contract, shares, latencies, where it is delivered, events."""
+        """Get one topic: contract, shares, latencies, delivery, events."""
         return {**shown(known(topic)), "delivery": _delivery(service, topic)}
 
-    @changes.put("/topics/{topic}", responses={409: {"description": "under another contract"}})
+    @changes.put("/topics/{topic}", responses={409: {"description": "the topic is under another contract"}})
     async def create(topic: InPath, wish: TopicIn, request: Request) -> dict[str, Any]:
-        """Put a topic under contract; with publishers, also place them, and begin to fit."""
+        """Put a topic under contract; if publishers are given, register and place them."""
         declared = [each.declared() for each in wish.publishers]
         try:
             asked = bucket_of(wish)
@@ -122,7 +124,9 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(422, str(problem)) from None
         before = controller.topics.get(topic)
         if before is not None and before.contract != contract:
-            raise HTTPException(409, f"topic {topic!r} is under another contract: change that (srtm topic set)")
+            raise HTTPException(
+                409, f"topic {topic!r} is under another contract; change that one instead (srtm topic set)"
+            )
         found = controller.create(topic, contract, now_ns())
         if declared:
             controller.register(topic, declared, now_ns())
@@ -133,7 +137,7 @@ def router(service: Service) -> APIRouter:
 
     @changes.patch("/topics/{topic}")
     async def change(topic: InPath, wish: ContractChange, request: Request) -> dict[str, Any]:
-        """Put a topic under another contract while it goes on; what is not named stays."""
+        """Change a topic's contract without interrupting it; fields that are not given stay."""
         found = known(topic)
         try:
             contract = wish.applied_to(found.contract)
@@ -145,14 +149,14 @@ def router(service: Service) -> APIRouter:
 
     @changes.delete("/topics/{topic}", status_code=204)
     async def remove(topic: InPath, request: Request) -> None:
-        """End a contract; messages then pass freely."""
+        """End a contract; the topic's messages then pass freely."""
         known(topic)
         controller.remove(topic, now_ns())
         done(request, "remove", topic=topic)
 
-    @changes.post("/topics/{topic}/fit", responses={409: {"description": "nothing to be fitted"}})
+    @changes.post("/topics/{topic}/fit", responses={409: {"description": "nothing to fit"}})
     async def fit(topic: InPath, request: Request) -> dict[str, Any]:
-        """Begin a fitting; follow it with /watch or by asking for the topic."""
+        """Start a fitting; follow it with /watch or by polling the topic."""
         known(topic)
         try:
             controller.fit(topic, now_ns())
@@ -161,9 +165,11 @@ def router(service: Service) -> APIRouter:
         done(request, "fit", topic=topic)
         return shown(known(topic))
 
-    @changes.post("/topics/{topic}/move", responses={409: {"description": "cannot be"}})
+    @changes.post(
+        "/topics/{topic}/move", responses={409: {"description": "unknown publisher, or broker not available"}}
+    )
     async def move(topic: InPath, wish: MoveIn, request: Request) -> dict[str, Any]:
-        """Send publishers to a broker."""
+        """Move publishers to a broker."""
         known(topic)
         try:
             controller.move(topic, wish.publishers, wish.broker, now_ns())
@@ -175,29 +181,29 @@ def router(service: Service) -> APIRouter:
 
     @changes.post("/topics/{topic}/pause")
     async def pause(topic: InPath, request: Request, *, on: bool = True) -> dict[str, Any]:
-        """Give nothing to the topic's channels until it is resumed (on=false); messages are taken and kept."""
+        """Pause delivery to the topic's channels, or resume it with on=false; brokers keep taking messages."""
         controller.pause(known(topic).name, now_ns(), on=on)
         done(request, "pause" if on else "resume", topic=topic)
         return shown(known(topic))
 
     @api.get("/topics/{topic}/explain")
     async def explain(topic: InPath) -> dict[str, Any]:
-        """Why the topic is where it is: what was measured, and what every other number of brokers would cost."""
+        """Explain the topic's placement: what was measured, and what every other number of brokers would cost."""
         return await asyncio.to_thread(explained, known(topic), controller)
 
     @changes.post(
         "/topics/{topic}/publishers",
         response_model=PlacesOut,
-        responses={503: {"description": "no broker is there"}},
+        responses={503: {"description": "no broker is available"}},
     )
     async def register(topic: InPath, asked: PublishersIn) -> PlacesOut:
-        """Where to publish. Idempotent; in bulk."""
+        """Register publishers and get the broker of each; idempotent, and meant for many at once."""
         found = controller.topics.get(topic)
         if found is None:
             return _anywhere(service, topic, asked)
         places = controller.register(topic, [each.declared() for each in asked.publishers], now_ns(), asked.lost)
         if asked.publishers and not places:
-            raise HTTPException(503, "no broker is there: start one with --controller")
+            raise HTTPException(503, "no broker is available; start one with --controller")
         return PlacesOut(
             topic=topic,
             managed=True,
@@ -211,7 +217,7 @@ def router(service: Service) -> APIRouter:
 
     @api.get("/topics/{topic}/publishers")
     async def publishers(topic: InPath) -> dict[str, Any]:
-        """All publishers of a topic, and where they are placed."""
+        """List a topic's publishers and the broker of each."""
         found = known(topic)
         return {
             "topic": topic,
@@ -223,7 +229,7 @@ def router(service: Service) -> APIRouter:
 
     @changes.delete("/topics/{topic}/publishers/{publisher:path}", status_code=204)
     async def unregister(topic: InPath, publisher: str) -> None:
-        """A publisher will not come back."""
+        """Unregister a publisher that will not come back."""
         known(topic)
         try:
             controller.unregister(topic, publisher)
@@ -232,28 +238,28 @@ def router(service: Service) -> APIRouter:
 
     @api.get("/topics/{topic}/watch", response_class=StreamingResponse)
     async def watch(topic: InPath) -> StreamingResponse:
-        """Server-sent events: `brokers` at once and at every change, and what happens to the topic."""
+        """Stream server-sent events: `brokers` at once and at every change, and each event of the topic."""
         return StreamingResponse(_events(service, topic), media_type="text/event-stream")
 
     @api.get("/topics/{topic}/history")
     async def history(topic: InPath) -> dict[str, Any]:
-        """The last ten minutes of a topic, a point every five seconds; each is over the ten seconds before it."""
+        """Get the last ten minutes of a topic: a point every five seconds, each over the ten seconds before it."""
         return {"topic": known(topic).name, "points": service.feed.history(topic)}
 
     @api.get("/watch", response_class=StreamingResponse)
     async def watch_all() -> StreamingResponse:
-        """Server-sent events: all brokers and topics as `snapshot`, then each second a `patch` (a JSON merge patch)."""
+        """Stream server-sent events: a `snapshot` of all brokers and topics, then a JSON merge `patch` every second."""
         headers = {"Cache-Control": "no-store"}
         return StreamingResponse(service.feed.events(), media_type="text/event-stream", headers=headers)
 
     @api.get("/brokers")
     async def brokers() -> dict[str, Any]:
-        """All brokers."""
-        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller)]}
+        """List all brokers."""
+        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller.state)]}
 
     @api.get("/targets")
     async def targets() -> list[dict[str, Any]]:
-        """Brokers as Prometheus' HTTP service discovery wants them."""
+        """List brokers for Prometheus' HTTP service discovery."""
         return [
             {"targets": [urlsplit(each.url).netloc], "labels": {"broker": each.name}}
             for each in controller.members.values()
@@ -262,7 +268,7 @@ def router(service: Service) -> APIRouter:
 
     @api.get("/audit")
     async def audit() -> dict[str, Any]:
-        """Who did what, the newest first; the last thousand."""
+        """Get the audit log: the last thousand actions, newest first."""
         kept = controller.store.actions()
         return {
             "entries": [
@@ -273,27 +279,27 @@ def router(service: Service) -> APIRouter:
 
     @changes.post("/brokers/{name}/drain")
     async def drain(name: str, request: Request, *, on: bool = True) -> dict[str, Any]:
-        """Send a broker's publishers elsewhere, and send it no more; or, with on=false, use it again."""
+        """Drain a broker: move its publishers elsewhere, and send it no new ones; on=false ends that."""
         try:
             controller.drain(name, now_ns(), on=on)
         except InputError as problem:
             raise HTTPException(404, str(problem)) from None
         done(request, "drain" if on else "use again", broker=name)
-        return next(member_out(each) for each in statistics.of_brokers(controller) if each.name == name)
+        return next(member_out(each) for each in statistics.of_brokers(controller.state) if each.name == name)
 
-    @changes.delete("/brokers/{name}", status_code=204, responses={409: {"description": "it answers"}})
+    @changes.delete("/brokers/{name}", status_code=204, responses={409: {"description": "the broker is alive"}})
     async def forget(name: str, request: Request) -> None:
-        """A broker is dead and will not come back: what it held is free at once."""
+        """Forget a broker that is dead and will not come back; its shares are free at once."""
         if name not in controller.members:
-            raise HTTPException(404, f"there is no broker {name!r}")
+            raise HTTPException(404, f"unknown broker {name!r}")
         if controller.members[name].status == "alive":
-            raise HTTPException(409, f"broker {name!r} answers, and has shares in force: drain it, and stop it first")
+            raise HTTPException(409, f"broker {name!r} is alive and holds shares; drain it, and stop it first")
         controller.forget(name, now_ns())
         done(request, "forget", broker=name)
 
     @changes.get("/options")
     async def options() -> dict[str, Any]:
-        """How the controller was started; of what is secret, only whether it is there."""
+        """Get the controller's version and settings; secrets are masked."""
         started = asdict(controller.options)
         secret = {name: "(given)" for name in ("token", "control_token") if started[name] is not None}
         return {"version": srtm.__version__, "epoch": controller.state.epoch, "options": {**started, **secret}}
@@ -303,7 +309,7 @@ def router(service: Service) -> APIRouter:
 
 
 def unfit(_: Request, problem: Exception) -> JSONResponse:
-    """A request of another shape: where, and why. What was sent is not repeated, because JSON may not be able to."""
+    """Answer a request of the wrong shape: where, and why, without its values, which JSON may not be able to hold."""
     assert isinstance(problem, RequestValidationError)
     told = [
         {"loc": [_printable(part) for part in each["loc"]], "msg": _printable(each["msg"]), "type": each["type"]}
@@ -317,7 +323,7 @@ def _printable(part: str | int) -> str | int:
 
 
 def refused(_: Request, problem: Exception) -> JSONResponse:
-    """A value that only the model could refuse."""
+    """Answer a value that the model refused."""
     return JSONResponse({"detail": str(problem)}, status_code=422)
 
 
@@ -328,7 +334,7 @@ def _profiled(publishers: list[DeclaredPublisher]) -> TokenBucket:
 def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
     member = service.controller.placing.least_loaded()
     if member is None:
-        raise HTTPException(503, "no broker is there: start one with --controller")
+        raise HTTPException(503, "no broker is available; start one with --controller")
     place = PlaceOut(broker=member.name, address=member.address)
     return PlacesOut(
         topic=topic,
@@ -340,13 +346,13 @@ def _anywhere(service: Service, topic: str, asked: PublishersIn) -> PlacesOut:
 
 
 def _brokers(service: Service, topic: str) -> set[str]:
-    """Brokers that have messages of a topic, or get some."""
+    """Brokers that have messages of a topic, or will get some."""
     found = service.controller.topics.get(topic)
     return service.producers_of(topic) | (found.layout.brokers() if found else set())
 
 
 def _addresses(service: Service, topic: str) -> dict[str, str]:
-    """Where a topic is published to."""
+    """Addresses of the brokers that publishers of a topic may use."""
     members = service.controller.members
     here = [members[name] for name in sorted(_brokers(service, topic)) if name in members]
     return {member.name: member.address for member in here if member.status != "dead"}

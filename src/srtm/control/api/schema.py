@@ -1,4 +1,4 @@
-"""What the API takes, and what it says: the shapes of its JSON, with their limits."""
+"""The JSON shapes that the API takes and returns, with their limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FitBy = Literal["model", "measure", "none"]
 
 def _larger_than_0(quantile: str) -> str:
     if exact(quantile, "quantile") <= 0:
-        raise ValueError("a quantile is larger than 0")
+        raise ValueError("a quantile must be larger than 0")
     return quantile
 
 
@@ -48,7 +48,7 @@ Quantile = Annotated[str, Field(pattern=r"^0?\.[0-9]{1,9}$"), AfterValidator(_la
 
 
 def slo_ns(slo_ms: float) -> int:
-    """An SLO in the unit of contracts."""
+    """An SLO in nanoseconds."""
     return max(1, round(slo_ms * NS_PER_MS))
 
 
@@ -57,17 +57,17 @@ class _Strict(BaseModel):
 
 
 class PublisherIn(_Strict):
-    """A publisher: what it sends, and whom it bursts with."""
+    """A publisher: its traffic, and its correlation group."""
 
     id: Name
     group: Name | None = None
-    rate: Rate | None = Field(None, description="mean messages a second; 1 unless given")
+    rate: Rate | None = Field(None, description="mean rate in messages per second; 1 by default")
     process: Literal["poisson", "periodic"] | None = None
     batch: int = Field(1, ge=1, le=100_000)
     jitter_ms: float = Field(0.0, ge=0, le=60_000, allow_inf_nan=False)
 
     def declared(self) -> DeclaredPublisher:
-        """As the controller keeps it."""
+        """The publisher as the controller keeps it."""
         return DeclaredPublisher(
             self.id,
             self.rate if self.rate is not None else 1.0,
@@ -79,7 +79,7 @@ class PublisherIn(_Strict):
 
 
 class PublishersIn(_Strict):
-    """Publishers that ask where to publish; `lost` are brokers that they cannot reach."""
+    """Publishers that ask for a broker; `lost` are brokers that they cannot reach."""
 
     publishers: list[PublisherIn] = Field(max_length=100_000)
     lost: list[Name] = Field(default=[], max_length=1_000)
@@ -88,29 +88,33 @@ class PublishersIn(_Strict):
 class TopicIn(_Strict):
     """A contract: the bucket (r, b), the SLO, and how the topic is placed."""
 
-    r: Rate | None = Field(None, description="tokens a second; from the publishers' declarations unless given")
-    b: Tokens | None = Field(None, description="tokens; likewise")
+    r: Rate | None = Field(None, description="tokens per second; profiled from the publishers by default")
+    b: Tokens | None = Field(None, description="tokens in a full bucket; profiled from the publishers by default")
     slo_ms: Milliseconds = 1.0
     quantile: Quantile = "0.99"
     policy: Policy = defaults.POLICY
     durability: Literal["memory", "disk"] = "memory"
     overflow: Literal["wait", "drop"] = "wait"
     fit: FitBy = "model"
-    adapt: bool = Field(True, description="whether shares follow the traffic; without, they stay as placed")
+    adapt: bool = Field(
+        True, description="whether shares follow the traffic; otherwise they follow the placement alone"
+    )
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
     @model_validator(mode="after")
     def _one_bucket(self) -> TopicIn:
         if (self.r is None) != (self.b is None):
-            raise ValueError("give r and b, or neither and publishers to profile them from")
+            raise ValueError("give both r and b, or neither and publishers to profile them from")
         if self.r is None and not self.publishers:
-            raise ValueError("without r and b, give publishers: the bucket is profiled from what they declare")
+            raise ValueError("give r and b, or publishers to profile them from")
         if self.durability == "disk" and self.overflow == "drop":
-            raise ValueError("a topic on disk drops nothing that it has answered: overflow wait, or durability memory")
+            raise ValueError(
+                "a disk topic cannot drop messages that it has acknowledged; use overflow wait, or durability memory"
+            )
         return self
 
     def contract(self, bucket: TokenBucket) -> Contract:
-        """As brokers keep it."""
+        """The contract as brokers keep it."""
         return Contract(
             bucket.r_mtps,
             bucket.b_ntok,
@@ -125,10 +129,10 @@ class TopicIn(_Strict):
 
 
 class ContractChange(_Strict):
-    """What is to be another in a contract; the rest stays."""
+    """Fields of a contract to change; the others stay."""
 
-    r: Rate | None = Field(None, description="tokens a second")
-    b: Tokens | None = Field(None, description="tokens of a full bucket")
+    r: Rate | None = Field(None, description="tokens per second")
+    b: Tokens | None = Field(None, description="tokens in a full bucket")
     slo_ms: Milliseconds | None = None
     quantile: Quantile | None = None
     policy: Policy | None = None
@@ -136,7 +140,7 @@ class ContractChange(_Strict):
     adapt: bool | None = None
 
     def applied_to(self, contract: Contract) -> Contract:
-        """The contract as it is to be."""
+        """The changed contract."""
         asked = self.model_dump(include={"quantile", "policy", "fit", "adapt"}, exclude_none=True)
         if self.r is not None:
             asked["r_mtps"] = round(exact(self.r, "r") * MILLI_PER_TOKEN)
@@ -148,21 +152,21 @@ class ContractChange(_Strict):
 
 
 class MoveIn(_Strict):
-    """Publishers that an operator sends to a broker."""
+    """Publishers to move, and the broker to move them to."""
 
     publishers: list[Name] = Field(min_length=1, max_length=100_000)
     broker: Name
 
 
 class PlaceOut(BaseModel):
-    """Where one publisher publishes."""
+    """The broker of one publisher."""
 
     broker: str
     address: str
 
 
 class DeliveryOut(BaseModel):
-    """Where subscribers find a topic's messages: brokers (host:port) or servers of an engine (its address)."""
+    """Where subscribers find a topic's messages: brokers (host:port) or the servers of an engine (its URL)."""
 
     engine: str
     addresses: list[str]
@@ -170,7 +174,7 @@ class DeliveryOut(BaseModel):
 
 
 class PlacesOut(BaseModel):
-    """Where publishers publish, and the brokers of the topic for when one of them is lost."""
+    """The broker of each publisher, and all brokers of the topic to fall back to."""
 
     topic: str
     managed: bool
@@ -180,7 +184,7 @@ class PlacesOut(BaseModel):
 
 
 class Problem(BaseModel):
-    """One thing that is wrong with a request, and where."""
+    """One problem of a request, and where it is."""
 
     loc: list[str | int]
     msg: str
@@ -188,7 +192,7 @@ class Problem(BaseModel):
 
 
 class Refusal(BaseModel):
-    """Why a request was refused: a sentence, or everything that is wrong with its shape."""
+    """Why a request was refused: a sentence, or a list of problems."""
 
     detail: str | list[Problem]
 
@@ -196,7 +200,7 @@ class Refusal(BaseModel):
 def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[dict[str, Any]]:
     """Where subscribers find a topic's messages; `brokers` are those that have any.
 
-    An engine keeps messages when publishers have moved on and when its broker is dead, so that all engines are named.
+    An engine keeps messages after publishers moved on, and when its broker is dead, so all engines are listed.
     """
     members = [member for _, member in sorted(controller.members.items())]
     found: defaultdict[str, list[str]] = defaultdict(list)
@@ -231,7 +235,7 @@ def topic_out(topic: TopicStatistics, events: Iterable[Event] | None = None, now
 
 
 def bucket_of(wish: TopicIn) -> TokenBucket | None:
-    """The bucket that was asked for."""
+    """The requested bucket; None if it is to be profiled."""
     try:
         return TokenBucket.of(wish.r, wish.b) if wish.r is not None and wish.b is not None else None
     except InputError as problem:

@@ -1,1 +1,1 @@
-"""nsqlookupd, as the controller serves it."""
+"""Discovery: the controller as an nsqlookupd."""

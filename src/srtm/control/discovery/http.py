@@ -1,7 +1,7 @@
-"""nsqlookupd's HTTP: where consumers, nsqd and nsqadmin ask for brokers, topics and channels.
+"""Discovery over HTTP, as nsqlookupd does it: consumers, nsqd and nsqadmin ask for brokers, topics and channels.
 
-In: requests. Out: nsqlookupd 1.3.0's answers, its errors included: `{"message": "TOPIC_NOT_FOUND"}` with its status.
-Each page is a function of the query alone; what is common to them stands in `_Endpoint`.
+In: requests. Out: the answers of nsqlookupd 1.3.0, with its errors: `{"message": "TOPIC_NOT_FOUND"}` and its status.
+Each page is a function of the query alone; `_Endpoint` has what they share.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from srtm.control.discovery.registry import Entry, Producer, Registry
 
 _NSQ = {"X-NSQ-Content-Type": "nsq; version=1.0"}
-_NO_TIME_NS = -6795364578871345152  # what nsqlookupd writes for a time that it does not have
+_NO_TIME_NS = -6795364578871345152  # nsqlookupd's value for "no time"
 _BROKEN_QUERY = re.compile(rb";|%(?![0-9a-fA-F]{2})")
 
 
 def routes(registry: Registry, clock: Callable[[], int] = now_ns) -> list[Route]:
-    """All endpoints of nsqlookupd but Go's profiler."""
+    """All endpoints of nsqlookupd except Go's profiler."""
     pages = _Pages(registry, clock)
     gets = ("ping", "info", "debug", "lookup", "topics", "channels", "nodes")
     posts = ("topic/create", "topic/delete", "topic/tombstone", "channel/create", "channel/delete")
@@ -43,7 +43,7 @@ def routes(registry: Registry, clock: Callable[[], int] = now_ns) -> list[Route]
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    """The answer for paths that nobody knows."""
+    """The answer for unknown paths."""
     await _error(404, "NOT_FOUND")(scope, receive, send)
 
 
@@ -54,7 +54,7 @@ class _Refused(Exception):
 
 
 class _Query:
-    """The arguments of a request; nothing is read of it, and nothing can be wrong with it, before one is asked for."""
+    """The arguments of a request. As in nsqlookupd, a query may be broken as long as no page asks for one."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
@@ -69,7 +69,7 @@ class _Query:
         return values[0]
 
     def name(self, name: str) -> str:
-        """The first value, as the name of a topic or a channel."""
+        """The first value, which must be a valid topic or channel name."""
         value = self[name]
         if not valid_name(value):
             raise _Refused(400, f"INVALID_ARG_{name.upper()}")
@@ -77,7 +77,7 @@ class _Query:
 
 
 class _Endpoint:
-    """A page for one method; what it returns becomes JSON, None an empty answer."""
+    """A page for one HTTP method; its result becomes JSON, and None an empty answer."""
 
     def __init__(self, method: str, page: Callable[[_Query], Any]) -> None:
         self._method = method
@@ -104,18 +104,18 @@ class _Endpoint:
 
 
 class _Pages:
-    """One method an endpoint, named after its path."""
+    """One method per endpoint, named after its path."""
 
     def __init__(self, registry: Registry, clock: Callable[[], int]) -> None:
         self._registry = registry
         self._clock = clock
 
     def ping(self, _: _Query) -> Response:
-        """Whether it is there."""
+        """The health check."""
         return PlainTextResponse("OK")
 
     def info(self, _: _Query) -> Any:
-        """The version of nsqlookupd that this answers like."""
+        """The version of nsqlookupd that these answers match."""
         return {"version": VERSION}
 
     def lookup(self, query: _Query) -> Any:
@@ -135,7 +135,7 @@ class _Pages:
         return {"channels": self._registry.channels(query["topic"])}
 
     def nodes(self, _: _Query) -> Any:
-        """All producers with their topics, and where they are tombstoned."""
+        """All producers with their topics and tombstones."""
         now = self._clock()
         return {
             "producers": [
@@ -164,7 +164,7 @@ class _Pages:
         self._registry.delete_topic(query["topic"])
 
     def topic_tombstone(self, query: _Query) -> None:
-        """Leave a producer out of a topic for a while."""
+        """Omit a producer from a topic for a while."""
         self._registry.tombstone(query["topic"], query["node"], self._clock())
 
     def channel_create(self, query: _Query) -> None:

@@ -1,12 +1,12 @@
-"""Which producers are there, and which topics and channels they have: nsqlookupd's registrations, without IO or clock.
+"""The registry: producers with their topics and channels, as nsqlookupd keeps them; no IO, no clock.
 
-In: what producers and operators say, with its time. Out: what nsqlookupd 1.3.0 would answer; changes, to `on_change`.
+In: what producers and operators say, and when. Out: what nsqlookupd 1.3.0 would answer, and changes, to `on_change`.
 
-A producer is one connection of a broker. A name stays when its last producer has gone, so that whoever has the topic
-next knows its channels; an ephemeral one goes when its last producer unregisters it. A producer is left out while it is
-silent, and of one topic while it is tombstoned there. Who reads a topic's producers again at every `TopicChanged`
-always has the right ones, to the next `tick`; `on_change` may read, and not change, what is here. Every operation costs
-what it changes, not what there is, and there are `max_entries` names and registrations at most.
+A producer is one connection of a broker. A name stays when its last producer is gone, so that the next broker with the
+topic learns its channels; an ephemeral name goes when its last producer unregisters it. Answers omit a producer while
+it is silent, and omit it from one topic while it is tombstoned there. A reader that asks for a topic's producers at
+every `TopicChanged` is up to date, to the next `tick`. `on_change` may read the registry, not change it. The cost of an
+operation depends on what it changes, not on the size of the registry, which is at most `max_entries`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 INACTIVE_AFTER_S = 300.0
 TOMBSTONE_S = 45.0
-MAX_ENTRIES = 2_000_000  # a thousand brokers with a thousand topics and a channel of each; some hundred bytes an entry
+MAX_ENTRIES = 2_000_000  # a thousand brokers with a thousand topics and channels each; some hundred bytes an entry
 ANY = "*"  # in place of a topic's name in questions and deletions
 
 
@@ -34,13 +34,13 @@ class Reason(StrEnum):
     """How a producer left."""
 
     EOF = "eof"  # it closed the connection, or its process ended
-    RESET = "reset"  # its host answered that there is no such connection
-    SILENT = "silent"  # nothing was heard of it; the connection may still be there
+    RESET = "reset"  # its host does not know the connection
+    SILENT = "silent"  # it sent nothing for a while; the connection may still be open
     REFUSED = "refused"  # it broke the protocol
 
 
 class Producer:
-    """One broker's connection: who it says it is, when it was last heard, and what it has registered."""
+    """One broker's connection: its identity, when it was last heard, and its registrations."""
 
     __slots__ = ("address", "channels", "peer", "seen_ns", "silent", "topics")
 
@@ -54,7 +54,7 @@ class Producer:
 
     @property
     def node(self) -> str:
-        """Where its HTTP is, as operators name it."""
+        """Its HTTP address, as operators name it."""
         return f"{self.peer.broadcast_address}:{self.peer.http_port}"
 
 
@@ -65,20 +65,20 @@ class Came(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A producer is gone; one that fell silent may be heard again, or leave for another reason later."""
+    """A producer is gone; a silent one may be heard again, or leave for another reason later."""
 
     producer: Producer
     reason: Reason
 
 
 class TopicChanged(NamedTuple):
-    """A topic has other producers now."""
+    """The producers of a topic changed."""
 
     topic: str
 
 
 class Entry(NamedTuple):
-    """One registration; `topic` and `channel` are empty where it is for neither."""
+    """One registration; `topic` and `channel` may be empty."""
 
     category: str
     topic: str
@@ -91,7 +91,7 @@ Change = Came | Left | TopicChanged
 
 
 class Registry:
-    """All registrations. One owner, who says when to `tick`."""
+    """All registrations. It has one owner, which calls `tick`."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class Registry:
         self._tombstone_ns = round(tombstone_s * NS_PER_S)
         self._max_entries = max_entries
         self._producers: dict[Producer, None] = {}
-        self._heard: OrderedDict[Producer, None] = OrderedDict()  # those that are not silent, longest ago first
-        self._topics: dict[str, dict[Producer, int | None]] = {}  # with the time of the tombstone
+        self._heard: OrderedDict[Producer, None] = OrderedDict()  # not silent; the one heard longest ago first
+        self._topics: dict[str, dict[Producer, int | None]] = {}  # the time of the tombstone, if any
         self._channels: dict[str, dict[str, dict[Producer, None]]] = {}
         self._tombstones: OrderedDict[tuple[str, Producer], int] = OrderedDict()  # in force, oldest first
 
     def identify(self, address: str, peer: PeerInfo, now_ns: int) -> Producer:
-        """A producer that has nothing yet."""
+        """Add a producer without registrations."""
         self._take_room()
         producer = Producer(address, peer, now_ns)
         self._producers[producer] = self._heard[producer] = None
@@ -119,7 +119,7 @@ class Registry:
         return producer
 
     def ping(self, producer: Producer, now_ns: int) -> None:
-        """The producer was heard; registering is no sign of life, as with nsqlookupd."""
+        """A producer was heard. As in nsqlookupd, registering does not count as a sign of life."""
         producer.seen_ns = now_ns
         self._heard[producer] = None
         self._heard.move_to_end(producer)
@@ -129,7 +129,7 @@ class Registry:
             self._tell_topics(producer.topics)
 
     def register(self, producer: Producer, topic: str, channel: str | None = None) -> None:
-        """The producer has this topic, or this channel and its topic."""
+        """Register a topic of a producer, or a channel and its topic."""
         self.create(topic, channel)
         if channel is not None and (topic, channel) not in producer.channels:
             self._take_room()
@@ -142,7 +142,7 @@ class Registry:
             self._tell(TopicChanged(topic))
 
     def unregister(self, producer: Producer, topic: str, channel: str | None = None) -> None:
-        """The producer lost this channel, or the topic with all its channels."""
+        """Unregister a channel of a producer, or a topic with all its channels."""
         if channel is not None:
             self._drop_channel(producer, topic, channel)
             if ephemeral(channel) and not self._channels.get(topic, {}).get(channel):
@@ -156,7 +156,7 @@ class Registry:
             self.entries -= 1
 
     def leave(self, producer: Producer, reason: Reason) -> None:
-        """The producer's connection is gone, and with it all that it had; names stay."""
+        """Remove a producer whose connection is gone, with its registrations; names stay."""
         del self._producers[producer]
         self._heard.pop(producer, None)
         self.entries -= 1
@@ -167,7 +167,7 @@ class Registry:
             self._drop_topic(producer, topic)
 
     def create(self, topic: str, channel: str | None = None) -> None:
-        """A name of a topic, and of a channel of it, that is known without any producer."""
+        """Make a topic, and a channel of it, known without a producer."""
         if channel is not None and channel not in self._channels.get(topic, ()):
             self._take_room()
             self._channels.setdefault(topic, {})[channel] = {}
@@ -176,7 +176,7 @@ class Registry:
             self._topics[topic] = {}
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic and its channels, with whoever had registered them."""
+        """Forget a topic and its channels, with all their registrations."""
         for name in _matching(self._channels, topic):
             for channel in list(self._channels[name]):
                 self.delete_channel(name, channel)
@@ -189,7 +189,7 @@ class Registry:
                 self._tell(TopicChanged(name))
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Forget a channel, with whoever had registered it; whether there was one."""
+        """Forget a channel with all its registrations; False if it is unknown."""
         channels = self._channels.get(topic, {})
         if channel not in channels:
             return False
@@ -202,7 +202,7 @@ class Registry:
         return True
 
     def tombstone(self, topic: str, node: str, now_ns: int) -> None:
-        """Leave the producer at this node out of the topic for a while, so that consumers go before it does."""
+        """Omit the producer at this node from a topic for a while, so that consumers leave before it does."""
         for name in _matching(self._topics, topic):
             for producer in self._topics[name]:
                 if producer.node == node:
@@ -211,7 +211,7 @@ class Registry:
                     self._tell(TopicChanged(name))
 
     def tick(self, now_ns: int) -> None:
-        """Tell who fell silent, and which tombstones have ended."""
+        """Report producers that fell silent, and tombstones that ended."""
         while self._heard and not self._active(producer := next(iter(self._heard)), now_ns):
             del self._heard[producer]
             producer.silent = True
@@ -226,15 +226,15 @@ class Registry:
                 self._tell(TopicChanged(topic))
 
     def topics(self) -> list[str]:
-        """All topics that are known."""
+        """All known topics."""
         return list(self._topics)
 
     def channels(self, topic: str) -> list[str]:
-        """All channels of a topic that are known."""
+        """All known channels of a topic."""
         return [channel for name in _matching(self._channels, topic) for channel in self._channels[name]]
 
     def knows(self, topic: str) -> bool:
-        """Whether there is such a topic, with producers or without."""
+        """Whether a topic is known, with producers or without."""
         return bool(_matching(self._topics, topic))
 
     def producers(self, topic: str, now_ns: int) -> list[Producer]:
@@ -252,7 +252,7 @@ class Registry:
         return [producer for producer in self._producers if self._active(producer, now_ns)]
 
     def tombstoned(self, producer: Producer, topic: str, now_ns: int) -> bool:
-        """Whether a producer is left out of a topic for now."""
+        """Whether a producer is tombstoned for a topic now."""
         at_ns = self._topics[topic][producer]
         return at_ns is not None and now_ns - at_ns < self._tombstone_ns
 
@@ -285,7 +285,7 @@ class Registry:
     def _take_room(self) -> None:
         if self.entries >= self._max_entries:
             raise RegistryFull(
-                f"there is room for {self._max_entries} names and registrations; delete topics that nobody has",
+                f"the registry holds its limit of {self._max_entries} names and registrations; delete unused topics",
                 limit=self._max_entries,
             )
         self.entries += 1

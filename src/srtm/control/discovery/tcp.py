@@ -1,8 +1,8 @@
-"""nsqlookupd's TCP side: connections of brokers, each a producer of the registry once it has identified itself.
+"""Discovery over TCP, as nsqlookupd does it: each connection is a producer of the registry once it has identified.
 
-In: bytes of brokers. Out: answers, and their registrations in `registry.Registry`. A connection keeps one incomplete
-command, is not read while it does not read its answers, and is gone half a minute after its host is. What a producer
-had goes at once with its last byte, whatever becomes of the answers.
+In: bytes from brokers. Out: answers, and registrations in `registry.Registry`. A connection buffers one incomplete
+command, is not read while the broker does not read its answers, and ends half a minute after its host disappears. At
+EOF, a producer's registrations go at once, even if answers are still unsent.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 10_000
 _TICK_S = 1.0
-# A host that lost its power says nothing: it is asked after 15 s, three times, and given up with what was sent to it.
+# A host without power says nothing: probe it after 15 s, three times, and give up unsent answers with it.
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 
 
 class Discovery:
-    """Serves brokers that register; `me` is what they are told about this service."""
+    """The service where brokers register; `me` is how it introduces itself."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Discovery:
 
     @contextlib.asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
-        """Serve a listening socket for the time of a block; the socket is closed with it."""
+        """Serve a listening socket for the time of a block, and close it."""
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit these
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):
@@ -62,7 +62,7 @@ class Discovery:
             yield
         finally:
             ticking.cancel()
-            self.stopping = True  # some may have been accepted without anybody here having seen them
+            self.stopping = True  # accepted connections may still be on their way here
             server.close()
             for connection in list(self.connections):
                 connection.abandon()
@@ -75,7 +75,7 @@ class Discovery:
 
 
 class Connection(asyncio.Protocol):
-    """One broker."""
+    """The connection of one broker."""
 
     def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
@@ -86,14 +86,14 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take it in, if there is room."""
+        """Accept the connection if there is room."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         if peer is None or self._discovery.stopping:
             self._transport.abort()
             return
         if len(self._discovery.connections) >= self._discovery.max_connections:
-            log.warning("PRODUCER(%s): refused, %d are connected", peer, len(self._discovery.connections))
+            log.warning("PRODUCER(%s): refused: %d connections are open", peer, len(self._discovery.connections))
             self._transport.abort()
             return
         host, port = peer[:2]
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._discovery.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Carry out all commands that are complete, and answer them."""
+        """Carry out and answer all complete commands."""
         answers = bytearray()
         for event in self._protocol.feed(data):
             try:
@@ -133,33 +133,33 @@ class Connection(asyncio.Protocol):
         return _OK
 
     def _identified(self) -> Producer:
-        assert self._producer, "the protocol lets nobody register before that"
+        assert self._producer, "the protocol requires IDENTIFY first"
         return self._producer
 
     def eof_received(self) -> None:
-        """The broker has said its last; the transport closes once it has been answered."""
+        """The broker closed its side; the transport closes once all answers are sent."""
         problem = self._protocol.end()
         if problem:
             self._transport.write(lookup.error(problem))
         self._leave(Reason.EOF)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more will come."""
+        """The connection is gone."""
         self._discovery.connections.discard(self)
         self._leave(Reason.RESET if isinstance(exc, ConnectionError) else Reason.SILENT)
 
     def pause_writing(self) -> None:
-        """It does not read its answers."""
+        """The broker does not read its answers: stop reading its commands."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It reads them again."""
+        """The broker reads again: resume reading its commands."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
     def abandon(self) -> None:
-        """Close it because the service stops: the broker has not left, so that nobody is told."""
+        """Close because the service stops; the broker has not left, so nothing is reported."""
         self._producer = None
         self._transport.abort()
 

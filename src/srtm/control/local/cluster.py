@@ -1,7 +1,7 @@
-"""A whole cluster on this machine: a controller and its brokers as processes, started, watched over and stopped.
+"""A cluster on this machine: a controller and its brokers as processes, started, supervised and stopped.
 
-In: how many brokers, who delivers, and what to tell them. Out: where everything is. No process outlives the one that
-started it, however that one ends.
+In: the number of brokers, the delivery engine, and flags. Out: the addresses of all processes. No process outlives the
+one that started it, however that one ends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 _READY_S = 30.0
 _STOP_S = 10.0
-_YOUNG_S = 2.0  # who ends before that did not start
+_YOUNG_S = 2.0  # a process that ends earlier did not start
 _MOST_STARTS = 3
-_AGAIN_S, _PATIENCE_S = 2.0, 120.0  # between trials to start what ran before, and for how long
+_AGAIN_S, _PATIENCE_S = 2.0, 120.0  # between attempts to restart a process, and for how long
 _PORTS = (4150, 4152, 4154, 4156, 4158)
 _CONTROLLER_PORT = 4160
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """What a cluster on this machine is made of; more flags for the controller and for every broker may be given."""
+    """Settings of a local cluster, with further flags for its controller and its brokers."""
 
     brokers: int = 3
     host: str = "127.0.0.1"
@@ -48,9 +48,9 @@ class LocalOptions:
     free_ports: bool = False
     controller_flags: Sequence[str] = ()
     broker_flags: Sequence[str] = ()
-    web_port: int | None = 4171  # of the page; none serves none
-    engine: str = "local"  # or nsqd or nats, which are started, or the address of one that runs
-    recover: bool = False  # begin with a new store
+    web_port: int | None = 4171  # of the page; None serves no page
+    engine: str = "local"  # or nsqd or nats to start one, or the address of a running one
+    recover: bool = False  # start with a new store
 
 
 @dataclass
@@ -63,11 +63,11 @@ class Child:
     began: float = 0.0
     failures: int = 0
     ports: dict[str, int] = field(default_factory=dict)
-    program: str | None = None  # of somebody else's; SRTM itself, without
+    program: str | None = None  # None for SRTM itself
 
 
 class LocalCluster:
-    """A controller, its brokers, their engine, and who watches over them. `async with` starts and stops them."""
+    """A controller, its brokers and their engine. `async with` starts and stops them."""
 
     def __init__(self, options: LocalOptions) -> None:
         if options.engine not in addresses.KINDS:
@@ -102,17 +102,17 @@ class LocalCluster:
 
     @property
     def page(self) -> str | None:
-        """Where the page is."""
+        """The URL of the page."""
         port = self.controller.ports.get("page")
         return f"http://{self._options.host}:{port}/" if port else None
 
     @property
     def url(self) -> str:
-        """Where the controller's HTTP is."""
+        """The URL of the controller's API."""
         return self.http(self.controller)
 
     def http(self, child: Child) -> str:
-        """Where a process's HTTP is."""
+        """The base URL of a process's HTTP."""
         return f"http://{self._options.host}:{child.ports['HTTP']}"
 
     async def __aenter__(self) -> Self:
@@ -131,7 +131,7 @@ class LocalCluster:
         options = self._options
         if options.trace_folder is not None:
             options.trace_folder.mkdir(parents=True, exist_ok=True)
-        if options.free_ports:  # brokers have to be told where the controller is
+        if options.free_ports:  # brokers need the controller's port
             await self._start(self.controller)
         tcp_port = self.controller.ports.get("TCP", _CONTROLLER_PORT)
         for child in self.brokers:
@@ -145,7 +145,7 @@ class LocalCluster:
             self.controller.arguments.remove("--recover")  # once
 
     async def _start_engines(self, lookupd_port: int) -> None:
-        """Start the programs of an engine, and tell brokers where they are."""
+        """Start the programs of an engine, and give brokers their addresses."""
         options = self._options
         if options.data_path is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="srtm-engine-")
@@ -162,14 +162,14 @@ class LocalCluster:
         await asyncio.gather(*(self._start(child) for child in self.engines))
 
     async def _start(self, child: Child) -> None:
-        """Start a process, and read where it listens."""
+        """Start a process, and read its ports from its first lines."""
         child.began = time.monotonic()
         child.process = await asyncio.create_subprocess_exec(
             *([sys.executable, "-m", "srtm"] if child.program is None else [child.program]),
             *child.arguments,
             stdout=asyncio.subprocess.PIPE,
             env=self._environment(),
-            start_new_session=True,  # Ctrl-C at a terminal is ours to pass on
+            start_new_session=True,  # Ctrl-C at a terminal must reach only us; we stop the others in order
             preexec_fn=partial(die_with, os.getpid()),
         )
         if child.program is not None:
@@ -177,15 +177,15 @@ class LocalCluster:
             return
         assert child.process.stdout is not None
         line = ""
-        while "TCP " not in line:  # a store that was set aside is spoken of first
+        while "TCP " not in line:  # a line about a store that was set aside may come first
             line = (await child.process.stdout.readline()).decode()
             if not line:
                 code = await child.process.wait()
-                raise ControlError(f"{child.name} did not start (exit code {code}): see its message above", code=code)
+                raise ControlError(f"{child.name} did not start (exit code {code}); see its message above", code=code)
         child.ports = {part.split()[0]: int(part.rpartition(":")[2]) for part in line.partition(": ")[2].split(", ")}
 
     async def _listens(self, child: Child) -> None:
-        """Until a program of somebody else's takes connections."""
+        """Wait until a program that is not SRTM's accepts connections."""
         until = time.monotonic() + _READY_S
         while time.monotonic() < until:
             assert child.process is not None
@@ -196,10 +196,10 @@ class LocalCluster:
                 writer.close()
                 return
             await asyncio.sleep(0.02)
-        raise ControlError(f"{child.name} does not listen at port {child.ports['TCP']} after {_READY_S:g} s")
+        raise ControlError(f"{child.name} does not listen on port {child.ports['TCP']} after {_READY_S:g} s")
 
     def _environment(self) -> dict[str, str]:
-        """What is secret is not for the list of processes: tokens, and a login in the address of an engine."""
+        """Pass secrets by environment, as command lines are public: tokens, and an engine's address with its login."""
         options, found = self._options, dict(os.environ)
         if options.token is not None:
             found |= {"SRTM_TOKEN": options.token, "SRTM_CONTROL_TOKEN": options.token}
@@ -216,10 +216,10 @@ class LocalCluster:
                 if sum(broker["status"] == "alive" for broker in found) == len(self.brokers):
                     return
                 await asyncio.sleep(0.02)
-        raise ControlError(f"brokers did not come to the controller within {_READY_S:g} s")
+        raise ControlError(f"not all brokers joined the controller within {_READY_S:g} s")
 
     async def watch(self, say: Callable[[str], None]) -> None:
-        """Start processes again when they end; ends itself when one does not even start."""
+        """Restart processes that end; raises ControlError if one ends right after its start, again and again."""
         children = (self.controller, *self.brokers, *self.engines)
         await asyncio.gather(*(self._watch(child, say) for child in children))
 
@@ -231,17 +231,19 @@ class LocalCluster:
                 return
             young = time.monotonic() - child.began < _YOUNG_S
             child.failures = child.failures + 1 if young else 0
-            say(f"{child.name} ended ({code}): started again")
+            say(f"{child.name} ended ({code}); restarting")
             if child.failures >= _MOST_STARTS:
-                raise ControlError(f"{child.name} ends as soon as it has started ({code})")
+                raise ControlError(
+                    f"{child.name} keeps ending right after its start (exit code {code}); see its messages above"
+                )
             _fix_ports(child)
             forgets = child is self.controller and self._options.data_path is None
             if forgets and "--recover" not in child.arguments:
-                child.arguments.append("--recover")  # what it knew is with the brokers alone
+                child.arguments.append("--recover")  # only the brokers know its contracts now
             await self._start_again(child, say)
 
     async def _start_again(self, child: Child, say: Callable[[str], None]) -> None:
-        """Others go on meanwhile: what is in the way, such as a port that somebody took, may go."""
+        """Restart a process, with patience: what is in its way, such as a port in use, may go away."""
         until = time.monotonic() + _PATIENCE_S
         while not self._stopping:
             try:
@@ -249,13 +251,13 @@ class LocalCluster:
             except ControlError as problem:
                 if time.monotonic() > until:
                     raise
-                say(f"{problem}; tried again")
+                say(f"{problem}; retrying")
                 await asyncio.sleep(_AGAIN_S)
             else:
                 return
 
     async def stop(self) -> None:
-        """Brokers first, which tell their clients; then the controller, and who delivers."""
+        """Stop brokers first, which tell their clients, then the controller and the engines."""
         self._stopping = True
         for group in (self.brokers, [self.controller], self.engines):
             running = [child.process for child in group if child.process and child.process.returncode is None]
@@ -275,8 +277,8 @@ class LocalCluster:
 
 
 def _fix_ports(child: Child) -> None:
-    """Clients know where it was."""
-    if child.program is not None:  # it is told its ports from the beginning
+    """Restart at the same ports: clients know them."""
+    if child.program is not None:  # its ports are in its arguments already
         return
     for flag, kind in (("--tcp-port", "TCP"), ("--http-port", "HTTP"), ("--web-port", "page")):
         if kind in child.ports:
@@ -284,8 +286,8 @@ def _fix_ports(child: Child) -> None:
 
 
 def die_with(parent: int) -> None:
-    """In a process that was just made: Linux ends it when the one that made it is gone, however that went."""
+    """Called in a new process: let Linux end it when its parent ends, however that ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-    if os.getppid() != parent:  # it was faster
+    if os.getppid() != parent:  # it has ended already
         os._exit(1)

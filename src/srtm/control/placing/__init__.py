@@ -1,1 +1,1 @@
-"""Where publishers go: the Load Distributor, and everything else that moves them."""
+"""Where publishers belong: the Load Distributor, and everything else that moves them."""

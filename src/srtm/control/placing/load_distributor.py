@@ -2,7 +2,7 @@
 
 A loop without IO. `Search` (by `model.fitting`) says what to try. A `LiveFitting` asks for those places, waits until
 publishers and shares have followed, measures until `model.sequential` is certain, and reports the result to the search.
-Long computations are handed out as `job`, to run in a thread; `resume` goes on after it.
+Long computations are handed out as `job`, to run in a thread; call `resume` after it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LiveFitting:
         return frozenset(broker.name for broker in self.search.brokers)
 
     def resume(self, now_ns: int) -> None:
-        """Go on after the job: set `places`, and measure them or end."""
+        """Continue after the job: set `places`, and measure them or end."""
         self.job, self.places = None, {}
         if self.given_up:
             self.state = "done"
@@ -81,7 +81,7 @@ class LiveFitting:
             self._give_in(order, now_ns)
 
     def tick(self, now_ns: int, *, shares_done: bool) -> None:
-        """Go on if it is time to; `shares_done` says that brokers have put in force what they should hold."""
+        """Continue if it is time to; `shares_done` says that brokers have put in force what they should hold."""
         waited_s = (now_ns - self.since_ns) / NS_PER_S
         if self.state == "moving":
             if (shares_done and not self._layout.misplaced()) or waited_s > MOVE_S:

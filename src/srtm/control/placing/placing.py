@@ -113,7 +113,7 @@ class Placing:
         return self._moves.take(broker)
 
     def advance(self, topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
-        """Time has passed: see which publishers arrived, remind the others, and go on with a fitting."""
+        """Time has passed: check which publishers arrived, remind the others, and continue a fitting."""
         self._moves.settle(topic, now_ns, self._state.options.move_s)
         running = topic.fitting.running
         if running is not None:
@@ -183,7 +183,7 @@ class Placing:
         return [each for each in running if each and each.job]
 
     def done(self, fitting: LiveFitting, now_ns: int) -> None:
-        """Go on with a fitting after its job."""
+        """Continue a fitting after its job."""
         topic = next((each for each in self._state.topics.values() if each.fitting.running is fitting), None)
         if topic is None:  # replaced or abandoned meanwhile
             return

@@ -16,8 +16,7 @@ from srtm.model.fitting import Fitting, Measure, NoCapacity, Placed
 from srtm.model.latency import SLO
 from srtm.model.placement import Roster, rcap
 from srtm.model.service import Background
-from srtm.sim.simulate import SimulatedBroker, SimulatedCluster
-from srtm.sim.simulate import Topic as SimulatedTopic
+from srtm.sim.simulate import SimulatedBroker, SimulatedCluster, SimulatedTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """The search for a place for publishers of one topic."""
+    """The search for places of one topic's publishers."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Search:
             self.problem = str(problem)
 
     def tell(self, latency_ns: Mapping[str, int], seconds: float) -> None:
-        """Go on from the latencies that a round measured, by broker."""
+        """Continue with the latencies that a round measured, by broker."""
         assert self._fitting is not None
         numbers = {number: latency_ns[each.name] for number, each in enumerate(self.brokers) if each.name in latency_ns}
         self._fitting.tell(numbers, seconds)

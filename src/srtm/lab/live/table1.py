@@ -16,7 +16,7 @@ from srtm.lab.world import WITH_MARGIN
 from srtm.model.broker_models import broker_model
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.sim.simulate import SimulatedBroker, Topic, simulate
+from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(world: Live, point: Point, seed: int) -> list[Row]:
 def _expected(world: Live, workload: Workload) -> int:
     """Number of rounds of a measured search in simulation."""
     arrivals = workload.arrivals()
-    topic = Topic(workload.publishers(), arrivals, profile(arrivals.times_ns, quantile=WITH_MARGIN).bucket)
+    topic = SimulatedTopic(workload.publishers(), arrivals, profile(arrivals.times_ns, quantile=WITH_MARGIN).bucket)
     service = broker_model("srtm-broker").service
     brokers = [SimulatedBroker(f"broker-{n}", world.mcap_mps, service) for n in range(1, world.brokers + 1)]
     return simulate(topic, brokers, "srtm", SLO(round(world.slo_ms * NS_PER_MS))).rounds

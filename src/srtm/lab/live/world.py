@@ -139,7 +139,9 @@ class Live:
                 raise ControlError(f"shares changed during the measurement: {_shares(topic)} to {_shares(after)}")
             places = (await controller.request("GET", f"/v1/topics/{TOPIC}/publishers"))["publishers"]
             homes = {each["id"]: each["broker"] for each in places}
-            return Observed(after, _read(folder, after), _late_ms(load), report.lost, crossed, load.written_ns, homes)
+            return Observed(
+                after, _read(folder, after), _late_ms(load), report.lost, crossed, load.schedule.written_ns, homes
+            )
 
     async def _fitted(self, workload: Workload, bucket: TokenBucket, wish: dict[str, Any], *, record: bool) -> Observed:
         flags = ["--mcap-mps", f"{self.mcap_mps:g}"]
@@ -322,7 +324,7 @@ def _shares(topic: Mapping[str, Any]) -> dict[str, TokenBucket]:
 
 
 def _late_ms(load: Load) -> float:
-    return load.lateness.p99 / NS_PER_MS if load.lateness else 0.0
+    return load.schedule.lateness.p99 / NS_PER_MS if load.schedule.lateness else 0.0
 
 
 def _read(folder: Path, topic: Mapping[str, Any]) -> dict[str, Part]:

@@ -1,0 +1,92 @@
+"""The body of an MPUB, which may come in many reads: [count 4]{[size 4][body]}…
+
+In: bytes, cut anywhere. Out: the messages that are complete. A size is judged before a byte of its body is kept.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from srtm.errors import ProtocolError
+from srtm.protocol.commands import too_big
+
+if TYPE_CHECKING:
+    from srtm.protocol.names import Settings
+
+_len_at = Struct(">i").unpack_from
+_LEAST: Final = 4 + 1  # bytes of a message with its size
+
+
+class MpubBody:
+    """An MPUB whose body is still coming in. `need` is how many bytes it needs at least to go on."""
+
+    __slots__ = ("_count", "_left", "_settings", "bodies", "need", "topic")
+
+    def __init__(self, topic: str, size: int, settings: Settings) -> None:
+        self.topic = topic
+        self.bodies: list[bytes] = []
+        self.need = 4
+        self._left = size  # bytes of the body that are not read yet
+        self._count = -1  # messages announced; -1 before that is known
+        self._settings = settings
+
+    @property
+    def complete(self) -> bool:
+        """Whether all messages are there."""
+        return len(self.bodies) == self._count
+
+    def read(self, data: bytes, pos: int) -> int:
+        """Read on from `pos` as far as messages are complete; returns where it stopped."""
+        end = len(data)
+        if self._count < 0:
+            if self._left < 4:
+                raise self.cut(0)
+            if pos + 4 > end:
+                self.need = 4
+                return pos
+            (self._count,) = _len_at(data, pos)
+            if not 0 < self._count <= (self._settings.max_body_size - 4) // _LEAST:
+                raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {self._count}", count=self._count)
+            pos += 4
+            self._left -= 4
+        bodies, max_msg_size = self.bodies, self._settings.max_msg_size
+        limit = pos + self._left
+        begin = pos
+        for _ in range(self._count - len(bodies)):
+            start = pos + 4
+            if start > end or start > limit:
+                self.need = 4
+                break
+            (size,) = _len_at(data, pos)
+            stop = start + size
+            if not 0 < size <= max_msg_size:
+                raise self._bad_message(size)
+            if stop > end or stop > limit:
+                self.need = 4 + size
+                break
+            bodies.append(data[start:stop])
+            pos = stop
+        self._left -= pos - begin
+        if len(bodies) < self._count:
+            if self._left < self.need:
+                raise self.cut(self.need - 1)
+        elif self._left:
+            raise ProtocolError(
+                "E_BAD_BODY", f"MPUB body is {self._left} bytes longer than its messages", left=self._left
+            )
+        return pos
+
+    def _bad_message(self, size: int) -> ProtocolError:
+        limit = self._settings.max_msg_size
+        if size > limit:
+            return too_big("E_BAD_MESSAGE", "MPUB message", size, limit)
+        return ProtocolError("E_BAD_MESSAGE", f"MPUB invalid message({len(self.bodies)}) body size {size}", size=size)
+
+    def cut(self, seen: int) -> ProtocolError:
+        """Return the error of an MPUB that ends before its messages do, `seen` bytes into one."""
+        if self._count < 0:
+            return ProtocolError("E_BAD_BODY", "MPUB failed to read message count")
+        if seen < 4:
+            return ProtocolError("E_BAD_MESSAGE", f"MPUB failed to read message({len(self.bodies)}) body size")
+        return ProtocolError("E_BAD_MESSAGE", "MPUB failed to read message body")
