@@ -207,7 +207,7 @@ def test_a_secret_of_nsqd_is_given_by_the_client(tmp_path: Path, authority: Any)
     async def story(broker: Running) -> None:
         await publish(broker, *BODIES)
         async with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
-            with pytest.raises(ProtocolError, match=r"E_AUTH_FIRST .* give its secret by SRTM_ENGINE"):
+            with pytest.raises(ProtocolError, match=r"E_AUTH_FIRST .* put its secret into SRTM_ENGINE"):
                 await subscriber.get()
         async with Subscriber("t", "c", brokers=[at(broker)], engine="nsqd://secret@localhost") as subscriber:
             assert sorted(await take(subscriber, 200)) == sorted(BODIES)

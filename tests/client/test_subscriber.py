@@ -91,7 +91,7 @@ def test_a_handler_is_called_and_a_failure_brings_the_message_back(
     publish(each, *(b"%d" % n for n in range(10)))
     each.run(story())
     assert sorted(seen) == sorted([(b"%d" % n, 1) for n in range(10)] + [(b"1", 2)])
-    assert "the handler failed" in caplog.text
+    assert "handler failed" in caplog.text
     assert each.channel("t", "c")["in_flight_count"] == 0
 
 
@@ -212,7 +212,7 @@ def test_stock_nsqds_at_a_controller_are_found_beside_its_brokers(tmp_path: Path
 
 def test_refusals_are_raised(authority: Any) -> None:
     async def story(broker: Running) -> None:
-        with pytest.raises(InputError, match="give one of"):
+        with pytest.raises(InputError, match="exclude each other"):
             Subscriber("t", "c", brokers=[], lookupd=[])
         with pytest.raises(InputError, match="max_in_flight = 0"):
             Subscriber("t", "c", max_in_flight=0)

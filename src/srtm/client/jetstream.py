@@ -1,13 +1,13 @@
-"""A channel of a topic at JetStream: a consumer that its members share, and pull from.
+"""A channel of a topic at JetStream: a consumer that the channel's subscribers share and pull from.
 
 In: an address of NATS. Out: messages. The consumer of channel `c` of topic `t` is called `c@t`, with `=` for each dot,
-and belongs to the stream that has the topic as a subject. FIN is an acknowledgement, REQ a negative one with its delay,
-TOUCH says that work is in progress; RDY bounds what is asked for.
+and belongs to the stream that has the topic as a subject. `finish` acknowledges, `requeue` acknowledges negatively with
+a delay, `touch` reports work in progress, and the RDY count bounds what the link pulls.
 
-Where a new channel begins follows NSQ, whose topics keep what no channel has had: the first channel begins with it,
-others with what comes next. What was finished by a channel that is gone is remembered by a consumer that nobody pulls
-from, `@t`: it is where the next first channel begins. An ephemeral channel ends with its last member, or half a minute
-after it was lost; what it did not finish stays for the next one, because the stream has it.
+A new channel begins as in NSQ, whose topics keep what no channel has had: the first channel begins with those messages,
+others with the next message. A consumer that nobody pulls from, `@t`, remembers what channels that are gone have
+finished: the next first channel begins there. An ephemeral channel ends with its last subscriber, or half a minute
+after that one was lost; the stream keeps what it did not finish for the next channel.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIMEOUT_MS: Final = 60_000  # of a message, as nsqd has it
-_IDLE_S: Final = 30  # after which an ephemeral channel without members is forgotten
-_EXPIRES_S, _HEARTBEAT_S, _LOST_S = 10, 2, 7  # of what is asked for; and how long nothing may be heard of it
-_PASSED, _IDLE = 408, 100  # statuses: nothing more comes of what was asked for; it goes on
+_IDLE_S: Final = 30  # after which JetStream deletes an ephemeral channel without subscribers
+_EXPIRES_S, _HEARTBEAT_S, _LOST_S = 10, 2, 7  # of a pull; and how long a pull may stay silent
+_PASSED, _IDLE = 408, 100  # statuses: a pull ended; a pull is alive
 _NOT_FOUND: Final = 404
-_PULLED, _PULLS = "pulled", 2  # where messages come
-_SETTLE_S: Final = 1.0  # for acknowledgements to be counted
+_PULLED, _PULLS = "pulled", 2  # subject and subscription of pulled messages
+_SETTLE_S: Final = 1.0  # for JetStream to count acknowledgements
 _ACK, _NAK, _WORKING = b"+ACK", b"-NAK", b"+WPI"
 
 
@@ -54,14 +54,14 @@ class StreamLink(Link):
         self._ephemeral = ephemeral(hub.channel)
         self._connection: NatsConnection | None = None
         self._stream = ""
-        self._keeps = True  # what was acknowledged stays in the stream
-        self._replies: dict[bytes, bytes] = {}  # where messages are answered, by their ids
-        self._back: set[int] = set()  # requeued, and not come again
-        self._next = 0  # after the newest message that came
-        self._asked = 0  # messages that were asked for, and did not come yet
+        self._keeps = True  # the stream keeps acknowledged messages
+        self._replies: dict[bytes, bytes] = {}  # reply subjects by message id
+        self._back: set[int] = set()  # requeued, and not delivered again yet
+        self._next = 0  # the sequence after the newest message
+        self._asked = 0  # messages pulled, and not delivered yet
         self._requests = 0
-        self._sign_s = 0.0  # when it was last heard of what is asked for
-        self._unsaid: list[bytes] = []  # answers that there was no connection for
+        self._sign_s = 0.0  # when a pull last gave a sign of life
+        self._unsaid: list[bytes] = []  # answers that wait for a connection
         self._closing = False
         super().__init__(hub, str(address))
 
@@ -79,6 +79,8 @@ class StreamLink(Link):
             self._stream = str(names[0])
             found = await connection.ask(f"$JS.API.STREAM.INFO.{self._stream}")
         except Refused as problem:
+            if problem.code == _NOT_FOUND:  # it was listed a moment ago: the cluster is electing a leader
+                raise ClientError(f"{self._engine} has lost the stream of topic {self._topic!r}, or moves it") from None
             raise InputError(f"{self._engine} refuses topic {self._topic!r}: {problem}") from None
         self._keeps = found["config"]["retention"] == "limits"
         return True
@@ -91,7 +93,7 @@ class StreamLink(Link):
             raise InputError(f"{self._engine} refuses channel {self._hub.channel!r}: {problem}") from None
         self._asked, self.ready = 0, 0
         assert self._connection is not None
-        # Apart from answers: whoever leaves hears no more messages, and by that the server knows what was asked for.
+        # A subscription apart from answers: when a subscriber ends it, the server knows that its pulls are void.
         self._connection.say(nats.subscribe(f"{self._connection.inbox}.{_PULLED}.*".encode(), _PULLS))
         for data in self._unsaid:
             self._connection.say(data)
@@ -99,7 +101,7 @@ class StreamLink(Link):
         self._watch(self._connection)
 
     async def _make(self) -> None:
-        """Make the channel; somebody else may do it at the same time."""
+        """Create the channel; another subscriber may do so at the same time."""
         wanted: dict[str, Any] = {
             "durable_name": self._consumer,
             "description": f"channel {self._hub.channel} of topic {self._topic}",
@@ -118,10 +120,10 @@ class StreamLink(Link):
                 raise
 
     async def _begin(self) -> dict[str, Any]:
-        """Where the channel begins."""
+        """Return where the channel begins, as fields of a consumer."""
         if not self._keeps:
             return {"deliver_policy": "all"}
-        if self._next:  # it was ours, and is gone: nobody else knows how far it was
+        if self._next:  # the channel was ours and is gone: only we know how far it was
             waiting = [*(int(number) for number in self.held), *self._back]
             return {"deliver_policy": "by_start_sequence", "opt_start_seq": min(waiting, default=self._next)}
         if await self._channels():
@@ -147,7 +149,7 @@ class StreamLink(Link):
             raise
 
     async def _channels(self) -> list[str]:
-        """Consumers that are channels of this topic."""
+        """Return the consumers that are channels of this topic."""
         assert self._connection is not None
         end, found, offset = f"@{_dotless(self._topic)}", list[str](), 0
         while True:
@@ -159,7 +161,7 @@ class StreamLink(Link):
                 return found
 
     async def _unheard_from(self) -> int:
-        """The first message that no channel has finished, as far as is known; 0 if nothing is."""
+        """Return the first message that no channel is known to have finished; 0 if unknown."""
         info = await self._consumer_info(f"@{_dotless(self._topic)}")
         return 0 if info is None else int(info["config"].get("opt_start_seq", 0))
 
@@ -167,16 +169,16 @@ class StreamLink(Link):
         if self._connection is not None:
             self._connection.close()
 
-    # What is asked for, and comes.
+    # Pulling.
 
     def set_ready(self, count: int) -> None:
-        """Take so many messages in flight."""
+        """Accept up to this many messages in flight."""
         if self.subscribed:
             self.ready = count
             self._pull()
 
     def _pull(self) -> None:
-        """Ask for more, if there is room for it; not for every message."""
+        """Pull more if there is room, but not for every single message."""
         room = self.ready - len(self.held) - self._asked
         if self._closing or not self.subscribed or room <= 0 or (self._asked and room <= self.ready // 2):
             return
@@ -190,7 +192,7 @@ class StreamLink(Link):
         self._sign_s = asyncio.get_running_loop().time()
 
     def came(self, message: Msg) -> None:
-        """A message, or what became of a question for some."""
+        """A message arrived, or the status of a pull."""
         self._sign_s = asyncio.get_running_loop().time()
         if message.reply.startswith(nats.ACK_PREFIX):
             self._take(message)
@@ -198,7 +200,7 @@ class StreamLink(Link):
             left = message.value(b"Nats-Pending-Messages")
             self._asked = max(0, self._asked - int(left)) if left.isdigit() else 0
             self._pull()
-        elif message.status and message.status != _IDLE:  # it is gone, or its leader is: look again
+        elif message.status and message.status != _IDLE:  # the consumer or its leader is gone: reconnect
             self._again(f"status {message.status}")
 
     def _take(self, message: Msg) -> None:
@@ -214,7 +216,7 @@ class StreamLink(Link):
         self._pull()
 
     def _watch(self, connection: NatsConnection) -> None:
-        """Look after what is asked for."""
+        """Reconnect if a pull stays silent."""
         if connection.closed:
             return
         loop = asyncio.get_running_loop()
@@ -224,31 +226,31 @@ class StreamLink(Link):
             loop.call_later(1.0, self._watch, connection)
 
     def _again(self, why: str) -> None:
-        log.info("%s/%s: connected anew after %s", self._topic, self._hub.channel, why)
+        log.info("%s/%s: reconnecting after %s", self._topic, self._hub.channel, why)
         self._hang_up()
         self.ready = 0
         self._ended()
 
     def ended(self, problem: ClientError) -> None:
-        """The connection is over; messages may still be answered over the next."""
+        """The connection ended; messages may still be answered over the next."""
         log.info("%s/%s: %s", self._topic, self._hub.channel, problem)
         self.ready = 0
         self._ended()
 
-    # How messages are answered.
+    # Answers.
 
     def finish(self, message: Message) -> None:
-        """A message is done."""
+        """Acknowledge a message."""
         self._answer(message, _ACK)
 
     def requeue(self, message: Message, delay_s: float) -> None:
-        """A message shall come again."""
+        """Have a message delivered again."""
         if self.held.get(message.id) is message:
             self._back.add(int(message.id))
         self._answer(message, b'%b {"delay": %d}' % (_NAK, round(delay_s * NS_PER_S)) if delay_s > 0 else _NAK)
 
     def touch(self, message: Message) -> None:
-        """A message takes longer."""
+        """Restart a message's timeout."""
         if (reply := self._replies.get(message.id)) is not None:
             self._tell(nats.tell(reply, _WORKING))
 
@@ -265,10 +267,10 @@ class StreamLink(Link):
         else:
             self._unsaid.append(data)
 
-    # How it ends.
+    # The end.
 
     async def close(self) -> None:
-        """Take no more messages."""
+        """Accept no more messages."""
         self._closing = True
         self.listed = False
         if self.subscribed:
@@ -277,7 +279,7 @@ class StreamLink(Link):
             await self._connection.flush()
 
     async def leave(self) -> None:
-        """Say all answers; an ephemeral channel ends with its last member."""
+        """Send all answers; the last subscriber deletes an ephemeral channel."""
         if not self.subscribed:
             return
         assert self._connection is not None
@@ -304,7 +306,7 @@ class StreamLink(Link):
             await self._create(mark, {**wanted, "deliver_policy": "by_start_sequence", "opt_start_seq": begin})
 
     async def _alone(self) -> dict[str, Any] | None:
-        """The channel's state once our answers are counted; None where it has other members."""
+        """Return the channel's state once our answers count; None if it has other subscribers."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _SETTLE_S
         while (info := await self._consumer_info(self._consumer)) is not None:
@@ -319,5 +321,5 @@ class StreamLink(Link):
 
 
 def _dotless(name: str) -> str:
-    """A name as a part of a consumer's."""
+    """Return a name as part of a consumer's name."""
     return name.replace(".", "=")

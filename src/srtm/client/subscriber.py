@@ -1,15 +1,13 @@
 """A subscriber: one channel of a topic, at every place that delivers it.
 
-In: a topic, a channel, and who knows where it is delivered: a controller (which pushes changes of its own brokers and
-their engines, and is polled for stock nsqds that are registered there), nsqlookupds (which are polled), or a list. Out:
-messages, each to be finished or requeued; one that is neither is delivered again after its time-out.
+In: a topic, a channel, and a source of places (`sources`). Out: messages, each to finish or requeue; one that is
+neither is delivered again after its timeout.
 
-Always holds: nobody is subscribed to before every place that is known has been asked, as far as that is possible
-without subscribing, and none refuses; then one place is subscribed to, and the others after it has agreed. A refusal
-would otherwise cost what ephemeral channels at other places had already taken.
+Always holds: the subscriber asks every known place before it subscribes anywhere, as far as that is possible without
+subscribing. If none refuses, it subscribes at one place, and at the others once that one has agreed. A late refusal
+would cost what ephemeral channels at other places had already taken.
 
-`max_in_flight` is shared out: a connection that delivered nothing lately keeps room for one message, the others have
-the rest. A broker that is no longer listed is kept until it has been idle for a minute, because publishers that moved
+A broker that is no longer listed stays subscribed until it has been idle for a minute, because publishers that moved
 away leave messages behind.
 """
 
@@ -18,17 +16,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from srtm.client.cluster import DEFAULT_CONTROLLER, Cluster
+from srtm.client.cluster import Cluster
 from srtm.client.connection import ConnectionOptions
 from srtm.client.links import Link, Message
-from srtm.client.lookup import lookup
 from srtm.client.places import Places
+from srtm.client.sharing import Sharing
+from srtm.client.sources import Source, Sources
 from srtm.errors import ClientError, InputError, SRTMError
-from srtm.net.sockets import split_address
 from srtm.protocol import client as say
 
 __all__ = ["Message", "Subscriber"]
@@ -37,14 +35,14 @@ log = logging.getLogger(__name__)
 
 _REBALANCE_S = 0.5
 _HEARTBEAT_MS = 5_000
-_LINGER = 120  # looks at an idle broker that is no longer listed, before it is left: a minute
+_LINGER = 120  # looks at an idle broker that is no longer listed before the subscriber leaves it: a minute
 
 
 class Subscriber:
     """Messages of one channel: `async with Subscriber("traffic", "billing") as s: async for message in s: …`.
 
-    `run(handler)` calls back instead. Give one of: `controller`, `brokers` (addresses), `lookupd` (addresses of
-    nsqlookupd's HTTP). `engine` is a login and files for a delivery engine, as brokers are given them.
+    `run(handler)` calls back instead. Give one of `controller`, `brokers` (addresses) and `lookupd` (HTTP addresses of
+    nsqlookupds). `engine` gives login and TLS files for a delivery engine, as an address like that of the brokers.
     """
 
     def __init__(
@@ -67,14 +65,13 @@ class Subscriber:
         identity: Mapping[str, Any] | None = None,
         engine: str | None = None,
     ) -> None:
-        if sum(given is not None for given in (controller, brokers, lookupd)) > 1:
-            raise InputError("give one of controller, brokers and lookupd")
         if max_in_flight < 1:
-            raise InputError(f"max_in_flight = {max_in_flight}: at least one message must be on its way")
-        say.sub(topic, channel)  # the names are judged here
+            raise InputError(f"max_in_flight = {max_in_flight}: it must be at least 1")
+        say.sub(topic, channel)  # checks the names
         self.topic = topic
         self.channel = channel
-        self.options = ConnectionOptions(
+        self.trouble: str | None = None  # the latest obstacle
+        options = ConnectionOptions(
             tls,
             deflate=deflate,
             snappy=snappy,
@@ -82,29 +79,17 @@ class Subscriber:
             heartbeat_ms=_HEARTBEAT_MS,
             identity={**({} if msg_timeout_ms is None else {"msg_timeout": msg_timeout_ms}), **(identity or {})},
         )
-        self._controller = controller or DEFAULT_CONTROLLER
-        self._fixed = None if brokers is None else list(brokers)
-        self._lookupd = None if lookupd is None else list(lookupd)
-        for address in self._fixed or ():
-            split_address(address)
-        self._max_in_flight = max_in_flight
-        self._poll_s = poll_s
-        self._close_s = close_s
-        self._token = token
-        self._cluster: Cluster | None = None
+        self._sources = Sources(topic, controller, brokers, lookupd, poll_s, token)
+        self._places = Places(topic, options, engine)
+        self._sharing = Sharing(max_in_flight)
         self._timeout_ms = msg_timeout_ms
-        self._places = Places(topic, self.options, engine)
-        self._found: dict[object, set[str]] = {}  # places, by their source: a number, or a broker that is a signpost
-        self._unheard: set[int] = set()  # sources that have said nothing yet
+        self._close_s = close_s
+        self._found: dict[object, set[str]] = {}  # places by source: a number, or a broker that delivers elsewhere
         self._links: dict[str, Link] = {}
-        self._hopeless = False  # what was given does not fit what delivers the topic
-        self._agreed = False  # a place has agreed to be subscribed to
-        self._change = asyncio.Event()  # of how links stand
-        self.trouble: str | None = None  # what was last in the way
-        self._turn = 0
-        self._queue: asyncio.Queue[Message | None] = asyncio.Queue()  # None: nothing more comes
+        self._consent = _Consent()
+        self._queue: asyncio.Queue[Message | None] = asyncio.Queue()  # None: the end
         self._problem: SRTMError | None = None
-        self._settled: asyncio.Event = asyncio.Event()
+        self._settled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._open = False
 
@@ -118,26 +103,26 @@ class Subscriber:
     async def open(self) -> None:
         """Begin to look for brokers; messages come as they are found."""
         self._open = True
-        sources = self._sources()
-        self._unheard = set(range(len(sources)))
+        sources = self._sources.open()
+        self._consent.unheard = set(range(len(sources)))
         following = [self._follow(number, source) for number, source in enumerate(sources)]
         self._tasks = [asyncio.create_task(work) for work in (*following, self._look())]
 
     async def wait_subscribed(self) -> None:
-        """Until it is subscribed at every place that is known, and there is one; an error when it was refused."""
+        """Wait until it is subscribed at every known place, and at one at least; raise if one refuses."""
         while not self._subscribed_everywhere():
             if self._problem is not None:
                 raise self._problem
-            await self._change.wait()
+            await self._consent.changed()
 
     def _subscribed_everywhere(self) -> bool:
         links = [link for link in self._links.values() if link.listed and link.standing != "elsewhere"]
-        return bool(links) and not self._unheard and all(link.subscribed for link in links)
+        return bool(links) and not self._consent.unheard and all(link.subscribed for link in links)
 
     async def close(self) -> None:
-        """Take no more messages, wait until those that were taken are finished, and end.
+        """Accept no more messages, wait until those in flight are answered, and close.
 
-        What nobody has taken from here goes back to the brokers at once, and what is not finished after `close_s`.
+        Messages that nobody has taken from here go back to the brokers at once; unanswered ones do after `close_s`.
         """
         if not self._open:
             return
@@ -158,26 +143,25 @@ class Subscriber:
                     await self._settled.wait()
                 await asyncio.gather(*(link.leave() for link in links), return_exceptions=True)
         except TimeoutError:
-            log.warning("%s/%s: messages were not finished within %g s", self.topic, self.channel, self._close_s)
-        await asyncio.sleep(0)  # what was said last is written at the end of a turn
+            log.warning("%s/%s: some messages were not finished within %g s", self.topic, self.channel, self._close_s)
+        await asyncio.sleep(0)  # links write at the end of a turn
         tasks = [link.task for link in self._links.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._queue.put_nowait(None)
-        if self._cluster is not None and self._cluster is not self._controller:
-            await self._cluster.release()
+        await self._sources.close()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while (message := await self.get()) is not None:
             yield message
 
     async def get(self) -> Message | None:
-        """The next message; None when the subscriber was closed, an error when it was refused."""
+        """Return the next message; None once the subscriber is closed. Raise if a place refuses it."""
         while (message := await self._queue.get()) is not None:
             if message.held:
                 return message
-        self._queue.put_nowait(None)  # for others who wait
+        self._queue.put_nowait(None)  # for other callers
         if self._problem is not None and self._open:
             raise self._problem
         return None
@@ -185,8 +169,8 @@ class Subscriber:
     async def run(self, handler: Callable[[Message], Awaitable[None]], *, concurrency: int = 1) -> None:
         """Call the handler for every message, `concurrency` at a time, until the subscriber is closed.
 
-        A message whose handler returns is finished; where it raises, it is logged and the message is requeued, later
-        each time.
+        A message whose handler returns is finished. If the handler raises, the error is logged and the message is
+        requeued, with a longer delay each time.
         """
 
         async def work() -> None:
@@ -194,7 +178,7 @@ class Subscriber:
                 try:
                     await handler(message)
                 except Exception:
-                    log.exception("%s/%s: the handler failed", self.topic, self.channel)
+                    log.exception("%s/%s: handler failed", self.topic, self.channel)
                     if not message.answered:
                         await message.requeue(min(60.0, 0.1 * 2 ** min(message.attempts, 10)))
                 else:
@@ -207,46 +191,39 @@ class Subscriber:
 
     @property
     def brokers(self) -> list[str]:
-        """Addresses at which it is subscribed now."""
+        """Addresses at which it is subscribed."""
         return [link.address for link in self._links.values() if link.ready or link.subscribed]
 
     @property
     def in_flight(self) -> int:
-        """Messages that it has, and that are not finished."""
+        """Messages delivered and not answered."""
         return sum(len(link.held) for link in self._links.values())
 
     def deliver(self, message: Message) -> None:
-        """A broker sent a message."""
+        """A message arrived."""
         self._queue.put_nowait(message)
 
     def settled(self) -> None:
-        """A broker has nothing in flight here any more."""
+        """A link has nothing in flight."""
         self._settled.set()
 
     async def turn(self, link: Link) -> None:
         """Wait until a link may subscribe."""
-        while not self._may_subscribe(link):
-            await self._change.wait()
-
-    def _may_subscribe(self, link: Link) -> bool:
-        if self._agreed:
-            return True
-        in_the_way = ("asking", "refused", "subscribing")
-        others = (each for each in self._links.values() if each is not link and each.listed)
-        return not (self._hopeless or self._unheard) and not any(other.standing in in_the_way for other in others)
+        while not self._consent.allows(link, self._links.values()):
+            await self._consent.changed()
 
     def agreed(self, link: Link) -> None:
-        """A place is subscribed to: others will not refuse."""
+        """A place agreed: others will not refuse."""
         del link
-        self._agreed = True
-        self._changed()
+        self._consent.given = True
+        self._consent.tell()
         self.rebalance()
 
     def problem(self, link: Link, problem: SRTMError) -> None:
-        """A place cannot be reached, or refuses; if none has agreed, or none is left, a refusal is the end."""
+        """A place cannot be reached, or refuses; a refusal is final unless the subscriber is subscribed elsewhere."""
         refuses = isinstance(problem, InputError) or not isinstance(problem, ClientError)
         subscribed = any(each.subscribed for each in self._links.values())
-        if refuses and not (self._agreed and subscribed):
+        if refuses and not (self._consent.given and subscribed):
             self._fail(problem)
         elif refuses and link.standing != "refused":
             log.warning("%s/%s: %s", self.topic, self.channel, problem)
@@ -254,20 +231,20 @@ class Subscriber:
             log.info("%s/%s: %s", self.topic, self.channel, problem)
         link.standing = "refused" if refuses else "away"
         self.trouble = str(problem)
-        self._changed()
+        self._consent.tell()
 
     def elsewhere(self, link: Link, place: str) -> None:
-        """A broker delivers through an engine: go there."""
+        """A broker delivers through an engine: subscribe there."""
         self._found[link.address] = {place}
         try:
             self._settle()
         except SRTMError as problem:
-            self._hopeless = True
+            self._consent.withdrawn = True
             self._fail(problem)
 
     def lost(self) -> None:
         """A connection ended, or is not needed."""
-        self._changed()
+        self._consent.tell()
         self.rebalance()
 
     def left(self, link: Link) -> None:
@@ -276,49 +253,35 @@ class Subscriber:
             if found is link:
                 del self._links[key]
         self._found.pop(link.address, None)
-        self._changed()
-
-    def _changed(self) -> None:
-        change, self._change = self._change, asyncio.Event()
-        change.set()
+        self._consent.tell()
 
     def _fail(self, problem: SRTMError) -> None:
         self._problem = problem
         self._queue.put_nowait(None)
-        self._changed()
+        self._consent.tell()
 
-    async def _follow(self, number: int, source: AsyncGenerator[set[str], None]) -> None:
-        """Be subscribed wherever any source says that the topic is."""
+    async def _follow(self, number: int, source: Source) -> None:
+        """Subscribe wherever a source says that the topic is."""
         try:
             async with aclosing(source) as places:
                 async for found in places:
                     self._found[number] = found
                     self._settle()
-                    self._unheard.discard(number)
-                    self._changed()
+                    self._consent.unheard.discard(number)
+                    self._consent.tell()
         except SRTMError as problem:
-            self._hopeless = True
+            self._consent.withdrawn = True
             self._fail(problem)
 
     def _settle(self) -> None:
-        """A link to every place, and to no other."""
-        if self._cluster is not None:
-            for address in self._cluster.brokers(self.topic).values():
-                self._places.is_broker(address)
+        """Have a link to every place, and list no other."""
+        for address in self._sources.brokers:
+            self._places.is_broker(address)
         wanted = self._places.keys(set().union(*self._found.values()))
         for key in wanted.keys() - self._links.keys():
             self._links[key] = self._places.link(self, key, wanted[key], self._timeout_ms)
         for key, link in self._links.items():
             link.listed = key in wanted
-
-    def _sources(self) -> list[AsyncGenerator[set[str], None]]:
-        if self._fixed is not None:
-            return [_always(set(self._fixed))]
-        if self._lookupd is not None:
-            return [lookup(self._lookupd, self.topic, self._poll_s)]
-        given = self._controller
-        self._cluster = cluster = given if isinstance(given, Cluster) else Cluster.shared(given, self._token)
-        return [_watched(cluster, self.topic), lookup([cluster.controller], self.topic, self._poll_s, cluster.tls)]
 
     async def _look(self) -> None:
         while True:
@@ -331,33 +294,34 @@ class Subscriber:
             self.rebalance()
 
     def rebalance(self) -> None:
-        """Share `max_in_flight` out."""
-        links = [link for link in self._links.values() if link.subscribed]
-        if not links or not self._open:
-            return
-        if len(links) > self._max_in_flight:  # not everyone can have one: in turns
-            self._turn = (self._turn + self._max_in_flight) % len(links)
-            chosen = (links[self._turn :] + links[: self._turn])[: self._max_in_flight]
-            for link in links:
-                if link not in chosen:
-                    link.set_ready(0)
-            for link in chosen:
-                link.set_ready(1)
-            return
-        busy = [link for link in links if not link.idle] or links
-        each, more = divmod(self._max_in_flight - (len(links) - len(busy)), len(busy))
-        for link in links:
-            if link not in busy:
-                link.set_ready(1)
-        for number, link in enumerate(busy):
-            link.set_ready(each + (number < more))
+        """Share `max_in_flight` out again."""
+        if self._open:
+            self._sharing.share(link for link in self._links.values() if link.subscribed)
 
 
-async def _always(addresses: set[str]) -> AsyncGenerator[set[str], None]:
-    yield addresses
+class _Consent:
+    """Whether links may subscribe: all have been asked, and none refuses."""
 
+    def __init__(self) -> None:
+        self.given = False  # a place has agreed
+        self.withdrawn = False  # what the user gave does not fit the engine that delivers the topic
+        self.unheard: set[int] = set()  # sources that have said nothing yet
+        self._change = asyncio.Event()
 
-async def _watched(cluster: Cluster, topic: str) -> AsyncGenerator[set[str], None]:
-    async with aclosing(cluster.watch(topic)) as changes:
-        async for _ in changes:
-            yield cluster.delivery(topic)
+    def allows(self, link: Link, links: Iterable[Link]) -> bool:
+        """Whether a link may subscribe now."""
+        if self.given:
+            return True
+        if self.withdrawn or self.unheard:
+            return False
+        in_the_way = ("asking", "refused", "subscribing")
+        return not any(each.standing in in_the_way for each in links if each is not link and each.listed)
+
+    def tell(self) -> None:
+        """Something changed."""
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._change.wait()

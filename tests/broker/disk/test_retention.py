@@ -75,7 +75,7 @@ def test_by_size_a_channel_that_is_behind_loses_the_oldest_and_that_is_counted(t
             broker.wait_until(lambda b: b.durable.extent(b.topics["t"]).bytes <= 10_500)  # type: ignore[union-attr]
             first = begin(broker)
             assert first >= 30
-            broker.wait_until(lambda b: b.topics["t"].channels["c"].lost == first - 1)
+            broker.wait_until(lambda b: b.topics["t"].channels["c"].tally.lost == first - 1)
             assert broker.get("/srtm/log?topic=t")["bytes"] <= 10_500
             assert broker.channel("t", "c")["srtm"]["lost"] == first - 1
             assert metrics(broker)["srtm_channel_lost_total", ("c", "t")] == first - 1
