@@ -84,4 +84,4 @@ def test_the_pipeline_page_works(tmp_path: Path, connect_server: Server) -> None
         shown = srtm(shlex.split(command.removeprefix("srtm ")), tmp_path)
         if target:
             (tmp_path / target).write_text(shown)
-    assert "report.html: 1 topics" in shown
+    assert "report.html: 1 topic, " in shown

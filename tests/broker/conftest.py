@@ -6,7 +6,7 @@ Tests marked `memory` get brokers in memory and in virtual time; `each` runs a t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,25 @@ from tests.engines import NatsServer, Nsqd
 Start = Callable[..., Running]
 
 
-@pytest.fixture
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    kind = in_memory if request.node.get_closest_marker("memory") else running
+@contextmanager
+def _starting(kind: Callable[..., AbstractContextManager[Running]]) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def get(**options: Any) -> Running:
             return stack.enter_context(kind(**options))
 
+        yield get
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    with _starting(in_memory if request.node.get_closest_marker("memory") else running) as get:
+        yield get
+
+
+@pytest.fixture
+def start_on_sockets() -> Iterator[Start]:
+    with _starting(running) as get:
         yield get
 
 

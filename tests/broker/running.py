@@ -14,6 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
@@ -26,11 +27,15 @@ from srtm.net.compression import Snappy
 from srtm.protocol import client as say
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
 from srtm.protocol.names import MAGIC_V2
+from srtm.testing.clock import START_NS, VirtualClock
+from srtm.testing.loop import VirtualLoop
 from srtm.testing.memory import MemoryBroker
+from srtm.testing.network import MemorySocket
 
 T = TypeVar("T")
 Address = tuple[str, int] | MemoryBroker
 PATIENCE_S = 10.0
+_ended_ns: dict[str, int] = {}  # when a broker in memory left a folder
 
 
 class Running:
@@ -247,10 +252,16 @@ def running(clock: Clock = time, **options: Any) -> Iterator[Running]:
 
 @contextmanager
 def in_memory(beside: InMemory | None = None, **options: Any) -> Iterator[InMemory]:
-    """A broker with these options, in memory; `beside` another, on its loop."""
-    loop = beside.memory.loop if beside else None
-    with MemoryBroker(options_of(**options), loop) as memory:
-        yield InMemory(memory)
+    """A broker with these options, in memory; `beside` another, on its loop. A restarted one goes on in time."""
+    folder = options.get("data_path", "")
+    loop = beside.memory.loop if beside else VirtualLoop(VirtualClock(_ended_ns.get(folder, START_NS)))
+    try:
+        with MemoryBroker(options_of(**options), loop) as memory:
+            yield InMemory(memory)
+            _ended_ns[folder] = memory.now_ns
+    finally:
+        if not beside:
+            loop.close()
 
 
 def options_of(**options: Any) -> BrokerOptions:
@@ -260,6 +271,44 @@ def options_of(**options: Any) -> BrokerOptions:
     if settings is not None:
         object.__setattr__(chosen, "settings", settings)
     return chosen
+
+
+class Secured:
+    """TLS over a memory socket, which Python's own does not take."""
+
+    def __init__(self, sock: MemorySocket, context: ssl.SSLContext) -> None:
+        self._sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        self.settimeout, self.close = sock.settimeout, sock.close
+        self._do(self._tls.do_handshake)
+
+    def _do(self, action: Callable[[], T]) -> T:
+        while True:
+            try:
+                result = action()
+            except ssl.SSLWantReadError:
+                self._sock.sendall(self._outgoing.read())
+                if data := self._sock.recv(65536):
+                    self._incoming.write(data)
+                else:
+                    self._incoming.write_eof()
+            else:
+                self._sock.sendall(self._outgoing.read())
+                return result
+
+    def sendall(self, data: bytes) -> None:
+        while data:
+            data = data[self._do(partial(self._tls.write, data)) :]
+
+    def recv(self, size: int) -> bytes:
+        try:
+            return self._do(lambda: self._tls.read(size))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
+
+    def version(self) -> str | None:
+        return self._tls.version()
 
 
 class Client:
@@ -299,7 +348,10 @@ class Client:
 
     def begin_tls(self, context: ssl.SSLContext) -> None:
         assert not self.protocol.take_unparsed()
-        self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
+        if isinstance(self.sock, MemorySocket):
+            self.sock = Secured(self.sock, context)
+        else:
+            self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
         if self.settled["deflate"] or self.settled["snappy"]:
             self.protocol.pause_after_response()
         assert self.response() == b"OK"

@@ -22,11 +22,18 @@ from srtm.protocol import client as say
 from srtm.protocol.orders import Migrate, Throttle
 from tests.broker.disk.test_durable import bodies_of, broker_process, disk_topic
 from tests.broker.disk.test_log import made
-from tests.broker.running import Client, Running, fetch, running
+from tests.broker.running import Client, Running, fetch, in_memory, running
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Running]:
+    with in_memory(data_path=str(tmp_path)) as found:
+        yield found
+
+
+@pytest.fixture
+def on_sockets(tmp_path: Path) -> Iterator[Running]:
+    """For tests that keep the disk busy, which would stop virtual time."""
     with running(data_path=str(tmp_path)) as found:
         yield found
 
@@ -72,20 +79,20 @@ def busy_disk(broker: Running) -> Iterator[None]:
 
 
 def test_a_log_has_an_id_that_outlives_the_broker_and_not_its_topic(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         disk_topic(broker)
         publish(broker, b"1")
         first = log_of(broker)
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         assert log_of(broker) == first
         disk_topic(broker)  # it is there already
         assert log_of(broker) == first
         again(broker)
         second = log_of(broker)
         assert second != first
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         assert log_of(broker) == second
-    with running(data_path=str(tmp_path / "new")) as broker:
+    with in_memory(data_path=str(tmp_path / "new")) as broker:
         disk_topic(broker)
         assert log_of(broker) not in (first, second)
 
@@ -97,11 +104,11 @@ def test_an_offset_of_the_old_log_is_refused_by_the_new_one_that_has_grown_beyon
     again(broker)
     publish(broker, *(b"new" for _ in range(20)))
     new = log_of(broker)
-    read = urllib.request.Request(f"{broker.url}/srtm/log/read?topic=t&begin=5&log={old}")
-    status, said = fetch(read)
+    read = f"/srtm/log/read?topic=t&begin=5&log={old}"
+    status, said = broker.page(read)
     assert (status, b"LOG_REPLACED: topic 't' no longer has log '%b'" % old.encode() in said) == (410, True)
     assert b"deleted and created again" in said
-    assert fetch(urllib.request.Request(f"{broker.url}/srtm/log/read?topic=t&begin=5&log={new}"))[0] == 200
+    assert broker.page(f"/srtm/log/read?topic=t&begin=5&log={new}")[0] == 200
     assert broker.post(f"/srtm/log/trim?topic=t&before=9&log={old}")[0] == 410
     assert broker.get("/srtm/log?topic=t")["begin"] == 0
     with Client(broker.address, srtm={"replay": {"offset": 5, "log": old}}) as client:
@@ -117,7 +124,7 @@ def test_an_offset_of_the_old_log_is_refused_by_the_new_one_that_has_grown_beyon
 
 
 def test_progress_and_messages_do_not_survive_a_deletion(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as consumer:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as consumer:
         disk_topic(broker)
         consumer.subscribe("t", "c", 100)
         publish(broker, *(b"old %d" % number for number in range(10)))
@@ -129,7 +136,7 @@ def test_progress_and_messages_do_not_survive_a_deletion(tmp_path: Path) -> None
         assert broker.get("/srtm/log?topic=t")["end"] == 0
         publish(broker, *(b"new %d" % number for number in range(9)))
         assert broker.do(lambda: list(broker.broker.topics["t"].channels)) == []
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as consumer:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as consumer:
         consumer.subscribe("t", "c", 100)
         assert bodies_of(consumer, 9) == [b"new %d" % number for number in range(9)]
         assert consumer.silent()
@@ -196,35 +203,35 @@ def test_messages_that_a_stop_saved_go_with_their_topic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_a_message_on_its_way_to_the_log_goes_with_its_topic(broker: Running, *, comes_back: bool) -> None:
+def test_a_message_on_its_way_to_the_log_goes_with_its_topic(on_sockets: Running, *, comes_back: bool) -> None:
     """It is neither in the new topic's memory, where no restart would find it, nor does it make the topic anew."""
-    disk_topic(broker)
-    with Client(broker.address) as publisher, Client(broker.address) as consumer:
-        with busy_disk(broker):
+    disk_topic(on_sockets)
+    with Client(on_sockets.address) as publisher, Client(on_sockets.address) as consumer:
+        with busy_disk(on_sockets):
             publisher.send(say.pub("t", b"old"))
-            broker.wait_until(lambda b: any(each.holds for each in b.clients.connections))
-            deleting = threading.Thread(target=broker.post, args=("/topic/delete?topic=t",))
+            on_sockets.wait_until(lambda b: any(each.holds for each in b.clients.connections))
+            deleting = threading.Thread(target=on_sockets.post, args=("/topic/delete?topic=t",))
             deleting.start()
-            broker.wait_until(lambda b: "t" not in b.topics)
+            on_sockets.wait_until(lambda b: "t" not in b.topics)
             if comes_back:
-                creating = threading.Thread(target=disk_topic, args=(broker,))
+                creating = threading.Thread(target=disk_topic, args=(on_sockets,))
                 creating.start()
-                broker.wait_until(lambda b: "t" in b.topics)
+                on_sockets.wait_until(lambda b: "t" in b.topics)
                 consumer.subscribe("t", "c", 10)
         assert publisher.response() == b"OK"
         deleting.join()
         if not comes_back:
-            assert "t" not in broker.do(lambda: list(broker.broker.topics))
+            assert "t" not in on_sockets.do(lambda: list(on_sockets.broker.topics))
             return
         creating.join()
         publisher.publish("t", b"new")
-        assert broker.get("/srtm/log?topic=t")["end"] == 1
+        assert on_sockets.get("/srtm/log?topic=t")["end"] == 1
         assert bodies_of(consumer, 1) == [b"new"]
         assert consumer.silent()
 
 
 def test_a_disk_that_refuses_a_deletion_says_so_and_lets_go_of_the_name_later(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         disk_topic(broker)
         publish(broker, b"old")
         old, durable = log_of(broker), broker.broker.durable
@@ -320,7 +327,7 @@ def test_a_topic_that_is_created_again_has_nothing_of_the_old_one(broker: Runnin
 def test_nobody_reads_on_for_a_topic_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its channel has more to read from the log than it may hold; deleted, it is not waited for, for ever."""
     monkeypatch.setattr("srtm.broker.disk.readers._BATCH", 20)
-    with running(data_path=str(tmp_path), max_held_messages=100) as broker:
+    with in_memory(data_path=str(tmp_path), max_held_messages=100) as broker:
         disk_topic(broker)
         publish(broker, *(b"%d" % number for number in range(300)))
         durable = broker.broker.durable
@@ -354,7 +361,7 @@ def test_whoever_waits_for_an_engine_is_answered_when_the_topic_is_deleted() -> 
 
 
 def test_publishers_that_were_held_by_a_crowded_topic_are_told_to_go_on() -> None:
-    with running(max_held_messages=10) as broker:
+    with in_memory(max_held_messages=10) as broker:
         broker.post("/topic/create?topic=t")
         broker.post("/topic/pause?topic=t")
         with Client(broker.address, srtm={"publisher": "p", "group": None, "topic": "t"}) as publisher:
@@ -387,7 +394,7 @@ def test_who_leaves_does_not_wait_for_messages_that_are_gone(broker: Running, pa
 def test_who_leaves_a_topic_without_a_share_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody may be there any more who could give it one."""
     monkeypatch.setattr("srtm.broker.backpressure.PARTING_S", 0.5)
-    with running(controller="127.0.0.1:1") as broker, leaving(broker, b"1") as client:
+    with in_memory(controller="127.0.0.1:1") as broker, leaving(broker, b"1") as client:
         assert broker.do(lambda: broker.broker.topics["t"].gate.closed)
         assert client.silent(0.2)
         assert client.ended()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from srtm.protocol.exchange import (
     write,
 )
 from srtm.protocol.orders import Migrate, Throttle
-from tests.broker.running import Client, Running, in_memory, running
+from tests.broker.running import Client, Running, in_memory
 
 TOKEN = 10**9
 CONTRACT = Contract(1_000_000, 100 * TOKEN)
@@ -133,7 +132,7 @@ def test_nobody_is_answered_for_a_disk_that_is_not_there() -> None:
 def test_a_topic_on_disk_drops_nothing(tmp_path: Path) -> None:
     """It was there before the contract, which says drop: what it answered stays."""
     contract = structs.replace(CONTRACT, overflow="drop")
-    with running(controller=NOBODY, data_path=tmp_path) as broker, Client(broker.address) as publisher:
+    with in_memory(controller=NOBODY, data_path=tmp_path) as broker, Client(broker.address) as publisher:
         broker.post("/topic/create?topic=t&durability=disk")
         exchange(
             broker, said(contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(1, 1), TOKEN)})
@@ -240,7 +239,7 @@ def test_a_publisher_that_leaves_is_let_go_when_its_last_message_has_its_token()
 def test_what_waited_for_tokens_when_a_broker_ended_waits_for_new_ones(tmp_path: Path, durability: str) -> None:
     contract = Contract(5_000, 3 * TOKEN, durability=durability)
     options: dict[str, Any] = {"controller": NOBODY, "data_path": str(tmp_path)}
-    with running(**options) as broker, Client(broker.address) as publisher:
+    with in_memory(**options) as broker, Client(broker.address) as publisher:
         exchange(broker, said(contracts={"t": Listed(BIRTH, contract)}))
         Client(broker.address).subscribe("t", "c", 0).sock.close()
         exchange(
@@ -248,18 +247,18 @@ def test_what_waited_for_tokens_when_a_broker_ended_waits_for_new_ones(tmp_path:
             said(2, contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(1, 3), 3 * TOKEN)}),
         )
         publisher.publish("t", *(b"%d" % number for number in range(8)))
-    with running(**options) as broker, Client(broker.address).subscribe("t", "c", 10) as reader:
+    with in_memory(**options) as broker, Client(broker.address).subscribe("t", "c", 10) as reader:
         already = 3 if durability == "memory" else 0  # a channel's own queue was given its tokens
         found = [reader.message().body for _ in range(already)]
         assert reader.silent()
-        began = time.monotonic()
+        began = broker.monotonic()
         exchange(
             broker,
             said(contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(5, 3), 3 * TOKEN)}),
         )
         found += [reader.message().body for _ in range(8 - already)]
         assert found == [b"%d" % number for number in range(8)]
-        assert time.monotonic() - began > (8 - already - 3) / 5 - 0.1
+        assert broker.monotonic() - began > (8 - already - 3) / 5 - 0.1
 
 
 def test_what_a_second_was_like() -> None:
@@ -320,7 +319,7 @@ def test_a_publisher_is_told_when_a_full_topic_has_room_again() -> None:
 def test_a_topic_that_is_deleted_and_made_again_is_another_contract(tmp_path: Path) -> None:
     """Old grants, moves and tokens mean nothing to it, and a recording tells the two apart."""
     with (
-        running(controller=NOBODY, trace_folder=str(tmp_path)) as broker,
+        in_memory(controller=NOBODY, trace_folder=str(tmp_path)) as broker,
         Client(broker.address) as publisher,
         Client(broker.address).subscribe("t", "c", 100) as reader,
     ):
@@ -350,7 +349,7 @@ def test_a_topic_that_is_deleted_and_made_again_is_another_contract(tmp_path: Pa
 
 def test_a_topic_that_is_deleted_at_a_broker_comes_up_as_its_contract_promises(tmp_path: Path) -> None:
     contract = structs.replace(CONTRACT, durability="disk")
-    with running(controller=NOBODY, data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+    with in_memory(controller=NOBODY, data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         listed, grant = {"t": Listed(BIRTH, contract)}, {"t": Grant(BIRTH, 1, share(10, 10), 10 * TOKEN)}
         exchange(broker, said(contracts=listed, grants=grant, paused=["t"]))
         broker.post("/topic/delete?topic=t")

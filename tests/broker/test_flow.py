@@ -233,7 +233,7 @@ def test_an_ephemeral_channel_drops_and_counts(start: Start) -> None:
         dead.subscribe("t", "c#ephemeral", ready=0)
         publisher.publish("t", *[b"x"] * 1000)
         channel = broker.do(lambda: broker.broker.topics["t"].channels["c#ephemeral"])
-        assert (channel.messages, channel.depth, channel.dropped) == (1000, 100, 900)
+        assert (channel.messages, channel.depth, channel.tally.dropped) == (1000, 100, 900)
         publisher.publish("alone#ephemeral", *[b"x"] * 1000)
         assert broker.do(lambda: broker.broker.topics["alone#ephemeral"].depth) == 100
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from srtm.protocol import client as say
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
 
+pytestmark = pytest.mark.memory
 VERBS: dict[str, Callable[[str, int], bytes]] = {
     "PUB": lambda topic, _: say.pub(topic, b"x"),
     "MPUB": lambda topic, count: say.mpub(topic, [b"x"] * count),
@@ -69,7 +69,7 @@ def test_a_full_topic_refuses_a_sender_that_cannot_wait(kind: str, start: Start,
 
     def publish(count: int) -> None:
         sender = HttpSender("p", broker.loop.create_future())
-        broker.broker.intake.publish(sender, "t", [b"x"] * count, time.time_ns())
+        broker.broker.intake.publish(sender, "t", [b"x"] * count, broker.now_ns())
         broker.broker.turn.wake()
 
     broker.do(lambda: publish(5))
@@ -92,7 +92,7 @@ def test_the_largest_batch_of_a_second_is_recorded(kind: str, over: str, start: 
 
     def publish(count: int) -> None:
         sender = HttpSender("p", broker.loop.create_future())
-        broker.broker.intake.publish(sender, "t", [b"x"] * count, time.time_ns())
+        broker.broker.intake.publish(sender, "t", [b"x"] * count, broker.now_ns())
 
     with Client(broker.address) as client:
         for count in (2, 7, 3):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from srtm.broker.disk.log import Known, Log, Record
 from tests.broker.disk.test_durable import bodies_of, broker_process, disk_topic
-from tests.broker.running import Client, Running, fetch, running
+from tests.broker.running import Client, Running, fetch, in_memory, running
 
 
 def test_a_bucket_set_by_hand_holds_after_a_restart_what_it_held(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         broker.post("/topic/limit?topic=t&r=2.5&b=2")
         broker.post("/channel/create?topic=t&channel=c")
         client.publish("t", *(b"%d" % number for number in range(100)))
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         (topic,) = broker.get("/stats?format=json")["topics"]
         assert (topic["srtm"]["r"], topic["srtm"]["b"]) == (2.5, 2)
         assert topic["srtm"]["waiting"] > 90
@@ -23,34 +23,34 @@ def test_a_bucket_set_by_hand_holds_after_a_restart_what_it_held(tmp_path: Path)
         assert broker.do(lambda: broker.broker.topics["t"].depth) > 85
         broker.post("/topic/limit?topic=t")
         assert len(bodies_of(client, 96)) == 96
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         assert broker.get("/stats?format=json")["topics"][0]["srtm"]["r"] is None
 
 
 def test_what_had_its_tokens_needs_no_others(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         client.publish("t", *[b"x"] * 50)
         broker.wait_until(lambda b: len(b.topics["t"].unclaimed) == 50)
         broker.post("/topic/limit?topic=t&r=1&b=1")
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         assert len(bodies_of(client.subscribe("t", "c", 100), 50)) == 50
 
 
 def test_a_disk_topic_is_held_to_its_bucket_after_a_restart(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         disk_topic(broker)
         broker.post("/channel/create?topic=t&channel=c")
         broker.post("/topic/limit?topic=t&r=5&b=1")
         client.publish("t", *(b"%d" % number for number in range(100)))
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         assert bodies_of(client.subscribe("t", "c", 100), 3) == [b"0", b"1", b"2"]
         assert broker.channel("t", "c")["message_count"] < 50
 
 
 def test_under_a_controller_a_bucket_set_by_hand_is_not_put_in_force_again(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         broker.post("/topic/limit?topic=t&r=1&b=1")
-    with running(data_path=str(tmp_path), controller="127.0.0.1:1") as broker:
+    with in_memory(data_path=str(tmp_path), controller="127.0.0.1:1") as broker:
         assert broker.do(lambda: broker.broker.topics["t"].limiter) is None
         assert broker.do(lambda: broker.broker.topics["t"].gate.closed)
 
@@ -87,7 +87,7 @@ def test_kill_9_ends_no_pause_and_takes_no_names(tmp_path: Path) -> None:
 
 
 def test_names_that_publishers_and_subscribers_bring_are_written_down(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         client.publish("t", b"x")
         client.publish("e#ephemeral", b"x")
         client.subscribe("u", "c")
@@ -98,7 +98,7 @@ def test_names_that_publishers_and_subscribers_bring_are_written_down(tmp_path: 
 
 
 def test_a_pause_that_cannot_be_saved_is_said_to_be_so(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         broker.post("/topic/create?topic=t")
         durable = broker.broker.durable
         assert durable is not None

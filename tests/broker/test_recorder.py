@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,9 @@ from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
 
 R, B = 2000, 20
+
+
+pytestmark = pytest.mark.memory
 
 
 def record(broker: Running, name: str = "run.parquet") -> None:
@@ -40,7 +42,7 @@ def bursts(broker: Running, topic: str, sizes: list[int]) -> None:
         subscriber.subscribe(topic, "c", ready=2500)
         for size in sizes:
             publisher.send(say.mpub(topic, [b"x"] * size))
-            time.sleep(0.02)
+            broker.sleep(0.02)
         for _ in range(sum(sizes)):
             subscriber.send(say.fin(subscriber.message().id))
         broker.wait_until(lambda b: b.topics[topic].channels["c"].finished == sum(sizes))
@@ -77,7 +79,7 @@ def test_delays_are_the_models_while_r_and_b_change(start: Start, tmp_path: Path
     broker = start(trace_folder=str(tmp_path))
     topic = broker.do(lambda: broker.broker.topics.touch("t"))
     shares = [TokenBucket.of(r, b) for r, b in ((500, 10), (2_000, 5), (300.5, 40), (5_000, 2))]
-    broker.do(lambda: topic.gate.limit(shares[0], time.time_ns()))
+    broker.do(lambda: topic.gate.limit(shares[0], broker.now_ns()))
     record(broker)
     changes = []
     with Client(broker.address) as publisher, Client(broker.address) as subscriber:
@@ -85,10 +87,10 @@ def test_delays_are_the_models_while_r_and_b_change(start: Start, tmp_path: Path
         for number, share in enumerate(shares[1:], 1):
             publisher.send(say.mpub("t", [b"x"] * 60))
             broker.wait_until(lambda b, number=number: b.topics["t"].messages == 60 * number)  # type: ignore[misc]
-            time.sleep(0.01)  # some of them leave
+            broker.sleep(0.01)  # some of them leave
 
             def change(share: TokenBucket = share) -> int:
-                now_ns = time.time_ns()
+                now_ns = broker.now_ns()
                 topic.gate.limit(share, now_ns)
                 broker.broker.turn.wake()
                 return now_ns
@@ -135,7 +137,7 @@ def test_the_first_of_several_subscribers_counts(start: Start, tmp_path: Path) -
     with Client(broker.address) as client:
         client.subscribe("t", "somebody")
         client.publish("t", b"x")
-    time.sleep(0.05)
+    broker.sleep(0.05)
     stop(broker)
     (row,) = pq.read_table(tmp_path / "run.parquet").to_pylist()
     assert row["sent_ns"] >= row["arrival_ns"]

@@ -91,6 +91,7 @@ def test_a_memory_topic(start: Start) -> None:
     assert (topic.messages, topic.bytes, topic.waiting, topic.channels[0].in_flight) == (60, 240, 57, 2)
 
 
+@pytest.mark.memory
 def test_a_disk_topic(start: Start, tmp_path: Path) -> None:
     broker = start(controller=NOBODY, data_path=str(tmp_path))
     exchange(broker, said(**contract("disk")))
@@ -101,6 +102,7 @@ def test_a_disk_topic(start: Start, tmp_path: Path) -> None:
     assert (topic.bytes, topic.waiting, topic.depth, topic.log.end) == (240, 57, 60, 60)
 
 
+@pytest.mark.memory
 def test_a_disk_topic_whose_engine_is_away_counts_spooled_messages(start: Start, tmp_path: Path) -> None:
     away = f"nsqd://127.0.0.1:{free_port()}"
     broker = start(controller=NOBODY, engine=away, data_path=str(tmp_path), max_held_messages=20)
@@ -153,6 +155,7 @@ def _frozen(kind: type) -> bool:
     return bool(kind.__dataclass_params__.frozen) and "__slots__" in vars(kind)  # type: ignore[attr-defined]
 
 
+@pytest.mark.memory
 def test_snapshots_are_frozen_and_stay_as_they_were(start: Start, tmp_path: Path) -> None:
     broker = start(data_path=str(tmp_path))
     disk_topic(broker)

@@ -20,6 +20,7 @@ from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
 
 trustme = pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
+pytestmark = pytest.mark.memory
 needs_snappy = pytest.mark.skipif(not compression.HAS_SNAPPY, reason="pip install cramjam")
 
 
@@ -76,8 +77,8 @@ def upgraded(broker: Running, certificates: Certificates, layers: str, **identit
         pytest.param("tls snappy", marks=needs_snappy),
     ],
 )
-def test_messages_go_both_ways(layers: str, start: Start, certificates: Certificates) -> None:
-    broker = start(**certificates.options)
+def test_messages_go_both_ways(layers: str, start_on_sockets: Start, certificates: Certificates) -> None:
+    broker = start_on_sockets(**certificates.options)
     broker.wait_for_stamps()
     bodies = [b"x", b"y" * 100_000, bytes(range(256)) * 4000, *(b"%d" % i for i in range(500))]
     with upgraded(broker, certificates, layers) as publisher, upgraded(broker, certificates, layers) as subscriber:
@@ -95,10 +96,10 @@ def test_messages_go_both_ways(layers: str, start: Start, certificates: Certific
 
 @pytest.mark.parametrize("layers", ["tls", "deflate", "tls deflate"])
 def test_what_comes_with_identify_is_read_through_the_layers(
-    layers: str, start: Start, certificates: Certificates
+    layers: str, start_on_sockets: Start, certificates: Certificates
 ) -> None:
     """A client need not wait for answers: the first encoded bytes may come in the read that holds IDENTIFY."""
-    broker = start(**certificates.options)
+    broker = start_on_sockets(**certificates.options)
     deflate = zlib.compressobj(wbits=-15)
     sent = say.pub("t", b"early")
     if "deflate" in layers:
@@ -263,9 +264,9 @@ def test_heartbeats_come_once_an_interval_and_through_the_layers(start: Start, c
         ({"host": "no.such.host.invalid"}, "give an address of this machine with --host"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], remedy: str, start: Start) -> None:
+def test_options_that_cannot_be(options: dict[str, Any], remedy: str, start_on_sockets: Start) -> None:
     with pytest.raises(BrokerError, match=remedy):
-        start(**options)
+        start_on_sockets(**options)
 
 
 @needs_snappy

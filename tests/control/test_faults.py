@@ -187,7 +187,7 @@ def test_topics_that_oscillate_move_nobody_back_and_forth() -> None:
             for name, topic in broker.topics.items():
                 # A loop that is too busy: what is sent in this second is late, though it had its tokens.
                 late = (turn // 6) % 2 == (name == "b") and broker.name == moves[name][0][f"{name}-p0"]
-                topic.slo_ns = -1 if late else 10**12
+                topic.recent.slo_ns = -1 if late else 10**12
         world.run(1)
         for name, places in moves.items():
             now = dict(world.controller.topics[name].layout.place)

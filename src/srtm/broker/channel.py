@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,6 +62,16 @@ class Consumer(Protocol):
         """A snapshot of the client."""
 
 
+@dataclass(slots=True)
+class Tally:
+    """Messages that did not go straight from the queue to FIN."""
+
+    requeued: int = 0
+    timed_out: int = 0
+    dropped: int = 0  # by an ephemeral channel that is full
+    lost: int = 0  # taken from it by the retention of a disk topic
+
+
 class Channel:
     """One channel of a topic."""
 
@@ -71,12 +82,11 @@ class Channel:
         self.queue: deque[Message] = deque()
         self.deferred: list[tuple[int, bytes, Message]] = []
         self.consumers: list[Consumer] = []
-        self.messages = self.requeued = self.timed_out = self.finished = self.dropped = 0
-        self.lost = 0  # taken from it by the retention of a disk topic
+        self.messages = self.finished = 0
+        self.tally = Tally()
         self.cursor: Cursor | None = None  # its place in the log of a topic on disk
         self.bytes = 0  # of all messages that are not finished
-        self._max = max_messages
-        self._max_bytes = max_bytes
+        self._limits = max_messages, max_bytes
         self._turn = 0
 
     @property
@@ -102,11 +112,11 @@ class Channel:
             self.flying,
             len(self.deferred),
             self.messages,
-            self.requeued,
-            self.timed_out,
+            self.tally.requeued,
+            self.tally.timed_out,
             self.finished,
-            self.dropped,
-            self.lost,
+            self.tally.dropped,
+            self.tally.lost,
             self.paused,
             len(self.consumers),
             tuple(consumer.statistics() for consumer in self.consumers) if clients else None,
@@ -115,17 +125,17 @@ class Channel:
     def put(self, messages: list[Message], now_ns: int) -> int:
         """Take messages from the topic; a channel that nobody will miss drops what it cannot hold. How many."""
         self.messages += len(messages)
-        queue, dropped = self.queue, self.dropped
+        queue, dropped, (most, most_bytes) = self.queue, self.tally.dropped, self._limits
         for message in messages:
-            if self.ephemeral and (self.held >= self._max or self.bytes >= self._max_bytes):
-                self.dropped += 1
+            if self.ephemeral and (self.held >= most or self.bytes >= most_bytes):
+                self.tally.dropped += 1
                 continue
             self.bytes += len(message.body)
             if message.delay_ns:
                 self._back(message, message.delay_ns, now_ns)
             else:
                 queue.append(message)
-        return self.dropped - dropped
+        return self.tally.dropped - dropped
 
     def pump(self, now_ns: int) -> None:
         """Hand queued messages to consumers that can take them, in turns."""
@@ -190,7 +200,7 @@ class Channel:
     def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> None:
         """A consumer gives a message back, for later."""
         message = self._taken("REQ", consumer, message_id)
-        self.requeued += 1
+        self.tally.requeued += 1
         self._back(message, delay_ms * NS_PER_MS, now_ns)
 
     def touch(self, consumer: Consumer, message_id: bytes, now_ns: int, longest_ns: int) -> None:
@@ -222,13 +232,13 @@ class Channel:
                 late.append(message)
             for message in late:
                 del consumer.flights[message.id]
-            self.timed_out += len(late)
+            self.tally.timed_out += len(late)
             self.queue.extend(late)
 
     def leave(self, consumer: Consumer) -> None:
         """A consumer is gone; what it had goes to others."""
         self.consumers.remove(consumer)
-        self.requeued += len(consumer.flights)
+        self.tally.requeued += len(consumer.flights)
         self.queue.extend(consumer.flights.values())
         consumer.flights.clear()
 
@@ -253,7 +263,7 @@ class Channel:
         self.deferred = [entry for entry in self.deferred if entry[2].offset >= before]
         heapq.heapify(self.deferred)
         self.bytes -= sum(len(message.body) for message in gone)
-        self.lost += len(gone)
+        self.tally.lost += len(gone)
 
     def everything(self) -> Iterable[Message]:
         """All messages that are not finished: to be saved when the broker stops."""

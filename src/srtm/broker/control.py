@@ -196,7 +196,7 @@ class Control:
             if known and known.birth == each.birth:
                 known.contract = contract
                 if name in self._topics:
-                    self._topics[name].slo_ns = contract.slo_ns
+                    self._topics[name].recent.slo_ns = contract.slo_ns
             else:
                 paused = known is not None and known.paused  # by the controller, which says again whether it is
                 self._holdings[name] = _Holding(contract, each.birth, now_ns, paused=paused)
@@ -252,7 +252,7 @@ class Control:
     def _put_in_force(self, topic: Topic, share: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
         """Give a topic its share, or close it; returns the nano-tokens that were given up."""
         contract = self._holdings[topic.name].contract
-        topic.gate.drops, topic.slo_ns = contract.overflow == "drop" and topic.durable is None, contract.slo_ns
+        topic.gate.drops, topic.recent.slo_ns = contract.overflow == "drop" and topic.durable is None, contract.slo_ns
         topic.gate.closed = share is None
         if topic.limiter is None and share is not None:
             topic.gate.open(Limiter(share, now_ns, gift_ntok), now_ns)

@@ -70,7 +70,7 @@ class Intake:
             self._turn.to_drain[topic] = None
         if sender.too_full is not None and sender.too_full(topic):
             raise PublishRefused("topic is full", reason="full")
-        if topic.durable is not None or topic.lane is not None:
+        if topic.later:
             return self._publish_later(topic, sender, bodies, arrival_ns, delay_ns, verb)
         if len(bodies) == 1:
             body = bodies[0]

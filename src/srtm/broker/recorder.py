@@ -73,8 +73,7 @@ class Recorder:
         self._topics: dict[str, int] = {}
         self._publishers: dict[str, int] = {}
         self._open: dict[bytes, int] = {}  # rows of messages that no subscriber was sent yet
-        self._chunk = Chunk(0)
-        self._older: deque[Chunk] = deque()
+        self._chunks = deque([Chunk(0)])  # the last one grows
         self._to_write: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="srtm-recorder", daemon=True)
         self._timer: asyncio.TimerHandle | None = None
@@ -86,7 +85,7 @@ class Recorder:
 
     def released(self, topic: str, messages: list[Message]) -> None:
         """Messages of a topic got their tokens."""
-        chunk, publishers, opened = self._chunk, self._publishers, self._open
+        chunk, publishers, opened = self._chunks[-1], self._publishers, self._open
         code = self._topics.setdefault(topic, len(self._topics))
         births, birth = self._births.setdefault(topic, []), self._birth(topic)
         if messages and (not births or births[-1][1] != birth):
@@ -107,7 +106,7 @@ class Recorder:
 
     def sent(self, messages: list[Message], sent_ns: int) -> None:
         """Messages were written to a subscriber."""
-        close, chunk = self._open.pop, self._chunk
+        close, chunk = self._open.pop, self._chunks[-1]
         first, sent = chunk.first, chunk.sent_ns
         for message in messages:
             row = close(message.id, None)
@@ -116,7 +115,7 @@ class Recorder:
             if row >= first:
                 sent[row - first] = sent_ns
             else:
-                older = next(each for each in reversed(self._older) if each.first <= row)
+                older = next(each for each in reversed(self._chunks) if each.first <= row)
                 older.sent_ns[row - older.first] = sent_ns
 
     def _on_time(self) -> None:
@@ -124,10 +123,9 @@ class Recorder:
         self._timer = self._loop.call_later(CUT_S, self._on_time)
 
     def _cut(self) -> None:
-        self._older.append(self._chunk)
-        self._chunk = Chunk(self.rows)
-        while len(self._older) > PATIENCE_CUTS:
-            self._hand_over(self._older.popleft())
+        self._chunks.append(Chunk(self.rows))
+        while len(self._chunks) > PATIENCE_CUTS + 1:
+            self._hand_over(self._chunks.popleft())
 
     def _hand_over(self, chunk: Chunk) -> None:
         end = chunk.first + len(chunk.topic)
@@ -143,9 +141,8 @@ class Recorder:
         """Write the rest, and wait until the file is there; TraceError where it cannot be written."""
         if self._timer:
             self._timer.cancel()
-        self._older.append(self._chunk)
-        while self._older:
-            self._hand_over(self._older.popleft())
+        while self._chunks:
+            self._hand_over(self._chunks.popleft())
         self._to_write.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
         if self.problem:

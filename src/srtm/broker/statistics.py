@@ -205,10 +205,12 @@ class Recent:
         "processing",
         "released",
         "sent",
+        "slo_ns",
         "total",
     )
 
     def __init__(self) -> None:
+        self.slo_ns: int | None = None  # the latency that the topic was promised
         self.history: deque[SecondStatistics] = deque(maxlen=HISTORY_S)
         self._clear()
 
@@ -218,13 +220,13 @@ class Recent:
         self.processing = array("q")
         self.total = array("q")
 
-    def close(self, at_ns: int, waiting: int, max_backlog_ntok: int, slo_ns: int | None = None) -> SecondStatistics:
+    def close(self, at_ns: int, waiting: int, max_backlog_ntok: int) -> SecondStatistics:
         """End the second; with an SLO, also sum it up for the controller."""
         access, total = np.frombuffer(self.access, np.int64), np.frombuffer(self.total, np.int64)
         processing = np.frombuffer(self.processing, np.int64)
         sketched: dict[str, Any] = {}
-        if slo_ns is not None and len(access):
-            over = int(((total if len(total) else access) > slo_ns).sum())
+        if self.slo_ns is not None and len(access):
+            over = int(((total if len(total) else access) > self.slo_ns).sum())
             sketched = {
                 "over": over,
                 "access_sketch": Sketch.of(access),

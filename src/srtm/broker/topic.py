@@ -95,7 +95,7 @@ class Topic:
         self.name = name
         self.paused = False
         self.starting = False  # lookup services are being asked which channels it has elsewhere
-        self.slo_ns: int | None = None  # the latency that it was promised
+        self.later = False  # publishers are answered when a disk or an engine has their messages, and not at once
         self.durable: Storage | None = None  # on disk, and not in memory alone
         self.lane: Outlet | None = None  # to an engine, instead of channels
         self.spool: Backlog | None = None  # on disk and to an engine: what that has not acknowledged
@@ -112,11 +112,6 @@ class Topic:
     def ephemeral(self) -> bool:
         """Whether it goes with its last channel."""
         return ephemeral(self.name)
-
-    @property
-    def later(self) -> bool:
-        """Whether publishers are answered when a disk or an engine has their messages, and not at once."""
-        return self.durable is not None or self.lane is not None
 
     @property
     def limiter(self) -> Limiter | None:
@@ -245,7 +240,7 @@ class Topic:
     def end_second(self, now_ns: int) -> None:
         """Sum up the second that ends now, and begin the next."""
         peak_ntok = self.limiter.take_peak_ntok() if self.limiter else 0
-        self.recent.close(now_ns, len(self.waiting) + self.spooled, peak_ntok, self.slo_ns)
+        self.recent.close(now_ns, len(self.waiting) + self.spooled, peak_ntok)
 
     def pause(self, now_ns: int, *, on: bool) -> None:
         """Let nothing go, to channels or to the engine; or end that.

@@ -100,7 +100,7 @@ class Topics(Mapping[str, Topic]):
             raise BrokerError(problem, topic=name)
         topic = self.by_name[name] = Topic(name, *self._limits)
         if engine is not None:
-            topic.lane = engine.lane(topic)
+            topic.lane, topic.later = engine.lane(topic), True
         if contracts is not None:
             topic.gate.closed = contracts.closes(name)
             contracts.made(topic)

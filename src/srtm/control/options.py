@@ -90,7 +90,7 @@ class ControllerOptions:
             raise InputError("; ".join(problems))
 
     def calibrated(self) -> tuple[ServiceModel, float]:
-        """The cost of a message to a broker, and a broker's mcap in messages a second."""
+        """The cost of messages to a broker, and its mcap in messages per second."""
         model = broker_model(self.broker_model) if self.calibration is None else read_calibration(self.calibration)
         if self.mcap_mps is None and not model.mcap_mps:
             raise InputError(f"--broker-model {self.broker_model}: no rate keeps p99 within 1 ms; give --mcap-mps")

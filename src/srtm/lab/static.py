@@ -58,7 +58,7 @@ def _figure(together: Sequence[Drawn]) -> Any:
     from matplotlib.figure import Figure
 
     variants = len(together[0].panels)
-    # Profiles of b stand side by side; so do panels where there is only one profile.
+    # Profiles of b are drawn side by side; with a single profile, panels are.
     rows, columns = (len(together), variants) if variants > 1 else (1, len(together))
     figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if variants > 1 else False).ravel()

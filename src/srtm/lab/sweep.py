@@ -1,9 +1,9 @@
-"""The sweep: result × point × repetition, one Spark task a cell; finished cells are kept and never run again.
+"""The sweep: result × point × repetition, one Spark task per cell; finished cells are kept and not run again.
 
 A simulated cell's rows depend on its result (and that result's version), its world, its point and its seed, and on
-nothing else: not on the number of executors, nor on which cells ran before. Live cells run one after another, here.
-Rows are kept in `FOLDER/RESULT/DIGEST.parquet`, written under another name first, so that a sweep may be killed at any
-moment and goes on where it was.
+nothing else: not on the number of executors, nor on earlier cells. Live cells run one after another in this process.
+Rows are kept in `FOLDER/RESULT/DIGEST.parquet` and written under another name first, so that a sweep that is killed can
+continue later.
 """
 
 from __future__ import annotations

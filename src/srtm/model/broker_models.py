@@ -1,4 +1,4 @@
-"""Named models of a broker: what messages cost it, and how many a second it is assumed to carry.
+"""Named models of a broker: the cost of messages, and the rate that placement assumes it carries.
 
 `srtm plan`, the simulator and a controller without a calibration all choose from one list, with one default.
 """

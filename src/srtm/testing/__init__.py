@@ -1,1 +1,1 @@
-"""Tools for tests, also for those of users: clusters in virtual time."""
+"""Test tools, for users too, in virtual time: a broker and clients in memory (`memory`), and clusters (`virtual`)."""

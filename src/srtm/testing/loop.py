@@ -28,8 +28,8 @@ PATIENCE_S = 10.0
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The event loop, its clock and its network."""
 
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
+    def __init__(self, clock: VirtualClock | None = None) -> None:
+        self.clock = clock or VirtualClock()
         self.network = Network(self.clock, self.run_until)
         self._virtual = _Selector(self.network, self.clock, self._hear_threads)
         self._barriers: list[Callable[[], object]] = []

@@ -48,17 +48,17 @@ class MemoryBroker:
     """A broker in memory, on a loop of its own or with others; these need different ports."""
 
     def __init__(self, options: BrokerOptions | None = None, loop: VirtualLoop | None = None) -> None:
+        chosen = options or BrokerOptions(name="broker")
         self.loop = loop or VirtualLoop()
         self._own_loop = loop is None
         network = self.loop.network
-        chosen = options or BrokerOptions(name="broker")
-        self.broker = Broker(
-            chosen,
-            self.loop,
-            self.loop.clock,
-            poller=partial(Poller, epoll=network.epoll()),
-            alarm=partial(Alarm, precise=False),
-        )
+        poller, alarm = partial(Poller, epoll=network.epoll()), partial(Alarm, precise=False)
+        try:
+            self.broker = Broker(chosen, self.loop, self.loop.clock, poller, alarm)
+        except BaseException:
+            if self._own_loop:
+                self.loop.close()
+            raise
         self.broker.tcp_port, self.broker.http_port = chosen.tcp_port, chosen.http_port
         if self.broker.durable is not None:
             self.loop.wait_for(self.broker.durable.wait)
@@ -107,6 +107,8 @@ class MemoryBroker:
         self.loop.network.close_port(self.broker.tcp_port)
         if self.broker.durable is not None:
             self.loop.wait_no_more(self.broker.durable.wait)
+        if self.broker.turn.recorder is not None:
+            self.loop.run(self.broker.turn.recorder.stop())
         self.broker.stop()
         if self._own_loop:
             self.loop.close()

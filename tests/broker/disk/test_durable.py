@@ -24,7 +24,7 @@ from srtm.protocol.frames import OK
 from srtm.protocol.names import MAGIC_V2
 from srtm.units import NANO_PER_TOKEN
 from tests.broker.disk.test_log import small_disk
-from tests.broker.running import Client, Running, fetch, running
+from tests.broker.running import Client, Running, fetch, in_memory, running
 
 __all__ = ["small_disk"]
 
@@ -67,7 +67,7 @@ def test_what_was_answered_is_there_after_a_restart_and_what_was_finished_is_not
 
 
 def test_the_first_channel_gets_everything_and_a_later_one_what_comes(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         disk_topic(broker)
         publisher.send(say.pub("t", b"early"))
         ok(publisher)
@@ -83,11 +83,11 @@ def test_the_first_channel_gets_everything_and_a_later_one_what_comes(tmp_path: 
 
 
 def test_the_first_channel_gets_everything_also_if_it_is_ephemeral_and_after_a_restart(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         broker.post("/topic/create?topic=t&durability=disk")
         publisher.publish("t", b"1", b"2")
     with (
-        running(data_path=str(tmp_path)) as broker,
+        in_memory(data_path=str(tmp_path)) as broker,
         Client(broker.address) as publisher,
         Client(broker.address) as reader,
         Client(broker.address) as second,
@@ -102,7 +102,7 @@ def test_the_first_channel_gets_everything_also_if_it_is_ephemeral_and_after_a_r
 
 def test_a_limited_disk_topic_gives_each_message_once(tmp_path: Path) -> None:
     """A channel that comes while messages wait for tokens gets those through the bucket alone."""
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         disk_topic(broker)
         assert broker.post("/topic/limit?topic=t&r=20&b=2")[0] == 200
         publisher.send(b"".join(say.pub("t", b"%d" % number) for number in range(8)))
@@ -113,13 +113,13 @@ def test_a_limited_disk_topic_gives_each_message_once(tmp_path: Path) -> None:
             ok(consumer)
             # What had its token is read from the log, and may come after what got one meanwhile.
             assert sorted(bodies_of(consumer, 8)) == [b"%d" % number for number in range(8)]
-            time.sleep(0.3)
+            broker.sleep(0.3)
             assert broker.channel("t", "c")["message_count"] == 8
 
 
 def test_a_channel_that_comes_with_a_change_of_the_limit_gets_each_message_once(tmp_path: Path) -> None:
     """Messages that got their tokens when (r, b) changed are in nobody's queue until the turn ends."""
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         disk_topic(broker)
         assert broker.post("/topic/limit?topic=t&r=0.001&b=1")[0] == 200
         publisher.send(say.mpub("t", [b"%d" % number for number in range(8)]))
@@ -127,8 +127,8 @@ def test_a_channel_that_comes_with_a_change_of_the_limit_gets_each_message_once(
         found = broker.broker.topics["t"]
 
         def change() -> None:
-            found.gate.limit(TokenBucket.of(1_000, 100), time.time_ns(), 100 * NANO_PER_TOKEN)
-            found.gate.limit(TokenBucket.of(1_000, 100), time.time_ns())
+            found.gate.limit(TokenBucket.of(1_000, 100), broker.now_ns(), 100 * NANO_PER_TOKEN)
+            found.gate.limit(TokenBucket.of(1_000, 100), broker.now_ns())
             broker.broker.topics.channel(found, "c")
             broker.broker.turn.wake()
 
@@ -140,7 +140,7 @@ def test_a_channel_that_comes_with_a_change_of_the_limit_gets_each_message_once(
 
 
 def test_a_range_is_replayed_exactly(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         disk_topic(broker)
         publisher.send(say.mpub("t", [b"%d" % number for number in range(50)]))
         ok(publisher)
@@ -156,7 +156,7 @@ def test_a_range_is_replayed_exactly(tmp_path: Path) -> None:
 
 
 def test_a_trim_that_waits_for_channels(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path), retain_acknowledged=True) as broker, Client(broker.address) as publisher:
+    with in_memory(data_path=str(tmp_path), retain_acknowledged=True) as broker, Client(broker.address) as publisher:
         disk_topic(broker)
         publisher.send(say.mpub("t", [b"%d" % number for number in range(10)]))
         ok(publisher)
@@ -175,7 +175,7 @@ def test_a_trim_that_waits_for_channels(tmp_path: Path) -> None:
 
 
 def test_without_a_channel_a_topic_is_never_full(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path), max_held_messages=10) as broker, Client(broker.address) as publisher:
+    with in_memory(data_path=str(tmp_path), max_held_messages=10) as broker, Client(broker.address) as publisher:
         disk_topic(broker)
         for number in range(40):
             publisher.publish("t", b"%d" % number)
@@ -187,7 +187,7 @@ def test_without_a_channel_a_topic_is_never_full(tmp_path: Path) -> None:
 
 
 def test_an_emptied_disk_topic_gives_nothing_to_its_first_channel(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         disk_topic(broker)
         publisher.publish("t", b"1", b"2")
         assert broker.post("/topic/empty?topic=t")[0] == 200
@@ -197,7 +197,7 @@ def test_an_emptied_disk_topic_gives_nothing_to_its_first_channel(tmp_path: Path
 
 
 def test_what_waited_when_a_disk_topic_was_emptied_is_not_there_after_a_restart(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         disk_topic(broker)
         broker.post("/channel/create?topic=t&channel=c")
         broker.post("/topic/pause?topic=t")
@@ -206,13 +206,13 @@ def test_what_waited_when_a_disk_topic_was_emptied_is_not_there_after_a_restart(
         assert broker.post("/topic/empty?topic=t")[0] == 200
         client.publish("t", b"3")
         broker.post("/topic/unpause?topic=t")
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         assert bodies_of(client.subscribe("t", "c", 10), 1) == [b"3"]
 
 
 def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
     with (
-        running(data_path=str(tmp_path)) as broker,
+        in_memory(data_path=str(tmp_path)) as broker,
         Client(broker.address) as publisher,
         Client(broker.address) as consumer,
     ):
@@ -221,7 +221,7 @@ def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
         assert consumer.message().body == b"0"  # in flight when the broker stops
         publisher.publish("nobody", b"x")
         broker.wait_until(lambda b: len(b.topics["nobody"].unclaimed) == 1)
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as consumer:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as consumer:
         consumer.send(say.sub("m", "c") + say.rdy(10))
         ok(consumer)
         assert sorted(bodies_of(consumer, 5)) == [b"%d" % number for number in range(5)]
@@ -265,7 +265,7 @@ def test_kill_9_takes_nothing_that_a_stop_had_saved_and_nobody_had_got(tmp_path:
 
 def test_a_stop_saves_all_topics_in_one_transaction(tmp_path: Path) -> None:
     said: list[str] = []
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         for number in range(30):
             client.publish(f"t{number}", b"x")
         broker.post("/topic/pause?topic=t0")  # names are on disk
@@ -298,35 +298,35 @@ def test_a_stop_that_finds_no_room_says_what_is_lost_and_leaves_some(small_disk:
 def test_what_was_deferred_is_due_at_the_same_time_after_a_restart(tmp_path: Path) -> None:
     """DPUB of a disk topic, with a channel and without; DPUB and REQ of a memory topic."""
     due_ns = {}
-    with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
+    with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
         for topic in ("disk", "early"):
             disk_topic(broker, topic)
         for topic in ("disk", "memory"):
             broker.post(f"/topic/create?topic={topic}")
             broker.post(f"/channel/create?topic={topic}&channel=c")
         for topic in ("disk", "early", "memory"):
-            due_ns[topic] = time.time_ns() + 1_500_000_000
+            due_ns[topic] = broker.now_ns() + 1_500_000_000
             client.send(say.dpub(topic, 1_500, topic.encode()))
             ok(client)
         client.subscribe("memory", "c")
         client.publish("memory", b"given back")
         message = client.message()
-        due_ns["given back"] = time.time_ns() + 1_500_000_000
+        due_ns["given back"] = broker.now_ns() + 1_500_000_000
         client.send(say.req(message.id, 1_500))
         broker.wait_until(lambda b: len(b.topics["memory"].channels["c"].deferred) == 2)
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         for topic, names in {"disk": ["disk"], "early": ["early"], "memory": ["memory", "given back"]}.items():
             with Client(broker.address) as client:
                 client.subscribe(topic, "c", 10)
                 for name in names:
                     assert client.message().body == name.encode()
-                    assert time.time_ns() >= due_ns[name]
+                    assert broker.now_ns() >= due_ns[name]
 
 
 def test_disk_topics_need_a_folder() -> None:
-    with running() as broker:
+    with in_memory() as broker:
         status, text = broker.post("/topic/create?topic=t&durability=disk")
-        assert (status, b"no --data-path" in text) == (400, True)
+        assert (status, b"start it with --data-path" in text) == (400, True)
         assert broker.post("/topic/create?topic=t&durability=tape")[0] == 400
 
 
@@ -410,7 +410,7 @@ def ok(client: Client) -> None:
 
 
 def _get(broker: Running, path: str) -> tuple[int, bytes]:
-    return fetch(urllib.request.Request(broker.url + path))
+    return broker.page(path)
 
 
 def _read(broker: Running, query: str) -> pa.Table:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from srtm.broker.disk.batch import Record
 from srtm.broker.disk.file import FILE
 from srtm.broker.disk.log import Log, LogOptions, Retention
-from srtm.broker.disk.writer import Call
+from srtm.broker.disk.work import Call
 from srtm.errors import InputError, LogError, LogFull, OffsetTrimmed, SRTMError
 from tests.conftest import ROOT
 

@@ -14,7 +14,7 @@ from srtm.broker.disk.file import FILE
 from srtm.broker.disk.log import Log, Retention
 from srtm.protocol import client as say
 from tests.broker.http.test_metrics import metrics
-from tests.broker.running import Client, Running, running
+from tests.broker.running import Client, Running, in_memory, running
 
 KB = bytes(1000)
 V1 = bytes.fromhex(  # two messages as the first version wrote them
@@ -66,7 +66,7 @@ def test_nothing_is_lost_unless_it_was_chosen(tmp_path: Path) -> None:
 
 
 def test_by_size_a_channel_that_is_behind_loses_the_oldest_and_that_is_counted(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path), retain_bytes=10_500, max_held_messages=20) as broker:
+    with in_memory(data_path=str(tmp_path), retain_bytes=10_500, max_held_messages=20) as broker:
         create(broker)
         with Client(broker.address) as consumer:
             consumer.subscribe("t", "c", 1)
@@ -75,7 +75,7 @@ def test_by_size_a_channel_that_is_behind_loses_the_oldest_and_that_is_counted(t
             broker.wait_until(lambda b: b.durable.extent(b.topics["t"]).bytes <= 10_500)  # type: ignore[union-attr]
             first = begin(broker)
             assert first >= 30
-            broker.wait_until(lambda b: b.topics["t"].channels["c"].lost == first - 1)
+            broker.wait_until(lambda b: b.topics["t"].channels["c"].tally.lost == first - 1)
             assert broker.get("/srtm/log?topic=t")["bytes"] <= 10_500
             assert broker.channel("t", "c")["srtm"]["lost"] == first - 1
             assert metrics(broker)["srtm_channel_lost_total", ("c", "t")] == first - 1
@@ -86,7 +86,7 @@ def test_by_size_a_channel_that_is_behind_loses_the_oldest_and_that_is_counted(t
 
 def test_by_age_though_all_have_finished_it(tmp_path: Path) -> None:
     """What is finished stays to be replayed, until it is too old."""
-    with running(data_path=str(tmp_path), retain_acknowledged=True) as broker:
+    with in_memory(data_path=str(tmp_path), retain_acknowledged=True) as broker:
         create(broker)
         with Client(broker.address) as consumer:
             consumer.subscribe("t", "c")
@@ -101,7 +101,7 @@ def test_by_age_though_all_have_finished_it(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_without_any_channel_is_bounded_too(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         create(broker, "&retain_bytes=5200")
         publish(broker, 20)
         broker.wait_until(lambda b: b.topics["t"].unclaimed[0].offset >= 15)
@@ -111,14 +111,14 @@ def test_what_is_kept_without_any_channel_is_bounded_too(tmp_path: Path) -> None
 
 
 def test_what_a_channel_lost_while_the_broker_was_away(tmp_path: Path) -> None:
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         create(broker)
         broker.post("/channel/create?topic=t&channel=c")
         publish(broker, 20)
     log = Log.open(tmp_path)
     log.trim("t", 12)
     log.close()
-    with running(data_path=str(tmp_path), retain_bytes=10**9) as broker, Client(broker.address) as consumer:
+    with in_memory(data_path=str(tmp_path), retain_bytes=10**9) as broker, Client(broker.address) as consumer:
         assert numbers(consumer.subscribe("t", "c"), 8) == list(range(12, 20))
         assert broker.channel("t", "c")["srtm"]["lost"] == 12
 
@@ -127,11 +127,11 @@ def test_a_topic_remembers_what_it_was_told(tmp_path: Path) -> None:
     def kept(broker: Running) -> Retention:
         return broker.do(lambda: broker.broker.durable.retention(broker.broker.topics["t"]))  # type: ignore[union-attr]
 
-    with running(data_path=str(tmp_path), retain_bytes=10**9) as broker:
+    with in_memory(data_path=str(tmp_path), retain_bytes=10**9) as broker:
         create(broker)
         assert kept(broker) == Retention(10**9, None, acknowledged=True)
         create(broker, "&retain_age=36h&retain_acknowledged=true")
-    with running(data_path=str(tmp_path)) as broker:  # a disk topic without messages is still one
+    with in_memory(data_path=str(tmp_path)) as broker:  # a disk topic without messages is still one
         assert kept(broker) == Retention(10**9, 36 * 3600 * 10**9, acknowledged=False)
         create(broker)
         create(broker, "&retain_bytes=none")
@@ -142,7 +142,7 @@ def test_a_topic_remembers_what_it_was_told(tmp_path: Path) -> None:
     "query", ["retain_bytes=0", "retain_bytes=-1", "retain_bytes=x", "retain_age=soon", "retain_acknowledged=maybe"]
 )
 def test_what_cannot_be_kept(tmp_path: Path, query: str) -> None:
-    with running(data_path=str(tmp_path)) as broker:
+    with in_memory(data_path=str(tmp_path)) as broker:
         status, text = broker.post(f"/topic/create?topic=t&durability=disk&{query}")
         assert status == 400
         assert json.loads(text)["message"].startswith("INVALID_RETAIN_")

@@ -178,7 +178,7 @@ def test_messages_that_are_dropped_are_answered(engine: Any, start: Start) -> No
     engine.start()
     broker = start(engine=engine.url)
     broker.post("/topic/limit?topic=t&r=1&b=2")
-    broker.do(lambda: setattr(broker.broker.topics["t"], "drops", True))
+    broker.do(lambda: setattr(broker.broker.topics["t"].gate, "drops", True))
     with Client(broker.address) as client:
         client.publish("t", b"1", b"2", b"3", b"4")
     assert bodies(engine, "t", 2) == [b"1", b"2"]

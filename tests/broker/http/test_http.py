@@ -56,6 +56,7 @@ def test_a_body_without_end_is_refused_where_it_grows_too_large(
     assert answer in found
 
 
+@pytest.mark.memory
 def test_where_to_reach_it_is_the_host_whatever_its_name(start: Start) -> None:
     info = start(name="host-7150").get("/info")
     assert (info["broadcast_address"], info["hostname"]) == (socket.gethostname(), "host-7150")
@@ -76,6 +77,7 @@ def test_a_broker_without_a_controller_does_not_read_what_one_would_say(broker: 
     assert b"NOT_MANAGED" in found
 
 
+@pytest.mark.memory
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
@@ -116,6 +118,7 @@ def test_a_binary_body_that_is_malformed_gets_nsqds_status(body: bytes, broker: 
     assert (status, text[:16]) == (413, b'{"message":"BAD_')
 
 
+@pytest.mark.memory
 def test_a_disk_topic_does_not_become_one_in_memory(start: Start, tmp_path: Path) -> None:
     broker = start(data_path=str(tmp_path))
     assert broker.post("/topic/create?topic=t&durability=disk")[0] == 200

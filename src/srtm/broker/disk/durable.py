@@ -114,7 +114,7 @@ class Durable:
 
     def adopt(self, topic: Topic) -> None:
         """Make a topic one on disk; its channels go on where they were."""
-        topic.durable, topic.gate.drops = self, False  # an answered message is not dropped
+        topic.durable, topic.later, topic.gate.drops = self, True, False  # an answered message is not dropped
         if topic.name not in self._log.topics:
             self._log.keep(topic.name, None)  # it is on disk also before its first message
         self._ends[topic.name] = self._log.end(topic.name)
@@ -143,7 +143,7 @@ class Durable:
         else:
             channel.cursor = self._log.cursor(topic.name, channel.name, begin if first else end)
             if self.retention(topic).limited:
-                channel.lost += channel.cursor.lost
+                channel.tally.lost += channel.cursor.lost
             ranges = list(channel.cursor.unfinished(end))
         self._unread.discard(topic.name)
         if ranges:

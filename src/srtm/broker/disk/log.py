@@ -26,7 +26,8 @@ from srtm.broker.disk.batch import Record, check, cut, decode, encode
 from srtm.broker.disk.cursor import Cursor
 from srtm.broker.disk.rows import Known, Retention, TopicState
 from srtm.broker.disk.store import Store
-from srtm.broker.disk.writer import Append, Call, Done, LogOptions, Progress, Work, Writer
+from srtm.broker.disk.work import Append, Call, Done, LogOptions, Progress, Work
+from srtm.broker.disk.writer import Writer
 from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, SRTMError
 
 if TYPE_CHECKING:
@@ -290,13 +291,13 @@ class Log:
         """A snapshot."""
         writer = self._writer
         return LogStatistics(
-            self._handed - writer.answered,
-            writer.messages,
-            writer.commits,
-            writer.failures,
-            writer.checkpoints,
-            writer.checkpoint_max_ns,
-            writer.commit_last_ns,
+            self._handed - writer.counts.answered,
+            writer.counts.messages,
+            writer.counts.commits,
+            writer.counts.failures,
+            writer.counts.checkpoints,
+            writer.counts.checkpoint_max_ns,
+            writer.counts.commit_last_ns,
             self._store.wal_bytes(),
         )
 

@@ -106,7 +106,7 @@ class Readers:
                     records = await self.read(topic, at, size)
                 except OffsetTrimmed:
                     kept = min(max(self._log.begin(topic.name), at + 1), end)
-                    channel.lost += kept - at
+                    channel.tally.lost += kept - at
                     at = kept
                     continue
                 except LogError as problem:

@@ -10,73 +10,26 @@ import logging
 import queue
 import time
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from srtm.broker.disk.batch import Record, cut, encode
+from srtm.broker.disk.batch import cut, encode
 from srtm.broker.disk.file import PAGE
 from srtm.broker.disk.rows import MAX_TOPICS, Batch, TopicState
 from srtm.broker.disk.store import Store
+from srtm.broker.disk.work import Answer, Append, Call, Done, LogOptions, Progress, Work
 from srtm.errors import LogError, LogFull, SRTMError
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
 
     from srtm.broker.disk.rows import Known, Retention
 
 logger = logging.getLogger(__name__)
 
-Done = Callable[[Any], None]  # called with the result, or with the error
-Answer = Callable[[list[tuple[Done, Any]]], None]  # calls each with its result, on the right thread
 _LAST_SLICES = 64  # what is trimmed at the end, at most; the rest is trimmed again when it is asked for again
 _SLICE_WAL = 64 * PAGE  # about what trimming a slice writes
-
-
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    """How the log is kept."""
-
-    batch_bytes: int = 256 << 10  # bodies in one row: bounds what a read of one message must fetch
-    group_messages: int = 10_000  # bound one commit, and so what the next append waits for
-    group_bytes: int = 8 << 20
-    save_s: float = 0.1  # progress of channels is written with a commit of messages, or this much later
-    checkpoint_bytes: int = 1 << 20  # of write-ahead log: checkpoint when nothing is waiting
-    checkpoint_bytes_busy: int = 4 << 20  # checkpoint though something is
-    reserve_bytes: int = 16 << 20  # set aside for a checkpoint on a full disk: the write-ahead log and a group
-    retry_s: float = 1.0  # after a failure, for what nobody waits for
-
-
-@dataclass(slots=True)
-class Append:
-    """Messages for one topic; answered with the first offset."""
-
-    topic: str
-    records: Sequence[Record]
-    bytes: int
-    done: Done
-
-
-@dataclass(slots=True)
-class Call:
-    """Anything else, on the writer's thread; answered with its result."""
-
-    run: Callable[[], Any]
-    done: Done
-    answer: Answer
-
-
-@dataclass(slots=True)
-class Progress:
-    """Rows of channels by (topic, channel), None to delete one. Committed before any later append; not answered."""
-
-    rows: dict[tuple[str, str], tuple[int, bytes] | None]
-    urgent: bool = False
-
-
-Work = Append | Call | Progress | None
 
 
 @dataclass(slots=True)
@@ -93,20 +46,51 @@ class _Group:
         self.bytes += append.bytes
 
 
+@dataclass(slots=True)
+class Counts:
+    """What the thread has done; other threads may read it."""
+
+    answered: int = 0
+    messages: int = 0
+    commits: int = 0
+    failures: int = 0
+    checkpoints: int = 0
+    commit_last_ns: int = 0
+    checkpoint_max_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Owed:
+    """Progress of channels that is not written yet."""
+
+    rows: dict[tuple[str, str], tuple[int, bytes] | None] = field(default_factory=dict)
+    urgent: bool = False
+    since_s: float = 0.0
+
+    def add(self, progress: Progress) -> None:
+        if not self.rows:
+            self.since_s = time.monotonic()
+        self.rows.update(progress.rows)
+        self.urgent |= progress.urgent
+
+    def is_due(self, save_s: float) -> bool:
+        return bool(self.rows) and (self.urgent or time.monotonic() - self.since_s >= save_s)
+
+    def forget(self, topic: str) -> None:
+        self.rows = {key: row for key, row in self.rows.items() if key[0] != topic}
+
+
 class Writer:
-    """What runs on the thread; the counters may be read from any."""
+    """What runs on the thread."""
 
     def __init__(self, store: Store, work: queue.SimpleQueue[Work], options: LogOptions, answer: Answer) -> None:
         self.topics, self._going = store.topics()
-        self.answered = self.messages = self.commits = self.failures = self.checkpoints = 0
-        self.commit_last_ns = self.checkpoint_max_ns = 0
+        self.counts = Counts()
         self._store = store
         self._work = work
         self._options = options
         self._answer = answer
-        self._owed: dict[tuple[str, str], tuple[int, bytes] | None] = {}
-        self._urgent = False
-        self._owed_since = 0.0
+        self._owed = _Owed()
         self._trims: dict[str, int] = {}
         self._named: list[TopicState] = []  # deleted, and still to be found by their names after a crash
         self._last_id = 0
@@ -126,13 +110,13 @@ class Writer:
                         group = self._commit(group)
                         self._housekeeping()
                 elif isinstance(work, Progress):
-                    self._owe(work)
+                    self._owed.add(work)
                 else:
                     group = self._commit(group)
                     self._call(work)
             self._commit(group)
             self._housekeeping()
-        if self._owed:
+        if self._owed.rows:
             self._commit(_Group(), always=True)
         for _ in range(_LAST_SLICES if self._trims or self._named else 0):
             self._housekeeping()
@@ -142,7 +126,7 @@ class Writer:
         timeout: float | None = None
         if self._trims or self._going or self._named:
             timeout = max(0.0, self._quiet_until - time.monotonic())
-        elif self._owed:
+        elif self._owed.rows:
             timeout = self._options.save_s
         taken: list[Append | Call | Progress] = []
         try:
@@ -156,17 +140,6 @@ class Writer:
             return None
         self._work.put(None)  # answer these first
         return taken
-
-    def _owe(self, progress: Progress) -> None:
-        if not self._owed:
-            self._owed_since = time.monotonic()
-        self._owed.update(progress.rows)
-        self._urgent |= progress.urgent
-
-    def _is_owing(self) -> bool:
-        """Whether progress is to be written now."""
-        late = time.monotonic() - self._owed_since >= self._options.save_s
-        return bool(self._owed) and (late or self._urgent)
 
     def _call(self, call: Call) -> None:
         try:
@@ -182,7 +155,7 @@ class Writer:
             return group
         began = time.perf_counter_ns()
         created: list[str] = []
-        owed = self._owed if always or self._is_owing() else {}
+        owed = self._owed.rows if always or self._owed.is_due(self._options.save_s) else {}
         try:
             if group.messages and self._is_tight:
                 self._make_sure_of_room()
@@ -211,19 +184,19 @@ class Writer:
                 state.total, state.end = total, end
             self._wal_bytes += 2 * PAGE * len(owed)
             owed.clear()
-            self._urgent &= bool(self._owed)
-            self.messages += group.messages
-            self.commits += 1
+            self._owed.urgent &= bool(self._owed.rows)
+            self.counts.messages += group.messages
+            self.counts.commits += 1
             self._wal_bytes += PAGE + sum(len(batch.data) + 2 * PAGE for batch in batches)
-        self.answered += group.messages
-        self.commit_last_ns = time.perf_counter_ns() - began
+        self.counts.answered += group.messages
+        self.counts.commit_last_ns = time.perf_counter_ns() - began
         if answers:
             self._answer(answers)
         return _Group()
 
     def _failed(self, error: Exception) -> None:
         """Count a failure, and say so once in a while; on a full disk, use the reserve to checkpoint."""
-        self.failures += 1
+        self.counts.failures += 1
         if time.monotonic() >= self._said_until:
             self._said_until = time.monotonic() + self._options.retry_s
             logger.warning("LOG: %s", error)
@@ -252,7 +225,7 @@ class Writer:
                 self._checkpoint()
             if time.monotonic() < self._quiet_until:
                 return
-            if self._is_owing():
+            if self._owed.is_due(self._options.save_s):
                 self._commit(_Group(), always=True)
             self._trim_some()
         except Exception as error:
@@ -263,8 +236,8 @@ class Writer:
         began = time.perf_counter_ns()
         self._wal_bytes = 0
         self._store.checkpoint()
-        self.checkpoints += 1
-        self.checkpoint_max_ns = max(self.checkpoint_max_ns, time.perf_counter_ns() - began)
+        self.counts.checkpoints += 1
+        self.counts.checkpoint_max_ns = max(self.counts.checkpoint_max_ns, time.perf_counter_ns() - began)
 
     def _trim_some(self) -> None:
         self._unname()
@@ -318,7 +291,7 @@ class Writer:
         state = self.topics.pop(topic, None)
         if state is not None:
             self._trims.pop(topic, None)
-            self._owed = {key: row for key, row in self._owed.items() if key[0] != topic}
+            self._owed.forget(topic)
             self._named.append(state)
             self._unname()
 
@@ -330,7 +303,7 @@ class Writer:
     def remember(self, known: dict[str, list[Known]]) -> None:
         """Write down all that is known of some topics, after all that was deleted before."""
         self._unname()
-        if self._urgent:
+        if self._owed.urgent:
             self._commit(_Group(), always=True)
         self._store.remember(known)
 

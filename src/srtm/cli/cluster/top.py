@@ -11,7 +11,7 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from srtm.cli.cluster.topic import table_of
+from srtm.cli.cluster.tables import table_of
 from srtm.cli.common import AsJson, in_ms, new_table, print_json
 from srtm.cli.remote import HERE, Controller, ask
 

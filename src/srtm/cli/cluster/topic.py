@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from srtm.cli.cluster.check import over_contract
+from srtm.cli.cluster.tables import p99_of, print_topic, table_of
 from srtm.cli.common import (
     SLO_P99,
     AsJson,
@@ -224,39 +224,6 @@ def list_(controller: Controller = HERE, as_json: AsJson = False) -> None:
     print_table(table_of(found["topics"]))
 
 
-def table_of(topics: list[dict[str, Any]]) -> Table:
-    """A table of topics, one row each."""
-    contract, traffic = ("topic", "state", "r", "b", "policy", "k"), ("publishers", "msg/s", "waiting")
-    table = new_table(*contract, *traffic, "p99 access", "p99 total", "penalty", "SLO")
-    for topic in topics:
-        table.add_row(*_row(topic))
-    return table
-
-
-def _row(topic: dict[str, Any]) -> list[str]:
-    """The row of a topic."""
-    met = {None: "", True: "met", False: "not met"}[topic["slo_met"]]
-    return [
-        topic["topic"],
-        topic["state"] + (", paused" if topic["paused"] else ""),
-        f"{topic['r']:g}",
-        f"{topic['b']:g}",
-        topic["policy"],
-        str(topic["k"]),
-        f"{topic['publishers']:,}",
-        f"{topic['rate']:,.0f}",
-        f"{topic['waiting']:,}",
-        _ms(topic["access_ms"]),
-        _ms(topic["total_ms"]),
-        "—" if topic["penalty_ms"] is None else in_ms(topic["penalty_ms"]),
-        f"{topic['slo_ms']:g} ms {met}",
-    ]
-
-
-def _ms(points: dict[str, float] | None) -> str:
-    return in_ms(points["p99"]) if points else "—"
-
-
 @app.command()
 def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
     """Show a topic's contract, shares, latencies and recent events."""
@@ -265,27 +232,6 @@ def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> 
         print_json(topic)
         return
     print_topic(topic)
-
-
-def print_topic(topic: dict[str, Any]) -> None:
-    """Print a topic."""
-    title = f"{topic['topic']}: {topic['state']}, (r, b) = ({topic['r']:g}/s, {topic['b']:g}), {topic['policy']}"
-    title += ", on disk" if topic["durability"] == "disk" else ""
-    table = new_table("broker", "publishers", "msg/s", "r", "b", "waiting", "p99 access", "p99 total", title=title)
-    for each in topic["brokers"]:
-        table.add_row(
-            each["broker"],
-            f"{each['publishers']:,}",
-            f"{each['rate']:,}",
-            f"{each['r']:,.1f}",
-            f"{each['b']:,.1f}",
-            f"{each['waiting']:,}",
-            _ms(each["access_ms"]),
-            _ms(each["total_ms"]),
-        )
-    print_table(table)
-    for event in topic["events"][-10:]:
-        print(f"{event['ago_s']:8.1f} s ago  {event['kind']}: {event['text']}")
 
 
 @app.command()
@@ -339,7 +285,7 @@ def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) 
     table = new_table("k", "p99 access", "p99 processing", "p99 total", "SLO", title="predicted by the model")
     for each in found["predicted"]:
         if each["possible"]:
-            parts = [_ms(each[part]) for part in ("access_ms", "processing_ms", "total_ms")]
+            parts = [p99_of(each[part]) for part in ("access_ms", "processing_ms", "total_ms")]
             table.add_row(str(each["k"]), *parts, "met" if each["meets_slo"] else "not met")
         else:
             table.add_row(str(each["k"]), each["reason"])

@@ -233,8 +233,8 @@ class Part:
 class Observed:
     """A run: the topic by the controller, the traces of brokers, and the p99 lateness of the load itself.
 
-    Of a load that was sent to its end, also what was lost, how many messages were read after one that came later, when
-    messages were written, and who published where.
+    For a load that ran to its end, also the number of lost messages and of messages read out of order, the times at
+    which messages were written, and the broker of each publisher.
     """
 
     topic: Mapping[str, Any]

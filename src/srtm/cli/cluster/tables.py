@@ -1,0 +1,64 @@
+"""Tables of topics for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from srtm.cli.common import in_ms, new_table, print_table
+
+
+def table_of(topics: list[dict[str, Any]]) -> Table:
+    """A table of topics, one row each."""
+    contract, traffic = ("topic", "state", "r", "b", "policy", "k"), ("publishers", "msg/s", "waiting")
+    table = new_table(*contract, *traffic, "p99 access", "p99 total", "penalty", "SLO")
+    for topic in topics:
+        table.add_row(*_row(topic))
+    return table
+
+
+def _row(topic: dict[str, Any]) -> list[str]:
+    """The row of a topic."""
+    met = {None: "", True: "met", False: "not met"}[topic["slo_met"]]
+    return [
+        topic["topic"],
+        topic["state"] + (", paused" if topic["paused"] else ""),
+        f"{topic['r']:g}",
+        f"{topic['b']:g}",
+        topic["policy"],
+        str(topic["k"]),
+        f"{topic['publishers']:,}",
+        f"{topic['rate']:,.0f}",
+        f"{topic['waiting']:,}",
+        p99_of(topic["access_ms"]),
+        p99_of(topic["total_ms"]),
+        "—" if topic["penalty_ms"] is None else in_ms(topic["penalty_ms"]),
+        f"{topic['slo_ms']:g} ms {met}",
+    ]
+
+
+def p99_of(points: dict[str, float] | None) -> str:
+    """The p99 of a latency, or a dash."""
+    return in_ms(points["p99"]) if points else "—"
+
+
+def print_topic(topic: dict[str, Any]) -> None:
+    """Print a topic."""
+    title = f"{topic['topic']}: {topic['state']}, (r, b) = ({topic['r']:g}/s, {topic['b']:g}), {topic['policy']}"
+    title += ", on disk" if topic["durability"] == "disk" else ""
+    table = new_table("broker", "publishers", "msg/s", "r", "b", "waiting", "p99 access", "p99 total", title=title)
+    for each in topic["brokers"]:
+        table.add_row(
+            each["broker"],
+            f"{each['publishers']:,}",
+            f"{each['rate']:,}",
+            f"{each['r']:,.1f}",
+            f"{each['b']:,.1f}",
+            f"{each['waiting']:,}",
+            p99_of(each["access_ms"]),
+            p99_of(each["total_ms"]),
+        )
+    print_table(table)
+    for event in topic["events"][-10:]:
+        print(f"{event['ago_s']:8.1f} s ago  {event['kind']}: {event['text']}")
