@@ -106,7 +106,8 @@ def test_the_report_is_one_page_that_needs_nothing_else(
 def test_groups_that_were_found_are_planned_with(
     recorded: tuple[Path, dict[str, float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, _ = recorded
+    folder, contract = recorded
+    scarce = ["--r", str(contract["r"]), "--b", str(0.9 * contract["b"])]  # messages wait wherever groups are put
     found = tmp_path / "groups.json"
     assert run(["groups", str(folder), "--out", str(found)]) == 0
     capsys.readouterr()
@@ -115,7 +116,7 @@ def test_groups_that_were_found_are_planned_with(
     found_alone.write_text('{"groups": []}')
     for given in ([], ["--groups", str(found)], ["--groups", str(found_alone)]):
         options = ["--policies", "srtm", "--k", "2", "--brokers", "2", "--slo-p99", "1s", "--no-fit", "--json"]
-        assert run(["plan", str(folder), *options, *given]) == 0
+        assert run(["plan", str(folder), *options, *scarce, *given]) == 0
         tails.append(json.loads(capsys.readouterr().out)["chosen"]["access_ms"]["p99"])
     declared, as_found, apart = tails
     assert as_found <= declared * 1.1 < apart

@@ -30,6 +30,7 @@ class Controller:
         self.topics: dict[str, dict[str, Any]] = {}
         self.requests: list[dict[str, Any]] = []
         self.removed: list[str] = []
+        self.alive: set[str] = set()  # brokers that it has seen to be alive, whatever publishers report
         self.token: str | None = None
         self.port = 0
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -59,7 +60,8 @@ class Controller:
             return JSONResponse({"detail": "give the controller's token"}, 401)
         asked = await request.json()
         self.requests.append(asked)
-        left = {name: address for name, address in self.brokers.items() if name not in asked["lost"]}
+        lost = set(asked["lost"]) - self.alive
+        left = {name: address for name, address in self.brokers.items() if name not in lost}
         if not left:
             return JSONResponse({"detail": "no broker is registered"}, 503)
         for spec in asked["publishers"]:
