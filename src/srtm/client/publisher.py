@@ -115,7 +115,7 @@ class Publisher:
     @property
     def migrations(self) -> int:
         """How often a broker moved it elsewhere."""
-        return self._stream.migrations if self._stream else 0
+        return self._stream.moves.migrations if self._stream else 0
 
     async def publish(self, body: bytes, *, delay_ms: int = 0) -> None:
         """Publish one message; return once it is acknowledged."""

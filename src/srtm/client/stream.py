@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from srtm.client.cluster import Home
@@ -27,30 +28,32 @@ from srtm.protocol.orders import Migrate, Order, Throttle
 Command = tuple[bytes, Any]
 
 
+@dataclass(slots=True)
+class Moves:
+    """How often brokers moved or throttled a publisher, or lost it."""
+
+    migrations: int = 0
+    reconnections: int = 0
+    throttles: int = 0
+
+
 class Stream:
     """One publisher's commands and connection."""
 
     __slots__ = (
         "_answered",
-        "_changed",
-        "_draining",
+        "_change",
         "_early",
+        "_finder",
         "_flowing",
-        "_home",
-        "_lost",
         "_migrate",
         "_opened",
-        "_options",
         "_refused",
-        "_srtm",
         "_task",
         "_throttle",
         "_topic",
         "connection",
-        "migrations",
-        "problem",
-        "reconnections",
-        "throttles",
+        "moves",
         "unanswered",
         "unsent",
     )
@@ -68,23 +71,23 @@ class Stream:
         self.connection: Connection | None = None
         self.unsent: deque[Command] = deque()
         self.unanswered: deque[Command] = deque()
-        self.migrations = self.reconnections = self.throttles = 0
+        self.moves = Moves()
         self._topic = topic
-        self._srtm = {"publisher": publisher, "group": group, "topic": topic}
-        self._home = home
-        self._options = options
+        self._finder = _Finder(home, options, {"publisher": publisher, "group": group, "topic": topic})
         self._answered = answered
         self._refused = refused
         self._flowing = False  # connected, not throttled, not leaving
         self._throttle: asyncio.TimerHandle | None = None
         self._migrate: Migrate | None = None  # the order being followed
         self._early: tuple[Connection, Order] | None = None  # an order of a broker that is not in use yet
-        self._lost: set[str] = set()  # addresses that failed since the last connection
-        self.problem: Exception | None = None  # the most recent
-        self._changed: asyncio.Future[None] | None = None
-        self._draining = 0  # callers that wait for the last answer
+        self._change = _Change()
         self._opened: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def problem(self) -> Exception | None:
+        """The most recent problem."""
+        return self._finder.problem
 
     async def open(self, timeout_s: float) -> None:
         """Wait for a connection; ClientError if there is none in time, or a broker refuses."""
@@ -120,12 +123,9 @@ class Stream:
 
     async def drain(self) -> None:
         """Wait until every command has its answer."""
-        self._draining += 1
-        try:
+        with self._change.draining():
             while self.unsent or self.unanswered:
-                await self._change()
-        finally:
-            self._draining -= 1
+                await self._change.wait()
 
     async def abort(self) -> None:
         """Close at once; unanswered commands fail."""
@@ -142,15 +142,15 @@ class Stream:
         finding: asyncio.Task[Connection] | None = None
         try:
             while True:
-                self.connection = await (finding or self._find(()))
+                self.connection = await (finding or self._finder.find(self, ()))
                 finding = None
                 if not self.connection.closed:
                     self._begin()
                     while not self.connection.closed and self._migrate is None:
-                        await self._change()
+                        await self._change.wait()
                     self._flowing = False
                     if self._migrate is not None:
-                        finding = asyncio.create_task(self._find(self._migrate.to))
+                        finding = asyncio.create_task(self._finder.find(self, self._migrate.to))
                         await self._leave()
                 self._put_back()
         finally:
@@ -167,8 +167,8 @@ class Stream:
         if self._opened is not None and not self._opened.done():
             self._opened.set_result(None)
         elif self._migrate is None:
-            self.reconnections += 1
-        self._lost.clear()
+            self.moves.reconnections += 1
+        self._finder.lost.clear()
         self._migrate = None
         self._flowing = True
         if self._early is not None and self._early[0] is self.connection:
@@ -179,65 +179,36 @@ class Stream:
     async def _leave(self) -> None:
         """Await all answers, close our side, and wait until the broker is done and closes its own."""
         assert self.connection is not None
-        self._draining += 1
-        while self.unanswered and not self.connection.closed:
-            await self._change()
-        self._draining -= 1
+        with self._change.draining():
+            while self.unanswered and not self.connection.closed:
+                await self._change.wait()
         if not self.connection.closed:
             self.connection.finish()
             while not self.connection.closed:
-                await self._change()
-        self.migrations += 1
+                await self._change.wait()
+        self.moves.migrations += 1
 
     def _put_back(self) -> None:
         """Put unanswered commands back, to be written again."""
         assert self.connection is not None
         if self._migrate is None:
-            self._lost.add(self.connection.address)
+            self._finder.lost.add(self.connection.address)
         self._calm()
         self.unsent.extendleft(reversed(self.unanswered))
         self.unanswered.clear()
 
-    async def _find(self, to: tuple[str, ...]) -> Connection:
-        """Connect to one of these addresses, or to a broker that the home names."""
-        backoff = Backoff()
-        while True:
-            try:
-                for address in to or await self._home.places(self._lost):
-                    try:
-                        return await Connection.open(address, self, self._options, self._srtm)
-                    except (ClientError, ProtocolError, InputError) as problem:
-                        self._lost.add(address)
-                        self._hopeless(problem, isinstance(problem, ProtocolError))
-            except ClientError as problem:
-                self._hopeless(problem, not isinstance(problem, ControllerAway))
-            if not to:
-                await asyncio.sleep(backoff.next_s())
-            to = ()
-
-    def _hopeless(self, problem: SRTMError, refused: bool) -> None:  # noqa: FBT001 - private to this class
-        """Remember a problem; a refusal of the first connection is final."""
-        self.problem = problem
-        if refused and self._opened is not None and not self._opened.done():
+    def hopeless(self, problem: SRTMError) -> None:
+        """A broker or the controller refused; for the first connection, that is final."""
+        if self._opened is not None and not self._opened.done():
             self._opened.set_exception(problem)
-
-    async def _change(self) -> None:
-        """Wait until the connection or the last answer changes something."""
-        if self._changed is None or self._changed.done():
-            self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._changed)
-
-    def _tell(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
 
     def answered(self, data: bytes) -> None:
         """The oldest command was answered."""
         del data
         _, token = self.unanswered.popleft()
         self._answered(token)
-        if self._draining and not self.unanswered:
-            self._tell()
+        if self._change.drainers and not self.unanswered:
+            self._change.tell()
 
     def refused(self, problem: ProtocolError) -> None:
         """The oldest command was refused, if that is fatal."""
@@ -257,7 +228,7 @@ class Stream:
             self._early = connection, order
         elif isinstance(order, Throttle):
             self._calm()
-            self.throttles += 1
+            self.moves.throttles += 1
             if order.retry_after_ms:
                 self._flowing = False
                 loop = asyncio.get_running_loop()
@@ -267,7 +238,7 @@ class Stream:
         elif self._migrate is None and order.to[:1] != (connection.address,):
             self._migrate = order
             self._flowing = False
-            self._tell()
+            self._change.tell()
 
     def _calm(self) -> None:
         if self._throttle is not None:
@@ -292,7 +263,71 @@ class Stream:
     def ended(self, connection: Connection, problem: Exception | None) -> None:
         """The broker closed the connection, or it broke."""
         if problem is not None:
-            self.problem = problem
+            self._finder.problem = problem
         if connection is self.connection:
             self._flowing = False
-            self._tell()
+            self._change.tell()
+
+
+class _Finder:
+    """Finds a publisher's next connection."""
+
+    __slots__ = ("_home", "_identity", "_options", "lost", "problem")
+
+    def __init__(self, home: Home, options: ConnectionOptions, identity: dict[str, str | None]) -> None:
+        self.lost: set[str] = set()  # addresses that failed since the last connection
+        self.problem: Exception | None = None  # the most recent
+        self._home = home
+        self._options = options
+        self._identity = identity
+
+    async def find(self, stream: Stream, to: tuple[str, ...]) -> Connection:
+        """Connect to one of these addresses, or to a broker that the home names."""
+        backoff = Backoff()
+        while True:
+            try:
+                for address in to or await self._home.places(self.lost):
+                    try:
+                        return await Connection.open(address, stream, self._options, self._identity)
+                    except (ClientError, ProtocolError, InputError) as problem:
+                        self.lost.add(address)
+                        self.problem = problem
+                        if isinstance(problem, ProtocolError):
+                            stream.hopeless(problem)
+            except ClientError as problem:
+                self.problem = problem
+                if not isinstance(problem, ControllerAway):
+                    stream.hopeless(problem)
+            if not to:
+                await asyncio.sleep(backoff.next_s())
+            to = ()
+
+
+class _Change:
+    """Wakes those who wait for the connection to change, or for the last answer."""
+
+    __slots__ = ("_future", "drainers")
+
+    def __init__(self) -> None:
+        self.drainers = 0  # callers that wait for the last answer; without any, answers wake nobody
+        self._future: asyncio.Future[None] | None = None
+
+    @contextmanager
+    def draining(self) -> Iterator[None]:
+        """Wake the block at the last answer, too."""
+        self.drainers += 1
+        try:
+            yield
+        finally:
+            self.drainers -= 1
+
+    async def wait(self) -> None:
+        """Wait for the next change."""
+        if self._future is None or self._future.done():
+            self._future = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._future)
+
+    def tell(self) -> None:
+        """Something changed."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)

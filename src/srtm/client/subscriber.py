@@ -80,9 +80,8 @@ class Subscriber:
             identity={**({} if msg_timeout_ms is None else {"msg_timeout": msg_timeout_ms}), **(identity or {})},
         )
         self._sources = Sources(topic, controller, brokers, lookupd, poll_s, token)
-        self._places = Places(topic, options, engine)
+        self._places = Places(topic, options, engine, msg_timeout_ms)
         self._sharing = Sharing(max_in_flight)
-        self._timeout_ms = msg_timeout_ms
         self._close_s = close_s
         self._found: dict[object, set[str]] = {}  # places by source: a number, or a broker that delivers elsewhere
         self._links: dict[str, Link] = {}
@@ -279,7 +278,7 @@ class Subscriber:
             self._places.is_broker(address)
         wanted = self._places.keys(set().union(*self._found.values()))
         for key in wanted.keys() - self._links.keys():
-            self._links[key] = self._places.link(self, key, wanted[key], self._timeout_ms)
+            self._links[key] = self._places.link(self, key, wanted[key])
         for key, link in self._links.items():
             link.listed = key in wanted
 

@@ -190,9 +190,9 @@ class Load:
             lateness=schedule.lateness,
             cpu_us=cpu_s * 1e6 / max(1, schedule.sent),
             cpu_share=cpu_s / seconds,
-            migrations=sum(stream.migrations for stream in self._streams),
-            throttles=sum(stream.throttles for stream in self._streams),
-            reconnections=sum(stream.reconnections for stream in self._streams),
+            migrations=sum(stream.moves.migrations for stream in self._streams),
+            throttles=sum(stream.moves.throttles for stream in self._streams),
+            reconnections=sum(stream.moves.reconnections for stream in self._streams),
             stopped=self._stopped,
             problem=str(problem) if problem is not None else None,
         )
