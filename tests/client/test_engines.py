@@ -243,8 +243,7 @@ def test_who_refuses_later_is_left_out_while_others_deliver(caplog: pytest.LogCa
     async def story(open_: Running, shut: Running) -> None:
         async with Subscriber("t", "c", brokers=[at(open_)]) as subscriber:
             await subscriber.wait_subscribed()
-            subscriber._found[0] = {at(open_), at(shut)}
-            subscriber._settle()
+            subscriber._links.follow(0, {at(open_), at(shut)}, [])
             await until(lambda: "E_AUTH_FIRST" in caplog.text)
             await publish(open_, b"x")
             assert await take(subscriber, 1) == [b"x"]

@@ -110,7 +110,7 @@ class Publisher:
     @property
     def in_flight(self) -> int:
         """Commands without an answer."""
-        return len(self._stream.unsent) + len(self._stream.unanswered) if self._stream else 0
+        return self._stream.in_flight if self._stream else 0
 
     @property
     def migrations(self) -> int:

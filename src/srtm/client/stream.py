@@ -12,47 +12,38 @@ nothing. After the death of a broker, unanswered commands are written again else
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from srtm.client.cluster import Home
+from srtm.client.commands import Commands
 from srtm.client.connection import Connection, ConnectionOptions
-from srtm.errors import ClientError, ControllerAway, InputError, ProtocolError, SRTMError
-from srtm.net.backoff import Backoff
+from srtm.client.finder import Finder
+from srtm.errors import ClientError, ProtocolError, SRTMError
 from srtm.protocol.client import Message
 from srtm.protocol.orders import Migrate, Order, Throttle
-
-Command = tuple[bytes, Any]
 
 
 class Stream:
     """One publisher's commands and connection."""
 
     __slots__ = (
-        "_answered",
         "_changed",
+        "_commands",
         "_draining",
         "_early",
+        "_finder",
         "_flowing",
-        "_home",
-        "_lost",
         "_migrate",
         "_opened",
-        "_options",
-        "_refused",
-        "_srtm",
         "_task",
         "_throttle",
         "_topic",
         "connection",
         "migrations",
-        "problem",
         "reconnections",
         "throttles",
-        "unanswered",
-        "unsent",
     )
 
     def __init__(
@@ -66,25 +57,29 @@ class Stream:
         refused: Callable[[Any, SRTMError], None],
     ) -> None:
         self.connection: Connection | None = None
-        self.unsent: deque[Command] = deque()
-        self.unanswered: deque[Command] = deque()
         self.migrations = self.reconnections = self.throttles = 0
         self._topic = topic
-        self._srtm = {"publisher": publisher, "group": group, "topic": topic}
-        self._home = home
-        self._options = options
-        self._answered = answered
-        self._refused = refused
+        self._commands = Commands(answered, refused)
+        identity = {"publisher": publisher, "group": group, "topic": topic}
+        self._finder = Finder(home, options, identity, self._refuse_opening)
         self._flowing = False  # connected, not throttled, not leaving
         self._throttle: asyncio.TimerHandle | None = None
         self._migrate: Migrate | None = None  # the order being followed
         self._early: tuple[Connection, Order] | None = None  # an order of a broker that is not in use yet
-        self._lost: set[str] = set()  # addresses that failed since the last connection
-        self.problem: Exception | None = None  # the most recent
         self._changed: asyncio.Future[None] | None = None
         self._draining = 0  # callers that wait for the last answer
         self._opened: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Commands without an answer."""
+        return len(self._commands)
+
+    @property
+    def problem(self) -> Exception | None:
+        """The most recent problem with a broker or controller."""
+        return self._finder.problem
 
     async def open(self, timeout_s: float) -> None:
         """Wait for a connection; ClientError if there is none in time, or a broker refuses."""
@@ -103,26 +98,28 @@ class Stream:
 
     def put(self, data: bytes, token: Any) -> None:
         """Write a command as soon as possible, together with others of this turn."""
-        if self._flowing and not self.unsent and self.connection.writable:  # type: ignore[union-attr]
-            self.unanswered.append((data, token))
+        commands = self._commands
+        if self._flowing and not commands.unsent and self.connection.writable:  # type: ignore[union-attr]
+            commands.unanswered.append((data, token))
             self.connection.say(data)  # type: ignore[union-attr]
         else:
-            self.unsent.append((data, token))
+            commands.unsent.append((data, token))
 
     def put_now(self, data: bytes, token: Any) -> bool:
         """Write a command at once if possible; return whether it was."""
-        if self._flowing and not self.unsent and self.connection.writable:  # type: ignore[union-attr]
-            self.unanswered.append((data, token))
+        commands = self._commands
+        if self._flowing and not commands.unsent and self.connection.writable:  # type: ignore[union-attr]
+            commands.unanswered.append((data, token))
             self.connection.send(data)  # type: ignore[union-attr]
             return True
-        self.unsent.append((data, token))
+        commands.unsent.append((data, token))
         return False
 
     async def drain(self) -> None:
         """Wait until every command has its answer."""
         self._draining += 1
         try:
-            while self.unsent or self.unanswered:
+            while self._commands:
                 await self._change()
         finally:
             self._draining -= 1
@@ -132,17 +129,14 @@ class Stream:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for _, token in [*self.unanswered, *self.unsent]:
-            self._refused(token, ClientError("the publisher was closed before the message was acknowledged"))
-        self.unanswered.clear()
-        self.unsent.clear()
+        self._commands.give_up("the publisher was closed before the message was acknowledged")
 
     async def _run(self) -> None:
         """Stay connected to the right broker, until cancelled."""
         finding: asyncio.Task[Connection] | None = None
         try:
             while True:
-                self.connection = await (finding or self._find(()))
+                self.connection = await (finding or self._finder.find(self))
                 finding = None
                 if not self.connection.closed:
                     self._begin()
@@ -150,7 +144,7 @@ class Stream:
                         await self._change()
                     self._flowing = False
                     if self._migrate is not None:
-                        finding = asyncio.create_task(self._find(self._migrate.to))
+                        finding = asyncio.create_task(self._finder.find(self, self._migrate.to))
                         await self._leave()
                 self._put_back()
         finally:
@@ -168,7 +162,7 @@ class Stream:
             self._opened.set_result(None)
         elif self._migrate is None:
             self.reconnections += 1
-        self._lost.clear()
+        self._finder.lost.clear()
         self._migrate = None
         self._flowing = True
         if self._early is not None and self._early[0] is self.connection:
@@ -180,7 +174,7 @@ class Stream:
         """Await all answers, close our side, and wait until the broker is done and closes its own."""
         assert self.connection is not None
         self._draining += 1
-        while self.unanswered and not self.connection.closed:
+        while self._commands.unanswered and not self.connection.closed:
             await self._change()
         self._draining -= 1
         if not self.connection.closed:
@@ -193,32 +187,13 @@ class Stream:
         """Put unanswered commands back, to be written again."""
         assert self.connection is not None
         if self._migrate is None:
-            self._lost.add(self.connection.address)
+            self._finder.lost.add(self.connection.address)
         self._calm()
-        self.unsent.extendleft(reversed(self.unanswered))
-        self.unanswered.clear()
+        self._commands.put_back()
 
-    async def _find(self, to: tuple[str, ...]) -> Connection:
-        """Connect to one of these addresses, or to a broker that the home names."""
-        backoff = Backoff()
-        while True:
-            try:
-                for address in to or await self._home.places(self._lost):
-                    try:
-                        return await Connection.open(address, self, self._options, self._srtm)
-                    except (ClientError, ProtocolError, InputError) as problem:
-                        self._lost.add(address)
-                        self._hopeless(problem, isinstance(problem, ProtocolError))
-            except ClientError as problem:
-                self._hopeless(problem, not isinstance(problem, ControllerAway))
-            if not to:
-                await asyncio.sleep(backoff.next_s())
-            to = ()
-
-    def _hopeless(self, problem: SRTMError, refused: bool) -> None:  # noqa: FBT001 - private to this class
-        """Remember a problem; a refusal of the first connection is final."""
-        self.problem = problem
-        if refused and self._opened is not None and not self._opened.done():
+    def _refuse_opening(self, problem: SRTMError) -> None:
+        """A refusal of the first connection is final."""
+        if self._opened is not None and not self._opened.done():
             self._opened.set_exception(problem)
 
     async def _change(self) -> None:
@@ -234,16 +209,14 @@ class Stream:
     def answered(self, data: bytes) -> None:
         """The oldest command was answered."""
         del data
-        _, token = self.unanswered.popleft()
-        self._answered(token)
-        if self._draining and not self.unanswered:
+        self._commands.answer()
+        if self._draining and not self._commands.unanswered:
             self._tell()
 
     def refused(self, problem: ProtocolError) -> None:
         """The oldest command was refused, if that is fatal."""
-        if self.unanswered and problem.fatal:
-            _, token = self.unanswered.popleft()
-            self._refused(token, problem)
+        if self._commands.unanswered and problem.fatal:
+            self._commands.refuse(problem)
 
     def delivered(self, message: Message) -> None:
         """Never called: a publisher subscribes to nothing."""
@@ -283,16 +256,14 @@ class Stream:
 
     def writable(self) -> None:
         """Write what waited."""
-        unsent, connection = self.unsent, self.connection
-        while unsent and self._flowing and connection is not None and connection.writable:
-            command = unsent.popleft()
-            self.unanswered.append(command)
-            connection.say(command[0])
+        commands, connection = self._commands, self.connection
+        while commands.unsent and self._flowing and connection is not None and connection.writable:
+            connection.say(commands.next())
 
     def ended(self, connection: Connection, problem: Exception | None) -> None:
         """The broker closed the connection, or it broke."""
         if problem is not None:
-            self.problem = problem
+            self._finder.problem = problem
         if connection is self.connection:
             self._flowing = False
             self._tell()

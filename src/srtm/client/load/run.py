@@ -171,7 +171,7 @@ class Load:
     def _report(self, seconds: float, cpu_s: float) -> LoadReport:
         schedule, tally, batch = self.schedule, self.tally, self.schedule.batch
         received = tally.received
-        waiting = (stream.problem for stream in self._streams if stream.unsent or stream.unanswered)
+        waiting = (stream.problem for stream in self._streams if stream.in_flight)
         problem = tally.refusal or next(waiting, None)
         return LoadReport(
             topic=self._options.topic,
