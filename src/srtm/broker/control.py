@@ -103,9 +103,7 @@ class Control:
         holding = self._holdings.get(topic)
         if holding is None or holding.contract.durability != "disk" or self._topics.disk is not None:
             return None
-        return (
-            f"topic {topic!r} is to be on disk, and this broker has no --data-path: give it one, or publish elsewhere"
-        )
+        return f"topic {topic!r} must be on disk, but this broker has no --data-path: set one, or publish elsewhere"
 
     def exchange(self, said: Exchange, now_ns: int, mono_ns: int) -> Answer:
         """Do as the controller says, and tell it how things are."""
@@ -233,7 +231,11 @@ class Control:
         """Put a grant in force; returns why not, if it cannot be."""
         holding, stamp = self._holdings.get(name), (epoch, grant.sequence)
         if holding is None or holding.birth != grant.birth:
-            return "this broker knows no such contract" if holding is None else "this broker knows another contract"
+            return (
+                "this broker does not know the contract"
+                if holding is None
+                else "this broker knows a different contract"
+            )
         if problem := self.refusal(name):
             return problem
         if stamp > holding.stamp:

@@ -46,9 +46,7 @@ class Peer:
     def __init__(self, address: str, broker: Broker) -> None:
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdigit():
-            raise BrokerError(
-                f"the address of a controller or nsqlookupd is host:port, not {address!r}", address=address
-            )
+            raise BrokerError(f"invalid controller or nsqlookupd address {address!r}: use host:port", address=address)
         self.address = address
         self.http: str | None = None  # where it is asked for channels, once it has said so
         self.changed = asyncio.Event()
@@ -115,7 +113,7 @@ class Peer:
                 async with asyncio.timeout(min(LOOK_S, left_s)):
                     return await self.changed.wait()
             if reader.at_eof() or reader.exception():
-                raise EOFError("it closed the connection")
+                raise EOFError("the service closed the connection")
         return False
 
     async def _update(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +145,7 @@ class Peer:
             while len(self._answers) < len(commands):
                 data = await reader.read(65536)
                 if not data:
-                    raise EOFError("it closed the connection")
+                    raise EOFError("the service closed the connection")
                 self._answers += self._protocol.feed(data)
                 for answer in self._answers:
                     if isinstance(answer, ProtocolError):
@@ -212,7 +210,7 @@ class Registration:
             answer.raise_for_status()
             return [str(name) for name in answer.json()["channels"]]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-            log.warning("LOOKUPD(%s): cannot say which channels %s has: %s", url, topic, error)
+            log.warning("LOOKUPD(%s): cannot list the channels of topic %s: %s", url, topic, error)
             return []
 
     async def stop(self) -> None:

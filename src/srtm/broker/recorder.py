@@ -133,7 +133,7 @@ class Recorder:
         for message_id, _ in unsent:
             del self._open[message_id]
         if self._to_write.qsize() > _MOST_WAITING and self.problem is None:
-            self.problem = TraceError(f"cannot write {self.path}: the disk does not follow", path=str(self.path))
+            self.problem = TraceError(f"cannot write {self.path}: the disk is too slow", path=str(self.path))
         if chunk.topic and self.problem is None:
             self._to_write.put(chunk)
 

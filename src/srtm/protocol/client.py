@@ -232,11 +232,11 @@ def _with_body(line: bytes, body: bytes) -> bytes:
 def _name(name: str) -> bytes:
     raw = name.encode("utf-8", "surrogateescape")
     if not valid_name(raw):
-        raise InputError(f"{quoted(raw)} is no name of a topic or channel: 1 to 64 of . _ - a-z A-Z 0-9", name=name)
+        raise InputError(f"invalid topic or channel name {quoted(raw)}: use 1 to 64 of . _ - a-z A-Z 0-9", name=name)
     return raw
 
 
 def _id(message_id: bytes) -> bytes:
     if len(message_id) != ID_SIZE or b"\n" in message_id or b" " in message_id:
-        raise InputError(f"{message_id!r} is no message's id", id=message_id)
+        raise InputError(f"invalid message id {message_id!r}", id=message_id)
     return message_id

@@ -71,12 +71,12 @@ def parse(text: str) -> EngineAddress | None:
     scheme, found, rest = text.partition("://")
     place, _, query = rest.partition("?")
     if scheme not in _SCHEMES or not found or not place:
-        raise InputError(f"{hidden(text)!r} is no engine: {_SYNTAX}", engine=hidden(text))
+        raise InputError(f"invalid engine {hidden(text)!r}: {_SYNTAX}", engine=hidden(text))
     kind, tls = _SCHEMES[scheme]
     options = dict(parse_qsl(query, keep_blank_values=True))
     login, _, place = place.rpartition("@")
     if problem := _objection(kind, options, tls=tls, login=login):
-        raise InputError(f"{hidden(text)!r} is no engine: {problem}", engine=hidden(text))
+        raise InputError(f"invalid engine {hidden(text)!r}: {problem}", engine=hidden(text))
     replicas = int(options.pop("replicas", "1"))
     user, _, password = login.partition(":") if kind == "nats" else (login, "", "")
     if kind == "nsqd" and place.startswith("/"):
@@ -84,7 +84,7 @@ def parse(text: str) -> EngineAddress | None:
     else:
         servers = tuple(server(each.removeprefix(f"{scheme}://"), kind) for each in place.split(","))
     if kind == "nsqd" and len(servers) > 1:
-        raise InputError(f"{hidden(text)!r} is no engine: an nsqd is one host:port", engine=kind)
+        raise InputError(f"invalid engine {hidden(text)!r}: an nsqd has exactly one host:port", engine=kind)
     return EngineAddress(kind, servers, replicas, unquote(user) or None, unquote(password) or None, tls, **options)
 
 
@@ -93,15 +93,15 @@ def _objection(kind: str, options: dict[str, str], *, tls: bool, login: str) -> 
     allowed = (*_OPTIONS[kind], *(_FILES if tls else ()))
     for name, value in options.items():
         if name in _FILES and not tls:
-            return f"option {name} is about TLS: write {kind}+tls://"
+            return f"option {name} requires TLS: write {kind}+tls://"
         if name not in allowed:
-            return f"there is no option {name!r} of {kind}; there are {', '.join((*_OPTIONS[kind], *_FILES))}"
+            return f"unknown option {name!r} for {kind}; known options: {', '.join((*_OPTIONS[kind], *_FILES))}"
         if name == "replicas" and not (value.isdecimal() and 1 <= int(value) <= _MOST_REPLICAS):
-            return f"replicas are 1 to {_MOST_REPLICAS}, not {value!r}"
+            return f"replicas must be 1 to {_MOST_REPLICAS}, not {value!r}"
         if not value:
-            return f"option {name} is empty: it is the path of a file"
+            return f"option {name} is empty: give the path of a file"
     if "key" in options and "cert" not in options:
-        return "a key is of use with its certificate: give cert, too"
+        return "option key requires a certificate: give cert, too"
     if "creds" in options and login:
         return "give a login or creds, not both"
     return None
@@ -120,7 +120,7 @@ def server(place: str, kind: str) -> tuple[str, int]:
     if not colon:
         host, port = place, str(_PORTS[kind])
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"{place!r} is no address of an engine: {_SYNTAX}", address=place)
+        raise InputError(f"invalid engine address {place!r}: {_SYNTAX}", address=place)
     return host.strip("[]"), int(port)
 
 
@@ -139,9 +139,9 @@ def seen_from_elsewhere(address: EngineAddress, host: str) -> EngineAddress:
 def refusal(kind: str, topic: str) -> str | None:
     """Why an engine cannot have a topic, with the remedy; None where it can."""
     if kind == "nats" and ephemeral(topic):
-        return f"topic {topic!r} cannot be ephemeral: a stream of the engine nats stays; leave out #ephemeral"
+        return f"topic {topic!r} cannot be ephemeral: the engine nats keeps its streams; leave out #ephemeral"
     if kind == "nats" and not all(topic.split(".")):
-        return f"topic {topic!r} is no subject of the engine nats: no part between its dots may be empty"
+        return f"topic {topic!r} is not a subject of the engine nats: no part between its dots may be empty"
     return None
 
 

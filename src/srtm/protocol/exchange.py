@@ -200,9 +200,9 @@ def read(data: bytes, kind: type[Kind]) -> Kind:
     try:
         message: Kind = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
-        raise ProtocolError("E_INVALID", f"{kind.__name__.lower()} cannot be read: {problem}") from None
+        raise ProtocolError("E_INVALID", f"cannot decode {kind.__name__.lower()}: {problem}") from None
     names: dict[str, Any] = message.grants if isinstance(message, Exchange) else message.topics
     for name in (*names, *(message.contracts or ())):
         if not valid_name(name):
-            raise ProtocolError("E_INVALID", f"{kind.__name__.lower()} names a topic {name!r} that cannot be")
+            raise ProtocolError("E_INVALID", f"{kind.__name__.lower()} has an invalid topic name {name!r}")
     return message

@@ -39,7 +39,7 @@ def read(body: bytes, defaults: Fields, *, int32: frozenset[str] = frozenset()) 
             fields[name] = value
             continue
         if type(value) is not kind:
-            raise ValueError(f"{name} is no {kind.__name__}")
+            raise ValueError(f"{name} must be of type {kind.__name__}")
         if kind is int:
             bits = 31 if name in int32 else 63
             if not -(2**bits) <= value < 2**bits:
@@ -59,4 +59,4 @@ def write(value: Any) -> bytes:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

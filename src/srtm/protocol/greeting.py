@@ -31,10 +31,12 @@ def nsqd(address: EngineAddress, identity: Mapping[str, Any]) -> Generator[bytes
     elif settled.get("tls_v1"):
         yield BEGIN_TLS
     else:
-        raise InputError("it offers no TLS: start it with --tls-cert and --tls-key, or write nsqd://")
+        raise InputError("the server offers no TLS: start it with --tls-cert and --tls-key, or write nsqd://")
     if settled.get("auth_required"):
         if not address.user:
-            raise InputError(f"it wants AUTH: write its secret into the address, as in {address.scheme}://secret@host")
+            raise InputError(
+                f"the server requires AUTH: put its secret into the address, as in {address.scheme}://secret@host"
+            )
         yield say.auth(address.user.encode())
 
 
@@ -49,9 +51,9 @@ def after(steps: Generator[bytes, bytes, None], answer: bytes) -> bytes | None:
 def nsqd_refuses(problem: ProtocolError) -> Exception:
     """What an nsqd's error means while this is agreed."""
     if "TLS required" in problem.text:
-        return InputError("it wants TLS: write nsqd+tls://")
+        return InputError("the server requires TLS: write nsqd+tls://")
     if problem.code in ("E_AUTH_FAILED", "E_UNAUTHORIZED"):
-        return InputError(f"it refuses the secret of the address ({problem})")
+        return InputError(f"the server refuses the secret of the address ({problem})")
     return problem
 
 
@@ -59,12 +61,14 @@ def nats_tls(address: EngineAddress, info: Mapping[str, Any]) -> bool:
     """Whether TLS is to begin after a server's first INFO."""
     if not address.tls:
         if info.get("tls_required"):
-            raise InputError("it wants TLS: write nats+tls://")
+            raise InputError("the server requires TLS: write nats+tls://")
         return False
     if not info.get("tls_required") and not info.get("tls_available"):
-        raise InputError("it offers no TLS: give it certificates (tls {} in its configuration), or write nats://")
+        raise InputError(
+            "the server offers no TLS: give it certificates (tls {} in its configuration), or write nats://"
+        )
     if info.get("tls_verify") and not address.cert:
-        raise InputError("it wants a certificate of ours: give options cert and key of the address")
+        raise InputError("the server requires a client certificate: add the options cert and key to the address")
     return True
 
 
@@ -72,5 +76,5 @@ def _settled(answer: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise ProtocolError("E_INVALID", f"the answer to IDENTIFY cannot be read: {answer[:80]!r}") from None
+        raise ProtocolError("E_INVALID", f"cannot decode the answer to IDENTIFY: {answer[:80]!r}") from None
     return found

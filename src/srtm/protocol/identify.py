@@ -207,7 +207,7 @@ def _declared(found: Any) -> Declared | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm is no object")
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm must be an object")
     if "replay" in found and "publisher" not in found:  # it only subscribes
         return None
     publisher: Any = found.get("publisher")
@@ -218,7 +218,7 @@ def _declared(found: Any) -> Declared | None:
         raise ProtocolError("E_BAD_BODY", f"IDENTIFY srtm group must be null or 1 to {MAX_SRTM_NAME} characters")
     topic: Any = found.get("topic")
     if topic is not None and not (isinstance(topic, str) and valid_name(topic)):
-        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm topic must be null or the name of one")
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm topic must be null or a valid topic name")
     return Declared(gojson.text(publisher), None if group is None else gojson.text(group), topic)
 
 
@@ -231,7 +231,7 @@ def _replay(found: Any) -> tuple[int, str | None] | None:
     if log is not None and not _name(log):
         raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm replay log must be the id of a log, or left out")
     if type(offset) is not int or offset < 0:
-        raise ProtocolError("E_BAD_BODY", 'IDENTIFY srtm replay must be {"offset": n}, n a whole number of at least 0')
+        raise ProtocolError("E_BAD_BODY", 'IDENTIFY srtm replay must be {"offset": n} with an integer n of at least 0')
     return offset, None if log is None else gojson.text(log)
 
 

@@ -244,7 +244,7 @@ def read_peer(data: bytes) -> PeerInfo:
     try:
         return PeerInfo(**gojson.read(data, _FIELDS))
     except ValueError as problem:
-        raise ProtocolError("E_BAD_BODY", "response to IDENTIFY cannot be read", cause=str(problem)) from None
+        raise ProtocolError("E_BAD_BODY", "cannot decode the response to IDENTIFY", cause=str(problem)) from None
 
 
 def _peer_json(peer: PeerInfo) -> bytes:
@@ -276,7 +276,7 @@ def _line(verb: str, topic: str, channel: str | None) -> bytes:
     names: list[Any] = [topic] if channel is None else [topic, channel]
     for name in names:
         if not valid_name(name):
-            raise InputError(f"{quoted(name.encode('utf-8', 'replace'))} is no name of a topic or channel", name=name)
+            raise InputError(f"invalid topic or channel name {quoted(name.encode('utf-8', 'replace'))}", name=name)
     return " ".join([verb, *names]).encode() + b"\n"
 
 

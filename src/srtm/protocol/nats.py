@@ -127,7 +127,7 @@ class NatsProtocol:
                 at = body_at
         self._pending = data[at:]
         if len(self._pending) > MAX_LINE and _CRLF not in self._pending:
-            raise ProtocolError("E_INVALID", f"a line of more than {MAX_LINE} bytes")
+            raise ProtocolError("E_INVALID", f"line is longer than {MAX_LINE} bytes")
         return out
 
 
@@ -142,7 +142,7 @@ def _message(line: bytes, data: bytes, at: int, out: list[Event]) -> int:
     except ValueError:
         size = -1
     if not 0 <= head <= size <= MAX_BODY or not 0 <= len(parts) - fixed <= 1:
-        raise ProtocolError("E_INVALID", f"a message cannot begin with {line[:80]!r}")
+        raise ProtocolError("E_INVALID", f"invalid message line {line[:80]!r}")
     if len(data) < at + size + 2:
         return 0
     reply = parts[3] if len(parts) > fixed else b""
@@ -168,7 +168,7 @@ def _control(line: bytes) -> Event | None:
         return Err(line[4:].decode("utf-8", "backslashreplace").strip().strip("'"))
     if verb.startswith(b"+OK"):
         return None
-    raise ProtocolError("E_INVALID", f"no server of NATS says {line[:80]!r}")
+    raise ProtocolError("E_INVALID", f"unknown line {line[:80]!r}: the peer is not a NATS server")
 
 
 def fields(body: bytes) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def fields(body: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
-        raise ProtocolError("E_INVALID", f"JSON of a server cannot be read: {problem}") from None
+        raise ProtocolError("E_INVALID", f"invalid JSON from the server: {problem}") from None
     return found
 
 

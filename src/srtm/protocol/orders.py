@@ -51,11 +51,11 @@ def decode(data: bytes) -> Order | None:
         if kind == "migrate":
             return Migrate(topic, tuple(_typed(address, str) for address in _typed(found["to"], list)))
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise ProtocolError("E_INVALID", "order cannot be read", data=data) from None
+        raise ProtocolError("E_INVALID", "cannot decode order", data=data) from None
     return None
 
 
 def _typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value

@@ -335,7 +335,7 @@ def _call_all(answers: list[tuple[Done, Any]]) -> None:
         try:
             done(result)
         except Exception:  # one that fails must not keep the others, or the writer, from going on
-            logger.exception("LOG: an answer was not taken")
+            logger.exception("LOG: a callback failed")
 
 
 def _settle(waiting: asyncio.Future[Any] | Future[Any], result: Any) -> None:

@@ -256,7 +256,7 @@ class Store:
             rows = self._db.execute("SELECT rowid, topic, channel, crc, data FROM queue ORDER BY rowid").fetchall()
         for _, topic, _, crc, data in rows:
             if zlib.crc32(data) != crc:
-                raise damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
+                raise damaged(self.path, f"the saved messages of memory topic {topic!r} are corrupt")
         return [(number, topic, channel, data) for number, topic, channel, _, data in rows]
 
     def drop_queues(self, numbers: Sequence[int]) -> None:
@@ -329,7 +329,7 @@ def verify(path: Path, batch: Batch) -> None:
     """Refuse a batch that is not what was written."""
     if zlib.crc32(batch.data) != batch.crc:
         offset = batch.key & ((1 << OFFSET_BITS) - 1)
-        raise damaged(path, f"the messages at offset {offset} of topic number {batch.key >> OFFSET_BITS} have changed")
+        raise damaged(path, f"the messages at offset {offset} of topic number {batch.key >> OFFSET_BITS} are corrupt")
 
 
 def _insert(batches: Sequence[Batch]) -> tuple[str, list[Any]]:

@@ -210,8 +210,7 @@ class Writer:
         size = self._options.reserve_bytes
         if not self._store.take_reserve(size) and self._store.free_bytes() < size:
             raise LogFull(
-                f"less than {size >> 10} KB are free for {self._store.path}: free some of the disk,"
-                f" or keep fewer messages",
+                f"less than {size >> 10} KB free for {self._store.path}: free disk space, or retain fewer messages",
                 path=str(self._store.path),
                 free=size,
             )
@@ -343,7 +342,7 @@ class Writer:
             numbers = chain(range(self._last_id + 1, MAX_TOPICS), range(1, self._last_id + 1))
             number = next((number for number in numbers if number not in used), None)
             if number is None:
-                raise LogError(f"no room for topic {name!r}: a log holds at most {MAX_TOPICS - 1}", topic=name)
+                raise LogError(f"no room for topic {name!r}: a log holds at most {MAX_TOPICS - 1} topics", topic=name)
             state = self.topics[name] = TopicState(number)
             self._last_id = number
             created.append(name)
@@ -361,4 +360,4 @@ def _ours(error: Exception) -> SRTMError:
     """The error for those who wait; one that we did not foresee is named as such."""
     if isinstance(error, SRTMError):
         return error
-    return LogError(f"the log failed in a way that is not foreseen: {error!r}", cause=repr(error))
+    return LogError(f"the log failed unexpectedly: {error!r}", cause=repr(error))

@@ -113,7 +113,7 @@ class Engine(ABC):
         here = {options.host, options.address, "localhost", "127.0.0.1", "::1"}
         if any(each == port and host in here for host, each in self.address.servers):
             raise BrokerError(
-                f"the engine {self.address} is this broker itself: give the one of an nsqd, or another port"
+                f"the engine {self.address} is this broker itself: give the address of an nsqd, or choose another port"
             )
         self.link.start()
 
@@ -189,7 +189,7 @@ class Engine(ABC):
         if not self.link.up:
             return
         if now_ns - self.link.heard_ns > SILENCE_NS:
-            self.link.lose("it is silent")
+            self.link.lose("the engine is silent")
             return
         if self.connected:
             if now_ns - self.link.heard_ns > SILENCE_NS // 3:
@@ -206,7 +206,7 @@ class Engine(ABC):
     @property
     def absence(self) -> str | None:
         """Why it takes nothing; None where it is there."""
-        return None if self.connected else f"the engine is away: {self.problem or 'not connected yet'}"
+        return None if self.connected else f"the engine is unavailable: {self.problem or 'not connected yet'}"
 
     def statistics(self) -> EngineStatistics:
         """A snapshot."""
@@ -265,7 +265,7 @@ class Engine(ABC):
 
     def _refuse(self, lane: Lane, messages: list[Message], problem: str) -> None:
         """The engine will never take them: their publishers are told, or the log where they have their OK already."""
-        self.problem = f"refuses a message of {lane.topic.name}: {problem}"
+        self.problem = f"refused a message of topic {lane.topic.name}: {problem}"
         self._landed(lane, messages)
         self.refused += len(messages)
         lane.topic.recent.dropped += len(messages)
@@ -273,7 +273,7 @@ class Engine(ABC):
             lane.spool.finish(messages)
             if lane.refused != problem:
                 lane.refused = problem
-                log.warning("TOPIC(%s): a message is dropped: the engine refuses it: %s", lane.topic.name, problem)
+                log.warning("TOPIC(%s): dropped a message because the engine refuses it: %s", lane.topic.name, problem)
         settle(messages, f"the engine {self.kind} refuses it: {problem}")
 
     def _landed(self, lane: Lane, messages: list[Message]) -> None:

@@ -147,7 +147,7 @@ class Lane:
     def fail(self, problem: str) -> None:
         """Say why it is shut, once."""
         if self.problem is None:
-            log.warning("TOPIC(%s): the engine takes nothing: %s", self.topic.name, problem)
+            log.warning("TOPIC(%s): the engine accepts no messages: %s", self.topic.name, problem)
         self.problem = self.engine.problem = problem
 
     def _unsent(self) -> list[Message]:

@@ -156,9 +156,7 @@ class Nats(Engine):
     def _make(self, lane: Lane) -> None:
         """Ask for the stream of a topic; that it is there already is an answer, too."""
         if lane.overdue and lane in self._asked.values():
-            lane.fail(
-                "nobody answers the request for its stream: JetStream is off, or $JS.API.STREAM.CREATE not allowed"
-            )
+            lane.fail("no answer to the request for its stream: JetStream is off, or forbids $JS.API.STREAM.CREATE")
         self._number += 1
         self._asked = {number: each for number, each in self._asked.items() if each is not lane}
         self._asked[self._number] = lane
@@ -269,7 +267,7 @@ class Nats(Engine):
     def _excess(self, lines: bytes, body: bytes) -> str | None:
         if not 0 < self._max_payload < len(body) + len(lines) + _HEAD:
             return None
-        return f"it takes {self._max_payload} bytes, head and body, of a message"
+        return f"a message may have at most {self._max_payload} bytes, header and body"
 
     def _prefix(self, lane: Lane) -> bytes:
         """How ids of a topic's messages begin; on disk, as they began before a restart."""
@@ -312,7 +310,9 @@ def _is_number(host: str) -> bool:
 def _refusal(answer: Msg) -> _Refusal | None:
     """What JetStream has against a message or a stream; None where it has nothing."""
     if answer.status == NO_RESPONDERS:
-        return _Refusal(0, "no stream answers: it has no leader, other subjects, or JetStream is off", passing=True)
+        return _Refusal(
+            0, "no stream answers: it has no leader or other subjects, or JetStream is disabled", passing=True
+        )
     if b'"error"' not in answer.body:
         return None
     error = say.fields(answer.body).get("error")

@@ -104,7 +104,7 @@ class Probe(ABC):
                 await self._once()
             except (OSError, EOFError, ProtocolError, InputError) as problem:
                 self.problem = explained(problem)
-                log.warning("TOPIC(%s): its probe is away: %s", self._topic, self.problem)
+                log.warning("TOPIC(%s): probe disconnected: %s", self._topic, self.problem)
             await asyncio.sleep(_AGAIN_S)
 
     async def _once(self) -> None:
@@ -155,7 +155,7 @@ class NsqdProbe(Probe):
                         await self._secure(writer)
                     else:
                         writer.write(said)
-        raise EOFError("it closed the connection")
+        raise EOFError("the engine closed the connection")
 
 
 class NatsProbe(Probe):
@@ -201,11 +201,11 @@ class NatsProbe(Probe):
                     writer.write(_consumer(event, topic, inbox))
                 elif isinstance(event, Msg) and event.subject == inbox + b"made":
                     if event.status or (problem := nats.fields(event.body).get("error")):
-                        raise ProtocolError("E_INVALID", f"no consumer for a probe: {problem}")
+                        raise ProtocolError("E_INVALID", f"cannot create a consumer for the probe: {problem}")
                     self.problem = None
                 elif isinstance(event, Msg):
                     self._came(event.message_id)
-        raise EOFError("it closed the connection")
+        raise EOFError("the engine closed the connection")
 
 
 def _consumer(answer: Msg, topic: str, inbox: bytes) -> bytes:
