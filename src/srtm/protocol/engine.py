@@ -1,8 +1,8 @@
-"""Delivery engines as they are named: how an address is written, and what an engine cannot take.
+"""Addresses of delivery engines, and the topics that an engine cannot have.
 
-In: text of flags, names of topics. Out: an `EngineAddress`, or an InputError that says how to write one; why a topic
-cannot be had with an engine. Broker and controller ask the same rules, so that what a broker would refuse is refused
-when the topic is created (docs/engines.md).
+In: text of flags, names of topics. Out: an `EngineAddress`, or an InputError that shows the syntax; the reason why an
+engine cannot have a topic. Broker and controller share these rules, so the controller refuses to create a topic that a
+broker would refuse (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from srtm.protocol.names import ephemeral
 
 KINDS: Final = ("local", "nsqd", "nats")
 _PORTS: Final = {"nsqd": 4150, "nats": 4222}
-_SCHEMES: Final = {  # what they mean: the engine, and whether TLS is spoken
+_SCHEMES: Final = {  # the engine, and whether it uses TLS
     "nsqd": ("nsqd", False),
     "nsqd+tls": ("nsqd", True),
     "nats": ("nats", False),
@@ -24,8 +24,8 @@ _SCHEMES: Final = {  # what they mean: the engine, and whether TLS is spoken
     "tls": ("nats", True),  # as NATS writes it
 }
 _OPTIONS: Final = {"nsqd": (), "nats": ("creds", "replicas")}
-_FILES: Final = ("ca", "cert", "key")  # options of any that speaks TLS
-_MOST_REPLICAS: Final = 5  # that JetStream takes
+_FILES: Final = ("ca", "cert", "key")  # options of any engine with TLS
+_MOST_REPLICAS: Final = 5  # JetStream's limit
 _SYNTAX: Final = (
     "write local, nsqd://host:4150, nsqd:///path/of/socket or nats://host:4222,host:4222?replicas=3,"
     " with TLS nsqd+tls:// or nats+tls://"
@@ -34,38 +34,38 @@ _SYNTAX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine is: `servers` are (host, port), or (path, 0) for a unix socket."""
+    """The address of an engine: `servers` are (host, port), or (path, 0) for a unix socket."""
 
     kind: str
     servers: tuple[tuple[str, int], ...]
-    replicas: int = 1  # of streams that we make
-    user: str | None = field(default=None, repr=False)  # or a token of NATS', or the secret of nsqd's AUTH
+    replicas: int = 1  # of streams that we create
+    user: str | None = field(default=None, repr=False)  # or a NATS token, or the secret of nsqd's AUTH
     password: str | None = field(default=None, repr=False)
     tls: bool = False
-    ca: str | None = None  # a file: who vouches for servers; those whom this system trusts, without
-    cert: str | None = None  # a file: what servers are shown
-    key: str | None = None  # a file: its key, if that is not in `cert`
-    creds: str | None = None  # a file of NATS': who we are
+    ca: str | None = None  # CA file that verifies servers; the system's CAs by default
+    cert: str | None = None  # client certificate file
+    key: str | None = None  # key file, unless `cert` contains the key
+    creds: str | None = None  # NATS credentials file
 
     def __str__(self) -> str:
-        """Without what is secret, and without files, which are of this host alone."""
+        """Return the address without secrets, and without files, which exist only on this host."""
         return f"{self.scheme}://{','.join(written(*each) for each in self.servers)}"
 
     @property
     def scheme(self) -> str:
-        """What stands before the servers."""
+        """The scheme of the URL."""
         return f"{self.kind}+tls" if self.tls else self.kind
 
     @property
     def login(self) -> dict[str, str]:
-        """What NATS' CONNECT says of who we are: nothing, a token, or a user."""
+        """The login fields of NATS' CONNECT: none, a token, or user and password."""
         if not self.user:
             return {}
         return {"user": self.user, "pass": self.password} if self.password else {"auth_token": self.user}
 
 
 def parse(text: str) -> EngineAddress | None:
-    """The engine that a flag names; None for `local`."""
+    """Return the engine that a flag names; None for `local`."""
     if text == "local":
         return None
     scheme, found, rest = text.partition("://")
@@ -89,7 +89,7 @@ def parse(text: str) -> EngineAddress | None:
 
 
 def _objection(kind: str, options: dict[str, str], *, tls: bool, login: str) -> str | None:
-    """What is wrong with the options of an address."""
+    """Return what is wrong with the options of an address."""
     allowed = (*_OPTIONS[kind], *(_FILES if tls else ()))
     for name, value in options.items():
         if name in _FILES and not tls:
@@ -108,14 +108,14 @@ def _objection(kind: str, options: dict[str, str], *, tls: bool, login: str) -> 
 
 
 def written(host: str, port: int) -> str:
-    """A server as addresses name it."""
+    """Return a server as written in an address."""
     if not port:  # a unix socket
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def server(place: str, kind: str) -> tuple[str, int]:
-    """Host and port of one server."""
+    """Return host and port of one server."""
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     if not colon:
         host, port = place, str(_PORTS[kind])
@@ -125,19 +125,19 @@ def server(place: str, kind: str) -> tuple[str, int]:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is the machine that names it, and no other."""
+    """Whether a host is a loopback address."""
     return host == "localhost" or host == "::1" or (host.startswith("127.") and host.replace(".", "").isdecimal())
 
 
 def seen_from_elsewhere(address: EngineAddress, host: str) -> EngineAddress:
-    """An engine as clients on other machines reach it, if its broker is reached at `host`."""
+    """Return an engine's address for clients on other machines, which reach its broker at `host`."""
     here = ("0.0.0.0", "::")
     servers = ((host if is_local(name) or name in here else name, port) for name, port in address.servers)
     return replace(address, servers=tuple(servers))
 
 
 def refusal(kind: str, topic: str) -> str | None:
-    """Why an engine cannot have a topic, with the remedy; None where it can."""
+    """Return why an engine cannot have a topic, with the remedy; None if it can."""
     if kind == "nats" and ephemeral(topic):
         return f"topic {topic!r} cannot be ephemeral: the engine nats keeps its streams; leave out #ephemeral"
     if kind == "nats" and not all(topic.split(".")):
@@ -146,6 +146,6 @@ def refusal(kind: str, topic: str) -> str | None:
 
 
 def hidden(text: str) -> str:
-    """The text of a flag or option for a message: a login in it is nobody's business."""
+    """Return the text of a flag or option without its login, for a message."""
     kind, scheme, rest = text.partition("://")
     return f"{kind}{scheme}{'…@' if '@' in rest else ''}{rest.rpartition('@')[2]}"

@@ -1,7 +1,7 @@
-"""What is agreed with an engine before it is used: TLS and logins, without IO.
+"""The handshake with an engine: TLS and logins, without IO.
 
-In: what an address asks for, and what a server says of itself. Out: what to say next, when to begin TLS; InputError
-where address and server do not agree, which says how to write the address. Nothing that is secret is said before TLS.
+In: an address, and what the server says about itself. Out: what to send next, and when to begin TLS; InputError, with
+the remedy, if address and server do not match. No secret is sent before TLS.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BEGIN_TLS = b""
 
 
 def nsqd(address: EngineAddress, identity: Mapping[str, Any]) -> Generator[bytes, bytes, None]:
-    """What to say to an nsqd, each time after the answer to what was said before; BEGIN_TLS is answered through TLS."""
+    """Yield what to send to an nsqd after each answer; after BEGIN_TLS, the answer comes over TLS."""
     identify = say.identify({**identity, "feature_negotiation": True, "tls_v1": address.tls})
     settled = _settled((yield MAGIC_V2 + identify))
     if not address.tls:
-        # One that requires TLS says so at the first command that is no IDENTIFY; NOP has no answer, the other has one.
+        # An nsqd that requires TLS refuses NOP. Any other does not answer NOP, but the second IDENTIFY.
         yield say.nop() + identify
     elif settled.get("tls_v1"):
         yield BEGIN_TLS
@@ -41,7 +41,7 @@ def nsqd(address: EngineAddress, identity: Mapping[str, Any]) -> Generator[bytes
 
 
 def after(steps: Generator[bytes, bytes, None], answer: bytes) -> bytes | None:
-    """What to say after an answer; None where all is agreed."""
+    """Return what to send after an answer; None if the handshake is complete."""
     try:
         return steps.send(answer)
     except StopIteration:
@@ -49,7 +49,7 @@ def after(steps: Generator[bytes, bytes, None], answer: bytes) -> bytes | None:
 
 
 def nsqd_refuses(problem: ProtocolError) -> Exception:
-    """What an nsqd's error means while this is agreed."""
+    """Return what an nsqd's error means during the handshake."""
     if "TLS required" in problem.text:
         return InputError("the server requires TLS: write nsqd+tls://")
     if problem.code in ("E_AUTH_FAILED", "E_UNAUTHORIZED"):
@@ -58,7 +58,7 @@ def nsqd_refuses(problem: ProtocolError) -> Exception:
 
 
 def nats_tls(address: EngineAddress, info: Mapping[str, Any]) -> bool:
-    """Whether TLS is to begin after a server's first INFO."""
+    """Whether TLS begins after a server's first INFO; InputError if the two do not match."""
     if not address.tls:
         if info.get("tls_required"):
             raise InputError("the server requires TLS: write nats+tls://")
