@@ -2,30 +2,30 @@
 
 SRTMError
 ├── InputError            a value from outside is unusable; the message names it and the remedy
-│   ├── BucketError       (r, b) that is no token bucket
-│   ├── ArrivalsError     arrival times that are unsorted, missing or out of range
-│   ├── SplitError        shares that cannot add up to the whole
-│   ├── PlacementError    brokers or publishers that cannot be placed at all
-│   ├── WorkloadError     a workload that cannot be generated
-│   └── GroupsError       a file of correlation groups that cannot be read or written, or contradicts itself
-├── TraceError            a trace file or folder that cannot be read or written
+│   ├── BucketError       (r, b) is not a token bucket
+│   ├── ArrivalsError     arrival times are unsorted, missing or out of range
+│   ├── SplitError        shares cannot add up to the whole
+│   ├── PlacementError    no placement of the publishers is possible
+│   ├── WorkloadError     a workload cannot be generated
+│   └── GroupsError       a file of correlation groups cannot be read or written, or contradicts itself
+├── TraceError            a trace file or folder cannot be read or written
 ├── LogError              the durable log cannot be opened, written or read; the message names the file and the remedy
-│   ├── LogFull           no room on the disk: nothing of this append was stored, a later one may be
-│   ├── OffsetTrimmed     the offset is older than what the log still holds
-│   └── LogReplaced       the topic has another log than the one that an offset was of
-├── PipelineError         Spark cannot start, or cannot do its work; the message names the remedy
-├── BrokerError           a broker cannot start or go on
-│   ├── PublishRefused    a broker does not take messages: its topic is full, or their engine never takes such
+│   ├── LogFull           the disk is full: nothing of this append was stored; a later one may succeed
+│   ├── OffsetTrimmed     the log no longer holds the offset
+│   └── LogReplaced       the topic no longer has the log that an offset belongs to
+├── PipelineError         Spark cannot start, or a job fails; the message names the remedy
+├── BrokerError           a broker cannot start or continue
+│   ├── PublishRefused    a broker refuses messages: the topic is full, or the engine would refuse them
 │   └── ExchangeRefused   a broker refuses an exchange with a controller; carries a code
-├── ControlError          a controller cannot start or go on
-│   └── RegistryFull      no room for more names and registrations
-├── ClientError           a publisher or subscriber cannot reach its broker or controller, or may not
-│   ├── ControllerAway    the controller does not answer, or has no broker to offer: later, it may
-│   └── WindowFull        as many messages wait for their answers as may
-├── ProtocolError         what a peer sent breaks NSQ's protocol, or cannot be done; carries NSQ's code
-└── BacklogOverflow       exact arithmetic would leave 64 bits
+├── ControlError          a controller cannot start or continue
+│   └── RegistryFull      the registry of names and registrations is full
+├── ClientError           a publisher or subscriber cannot reach its broker or controller, or is refused
+│   ├── ControllerAway    the controller does not answer, or has no broker to offer; a retry may succeed
+│   └── WindowFull        the maximum number of messages awaits an answer
+├── ProtocolError         a peer broke NSQ's protocol, or asked for the impossible; carries NSQ's code
+└── BacklogOverflow       exact arithmetic would exceed 64 bits
 
-Facts travel as attributes, so that callers need not parse messages.
+Errors carry facts as attributes, so callers need not parse messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 
 
 class SRTMError(Exception):
-    """Root of the tree; `facts` holds what the message was made of."""
+    """Root of the tree; `facts` holds the values in the message."""
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class InputError(SRTMError, ValueError):
 
 
 class BucketError(InputError):
-    """The pair (r, b) is no token bucket."""
+    """The pair (r, b) is not a token bucket."""
 
 
 class ArrivalsError(InputError):
@@ -58,7 +58,7 @@ class SplitError(InputError):
 
 
 class PlacementError(InputError):
-    """Brokers or publishers cannot be placed at all."""
+    """No placement of the publishers is possible."""
 
 
 class WorkloadError(InputError):
@@ -78,7 +78,7 @@ class LogError(SRTMError):
 
 
 class LogFull(LogError):
-    """There is no room for what was to be appended."""
+    """The disk is full: nothing of the append was stored."""
 
 
 class OffsetTrimmed(LogError):
@@ -86,19 +86,19 @@ class OffsetTrimmed(LogError):
 
 
 class LogReplaced(LogError):
-    """The topic has another log than the one that an offset was of: offsets of the two have nothing in common."""
+    """The topic no longer has the log that an offset belongs to; offsets of two logs are unrelated."""
 
 
 class PipelineError(SRTMError):
-    """Spark cannot start, or cannot do its work."""
+    """Spark cannot start, or a job fails."""
 
 
 class BrokerError(SRTMError):
-    """A broker cannot start or go on."""
+    """A broker cannot start or continue."""
 
 
 class PublishRefused(BrokerError):
-    """A broker does not take messages; `facts["reason"]` is full, defer or size."""
+    """A broker refuses messages; `facts["reason"]` is full, defer or size."""
 
 
 class ExchangeRefused(BrokerError):
@@ -110,31 +110,31 @@ class ExchangeRefused(BrokerError):
 
 
 class ControlError(SRTMError):
-    """A controller cannot start or go on."""
+    """A controller cannot start or continue."""
 
 
 class RegistryFull(ControlError):
-    """There is no room for more names and registrations."""
+    """The registry of names and registrations is full."""
 
 
 class ClientError(SRTMError):
-    """A publisher or subscriber cannot reach its broker or controller, or may not."""
+    """A publisher or subscriber cannot reach its broker or controller, or is refused."""
 
 
 class ControllerAway(ClientError):
-    """The controller does not answer, or has no broker to offer: later, it may."""
+    """The controller does not answer, or has no broker to offer; a retry may succeed."""
 
 
 class WindowFull(ClientError):
-    """As many messages wait for their answers as may."""
+    """The maximum number of messages awaits an answer."""
 
 
 class ProtocolError(SRTMError):
-    """NSQ's error: its `code`, its `text`, whether it is `fatal` to the connection, and `wire`, what the peer is told.
+    """NSQ's error: its `code`, its `text`, whether it is `fatal` to the connection, and the `wire` form for the peer.
 
-    As in nsqd, only E_FIN_FAILED, E_REQ_FAILED and E_TOUCH_FAILED leave the connection open: they happen to consumers
-    that were merely too late. `text` may hold bytes of the peer that are no UTF-8, as surrogates; `wire` has them as
-    they came, and `str()` is safe to print.
+    As in nsqd, only E_FIN_FAILED, E_REQ_FAILED and E_TOUCH_FAILED leave the connection open, because a consumer that is
+    merely late causes them. `text` may contain invalid UTF-8 of the peer, as surrogates; `wire` has the original bytes,
+    and `str()` is safe to print.
     """
 
     SURVIVED = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
@@ -147,10 +147,10 @@ class ProtocolError(SRTMError):
         super().__init__(self.wire.decode("utf-8", "backslashreplace"), **facts)
 
     def bare(self) -> ProtocolError:
-        """The error as a value: without the frames it came through, which would form a cycle with whoever keeps it."""
+        """Return the error as a value, without its traceback, which would form a reference cycle with its holder."""
         self.__traceback__ = self.__context__ = None
         return self
 
 
 class BacklogOverflow(SRTMError, OverflowError):
-    """A backlog left the range in which 64-bit arithmetic is exact."""
+    """A backlog exceeds the range in which 64-bit arithmetic is exact."""

@@ -1,4 +1,4 @@
-"""A lock file: what one process uses, no other does. It ends with the process, however that ends."""
+"""Lock files, which give one process exclusive use of something. The kernel drops a lock when its process ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def other_holder(lock: int) -> str | None:
-    """Take the lock file that this descriptor is of, until it is closed; returns who has it, if somebody does."""
+    """Lock the file of a descriptor until that is closed; return the holder if another process has the lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -17,5 +17,5 @@ def other_holder(lock: int) -> str | None:
 
 
 def sign(lock: int, what: str) -> None:
-    """Say in a lock file that is ours what it stands for, and who we are."""
+    """Write into a lock file that this process holds what it protects, and the process id."""
     os.pwrite(lock, f"{what}; used by process {os.getpid():<10}\n".encode(), 0)

@@ -1,4 +1,4 @@
-"""What programs have in common: an event loop, logs on stderr, a stop signal."""
+"""Common parts of all programs: an event loop, logs on stderr, a stop signal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def log_to_stderr(form: str, level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every exchange
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise it logs every exchange
 
 
 def stop_signal() -> asyncio.Event:

@@ -1,4 +1,4 @@
-"""Time, tokens and the percentile: the units that every other module counts in.
+"""Time, tokens and the percentile: the units of every other module.
 
 Times are integer nanoseconds. Token rates are integer milli-tokens per second, bucket sizes integer nano-tokens,
 and the law runs in pico-tokens: r milli-tokens/s are exactly r pico-tokens/ns, so no unit is ever rounded.
@@ -33,8 +33,8 @@ PICO_PER_TOKEN = 1_000_000_000_000
 
 Number = int | float | Fraction | Decimal | str
 
-_FIRST_DATE_NS = 10**17  # in 1973, before anybody recorded a trace
-_HUGE = re.compile(r"[eE][+-]?[0-9]{4}")  # 1e9999 is a number that takes hours to write out
+_FIRST_DATE_NS = 10**17  # in 1973, before any recorded trace
+_HUGE = re.compile(r"[eE][+-]?[0-9]{4}")  # a number such as 1e999999999 takes hours to convert
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*(ns|us|µs|ms|s|m|min|h)?\s*")
 _UNIT_NS = {
     "ns": 1,
@@ -49,7 +49,7 @@ _UNIT_NS = {
 
 
 def exact(value: Number, what: str) -> Fraction:
-    """The value as an exact fraction; a float counts as the decimal that it prints as."""
+    """Return a value as an exact fraction; a float counts as the decimal that it prints as."""
     try:
         if isinstance(value, float):
             return Fraction(repr(float(value)))
@@ -63,7 +63,7 @@ def exact(value: Number, what: str) -> Fraction:
 
 
 def parse_duration_ns(text: Number, *, bare: str = "s") -> int:
-    """Nanoseconds of a duration such as '1ms', '0.5 s' or '60' (a bare number counts in `bare`)."""
+    """Return the nanoseconds of a duration such as '1ms', '0.5 s' or '60' (`bare` is the unit of a bare number)."""
     match = _DURATION.fullmatch(str(text))
     if match is None:
         raise InputError(
@@ -74,23 +74,23 @@ def parse_duration_ns(text: Number, *, bare: str = "s") -> int:
 
 
 def format_ns(duration_ns: SupportsFloat) -> str:
-    """A duration for people: three significant digits in the unit that fits."""
+    """Format a duration for people: three significant digits in a suitable unit."""
     value = float(duration_ns)
     for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("µs", NS_PER_US)):
-        if abs(value) >= 0.9995 * size:  # what would round up to a thousand of the next unit
+        if abs(value) >= 0.9995 * size:  # smaller values do not round up to 1 of this unit
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} ns"
 
 
 def format_instant(time_ns: int) -> str:
-    """A time for people: a date where it can be one, or seconds of a clock that started with the run."""
+    """Format a time for people: as a date, or in seconds if its clock started with the run."""
     if abs(time_ns) < _FIRST_DATE_NS:
         return f"{time_ns / NS_PER_S:g} s"
     return str(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_ns // NS_PER_US))[:19]
 
 
 def rank(count: int, quantile: Number) -> int:
-    """The 1-based rank of a quantile among `count` sorted values: ceil(quantile · count), counted exactly."""
+    """Return the 1-based rank of a quantile among `count` sorted values: ceil(quantile · count), exactly."""
     share = exact(quantile, "quantile")
     if not 0 < share <= 1:
         raise InputError(f"quantile must lie in (0, 1], not {quantile!r}", value=quantile)
@@ -100,25 +100,25 @@ def rank(count: int, quantile: Number) -> int:
 
 
 def percentiles(values: NDArray[np.int64], quantiles: Sequence[Number]) -> list[int]:
-    """For each quantile, the smallest value that at least such a share of the values do not exceed.
+    """Return, for each quantile, the smallest value that at least this share of the values does not exceed.
 
-    This is SRTM's only percentile: an order statistic, never an interpolation, so that integers stay integers
+    This is SRTM's only percentile: an order statistic, never an interpolation, so integers stay integers
     and "the p99 access delay is zero" means that at least 99 % of the messages did not wait.
     """
     positions = [rank(len(values), quantile) - 1 for quantile in quantiles]
-    # The last place is asked for as well because numpy's path for a single place is 40 times slower on many equal
-    # values, such as delays of zero.
+    # The last position is included because numpy's path for a single position is 40 times slower on many equal values,
+    # such as delays of zero.
     ordered = np.partition(values, [*positions, len(values) - 1])
     return [int(ordered[position]) for position in positions]
 
 
 def percentile(values: NDArray[np.int64], quantile: Number) -> int:
-    """`percentiles` for one quantile."""
+    """Return `percentiles` for one quantile."""
     return percentiles(values, [quantile])[0]
 
 
 def histogram_percentile(counts: NDArray[np.int64], quantile: Number) -> int:
-    """`percentile` of values given as a histogram: `counts[v]` of them are equal to v."""
+    """Return the `percentile` of values given as a histogram: `counts[v]` values are equal to v."""
     below = np.cumsum(counts)
     total = int(below[-1]) if len(below) else 0
     return int(np.searchsorted(below, rank(total, quantile)))

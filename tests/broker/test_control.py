@@ -125,7 +125,7 @@ def test_nobody_is_answered_for_a_disk_that_is_not_there() -> None:
         assert not answer.topics
         publisher.send(say.pub("t", b"precious"))
         assert publisher.error().startswith(
-            b"E_BAD_TOPIC topic 't' is to be on disk, and this broker has no --data-path"
+            b"E_BAD_TOPIC topic 't' must be on disk, but this broker has no --data-path"
         )
 
 
@@ -330,7 +330,7 @@ def test_a_topic_that_is_deleted_and_made_again_is_another_contract(tmp_path: Pa
         again = {"t": Listed(BIRTH + 1, CONTRACT)}
         late = {"t": Grant(BIRTH, 2, share(1000, 1000), 1000 * TOKEN)}
         answer = exchange(broker, said(2, version=2, contracts=again, grants=late))
-        assert answer.refused == {"t": "this broker knows another contract"}
+        assert answer.refused == {"t": "this broker knows a different contract"}
         report = answer.topics["t"]
         assert (report.birth, report.sequence, report.share) == (BIRTH + 1, 0, None)
         publisher.publish("t", b"of the second")

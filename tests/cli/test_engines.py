@@ -170,7 +170,7 @@ def test_a_subscriber_that_cannot_work_says_why_and_costs_nothing(cluster: Clust
     cluster.create(topic, durability)
     cluster.publish(topic)
     other, why = {
-        "local": ("redis", "is no engine: write"),
+        "local": ("redis", "invalid engine 'redis://…@127.0.0.1': write"),
         "nsqd": ("nats", f"topic '{topic}' is delivered by nsqd://"),
         "nats": ("nsqd", f"topic '{topic}' is delivered by nats://"),
     }[cluster.kind]

@@ -39,14 +39,17 @@ def test_addresses(text: str, meant: EngineAddress | None) -> None:
     ("text", "problem"),
     [
         ("http://a", "with TLS nsqd\\+tls:// or nats\\+tls://"),
-        ("nats://a?ca=x", "option ca is about TLS: write nats\\+tls://"),
-        ("nsqd+tls://a?creds=x", "there is no option 'creds' of nsqd; there are ca, cert, key"),
-        ("nats+tls://a?insecure=1", "there is no option 'insecure' of nats; there are creds, replicas, ca, cert, key"),
+        ("nats://a?ca=x", "option ca requires TLS: write nats\\+tls://"),
+        ("nsqd+tls://a?creds=x", "unknown option 'creds' for nsqd; known options: ca, cert, key"),
+        (
+            "nats+tls://a?insecure=1",
+            "unknown option 'insecure' for nats; known options: creds, replicas, ca, cert, key",
+        ),
         ("nats+tls://a?ca=", "option ca is empty"),
         ("nats+tls://a?key=x", "give cert, too"),
-        ("nats://a?replicas=9", "replicas are 1 to 5, not '9'"),
-        ("nats://me@a?creds=x", "'nats://…@a\\?creds=x' is no engine: give a login or creds, not both"),
-        ("nsqd://secret@a,b", "'nsqd://…@a,b' is no engine: an nsqd is one host:port"),
+        ("nats://a?replicas=9", "replicas must be 1 to 5, not '9'"),
+        ("nats://me@a?creds=x", "invalid engine 'nats://…@a\\?creds=x': give a login or creds, not both"),
+        ("nsqd://secret@a,b", "invalid engine 'nsqd://…@a,b': an nsqd has exactly one host:port"),
     ],
 )
 def test_addresses_that_are_none(text: str, problem: str) -> None:
@@ -58,7 +61,7 @@ def test_a_login_is_shown_to_nobody() -> None:
     found = parse("nats://me:secret@a:1")
     assert "secret" not in f"{found} {found!r}"
     assert str(parse("tls://me:secret@a:1?ca=x&replicas=3")) == "nats+tls://a:1"
-    with pytest.raises(InputError, match="'redis://…@a' is no engine") as problem:
+    with pytest.raises(InputError, match="invalid engine 'redis://…@a'") as problem:
         parse("redis://me:secret@a")
     assert "secret" not in str(problem.value)
 

@@ -45,9 +45,9 @@ def test_nsqd_is_shown_the_secret_through_tls() -> None:
 @pytest.mark.parametrize(
     ("address", "answer", "problem"),
     [
-        ("nsqd+tls://a", settled(tls_v1=False), "it offers no TLS: start it with --tls-cert"),
-        ("nsqd+tls://a", b"OK", "the answer to IDENTIFY cannot be read: b'OK'"),
-        ("nsqd+tls://a", b"[]", "the answer to IDENTIFY cannot be read"),
+        ("nsqd+tls://a", settled(tls_v1=False), "the server offers no TLS: start it with --tls-cert"),
+        ("nsqd+tls://a", b"OK", "cannot decode the answer to IDENTIFY: b'OK'"),
+        ("nsqd+tls://a", b"[]", "cannot decode the answer to IDENTIFY"),
     ],
 )
 def test_nsqd_that_does_not_agree(address: str, answer: bytes, problem: str) -> None:
@@ -60,10 +60,13 @@ def test_nsqd_that_does_not_agree(address: str, answer: bytes, problem: str) -> 
 @pytest.mark.parametrize(
     ("problem", "means"),
     [
-        (ProtocolError("E_INVALID", "cannot NOP in current state (TLS required)"), "it wants TLS: write nsqd+tls://"),
+        (
+            ProtocolError("E_INVALID", "cannot NOP in current state (TLS required)"),
+            "the server requires TLS: write nsqd+tls://",
+        ),
         (
             ProtocolError("E_AUTH_FAILED", "AUTH failed"),
-            "it refuses the secret of the address (E_AUTH_FAILED AUTH failed)",
+            "the server refuses the secret of the address (E_AUTH_FAILED AUTH failed)",
         ),
         (ProtocolError("E_BAD_BODY", "IDENTIFY"), "E_BAD_BODY IDENTIFY"),
     ],
@@ -77,11 +80,11 @@ def test_what_errors_of_nsqd_mean(problem: ProtocolError, means: str) -> None:
     [
         ("nats://a", {}, False),
         ("nats://a", {"tls_available": True}, False),
-        ("nats://a", {"tls_required": True}, "it wants TLS: write nats\\+tls://"),
+        ("nats://a", {"tls_required": True}, "the server requires TLS: write nats\\+tls://"),
         ("nats+tls://a", {"tls_required": True}, True),
         ("tls://a", {"tls_available": True}, True),
-        ("nats+tls://a", {}, "it offers no TLS"),
-        ("nats+tls://a", {"tls_required": True, "tls_verify": True}, "it wants a certificate of ours"),
+        ("nats+tls://a", {}, "the server offers no TLS"),
+        ("nats+tls://a", {"tls_required": True, "tls_verify": True}, "the server requires a client certificate"),
         ("nats+tls://a?cert=c", {"tls_required": True, "tls_verify": True}, True),
     ],
 )

@@ -113,7 +113,7 @@ def test_responses_in_any_cut() -> None:
         assert protocol.buffered == 0
     for size in (-1, lookup.MAX_RESPONSE + 1):
         assert isinstance(LookupClient().feed(n(size))[0], ProtocolError)
-    with pytest.raises(ProtocolError, match="IDENTIFY cannot be read"):
+    with pytest.raises(ProtocolError, match="cannot decode the response to IDENTIFY"):
         lookup.read_peer(b"OK")
 
 

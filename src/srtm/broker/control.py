@@ -1,12 +1,13 @@
-"""A broker under a controller: shares and their lease, topics that are closed, publishers that are sent elsewhere.
+"""A broker under a controller: shares and their lease, closed topics, publishers that migrate.
 
-In: exchanges of the controller, in any order, late or twice. Out: answers. Time is an argument: `now_ns` of the clock
-that stamps messages, `mono_ns` of the one that leases run by. docs/adr/0012-control-exchange.md has the rules:
+In: exchanges of the controller, in any order, late or twice. Out: answers. Time is an argument: `now_ns` from the clock
+that stamps messages, `mono_ns` from the monotonic clock that leases use. docs/adr/0012-control-exchange.md has the
+rules:
 
-- exchanges are numbered, and one that comes after a newer one changes nothing;
-- a grant is put in force once, for the contract that it was made for, or refused with a reason;
-- a topic that is deleted and created again is another contract: nothing of the one before stays;
-- when the lease ends, every share is cut to its safe part, and stays so until it is granted anew;
+- exchanges are numbered, and one that arrives after a newer one changes nothing;
+- a grant takes effect once, for the contract that it was made for, or is refused with a reason;
+- a topic that is deleted and created again has another contract: nothing of the earlier one remains;
+- when the lease ends, every share is cut to its safe part until it is granted again;
 - a topic under contract without a share here is closed: its messages wait.
 """
 
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Ordered(Protocol):
-    """A connection that can be given orders."""
+    """A connection that takes orders."""
 
     def send(self, data: bytes, /) -> None:
         """Write bytes at the end of this turn."""
@@ -47,11 +48,11 @@ class Ordered(Protocol):
 
 @dataclass(slots=True)
 class _Holding:
-    """A topic under contract, and what this broker has of it."""
+    """A topic under contract, and this broker's part in it."""
 
     contract: Contract
     birth: int  # which contract of that name
-    since_ns: int  # seconds that end before this hold messages from before this broker learned of it
+    since_ns: int  # earlier seconds may hold messages from before this broker learned of the contract
     stamp: tuple[int, int] = (0, 0)  # epoch and sequence of the grant in force
     surrendered_ntok: int = 0
     safe: bool = False
@@ -59,7 +60,7 @@ class _Holding:
 
 
 class Control:
-    """What the controller has said to this broker, as far as it holds."""
+    """The controller's instructions to this broker that are in force."""
 
     def __init__(
         self, options: BrokerOptions, topics: Topics, turn: Turn, groups: dict[str, str | None], started_ns: int
@@ -72,13 +73,13 @@ class Control:
         self._epoch = self._version = 0
         self._number = 0  # of the newest exchange of this epoch
         self._holdings: dict[str, _Holding] = {}
-        self._informed = False  # of the topics that are under contract
+        self._informed = False  # which topics are under contract is known
         self._lease_ends: int | None = None
         self._safe_percent = 50
         self._publishers: defaultdict[str, dict[str, list[Ordered]]] = defaultdict(dict)
 
     def closes(self, topic: str) -> bool:
-        """Whether a topic that comes up here has to wait for a share."""
+        """Whether a new topic must wait for a share."""
         return self._managed and (topic in self._holdings or not self._informed)
 
     def holds(self, topic: str) -> bool:
@@ -86,7 +87,7 @@ class Control:
         return topic in self._holdings
 
     def made(self, topic: Topic) -> None:
-        """A topic came up here, perhaps after one of that name was deleted: it is kept as its contract promises."""
+        """A topic was created, perhaps after one of its name was deleted; put it on disk if its contract says so."""
         holding = self._holdings.get(topic.name)
         if holding is not None:
             holding.paused = False
@@ -94,21 +95,19 @@ class Control:
                 self._make_durable(topic)
 
     def birth(self, topic: str) -> int | None:
-        """Which contract a topic is under; None if it is free."""
+        """Return the birth of a topic's contract; None if it has none."""
         holding = self._holdings.get(topic)
         return holding.birth if holding else None
 
     def refusal(self, topic: str) -> str | None:
-        """Why a topic that comes up here cannot be kept as it was promised; None where it can."""
+        """Return why this broker cannot store a topic as its contract promises; None if it can."""
         holding = self._holdings.get(topic)
         if holding is None or holding.contract.durability != "disk" or self._topics.disk is not None:
             return None
-        return (
-            f"topic {topic!r} is to be on disk, and this broker has no --data-path: give it one, or publish elsewhere"
-        )
+        return f"topic {topic!r} must be on disk, but this broker has no --data-path: set one, or publish elsewhere"
 
     def exchange(self, said: Exchange, now_ns: int, mono_ns: int) -> Answer:
-        """Do as the controller says, and tell it how things are."""
+        """Carry out an exchange, and return this broker's state."""
         if not self._managed:
             raise ExchangeRefused(
                 RefusalCode.NOT_MANAGED, "this broker has no controller; start it with --controller to give it one"
@@ -126,7 +125,7 @@ class Control:
             ends = said.echo + said.lease_ns
             self._lease_ends = max(ends, self._lease_ends or ends)
         refused: dict[str, str] = {}
-        if said.number > self._number:  # one that was overtaken is void: what still holds, a later one repeats
+        if said.number > self._number:  # an overtaken exchange is void: a later one repeats what still holds
             self._number = said.number
             if said.contracts is not None and said.version > self._version:
                 self._learn(said.contracts, now_ns)
@@ -139,15 +138,15 @@ class Control:
                 holding = self._holdings.get(move.topic)
                 if holding is not None and holding.birth == move.birth:
                     self.migrate(move.topic, move.publishers, move.to)
-        self.check_lease(now_ns, mono_ns)  # an exchange that was long under way brings a lease that is over
+        self.check_lease(now_ns, mono_ns)  # the lease of a delayed exchange may have ended already
         self._turn.wake()
         return self._answer(said, refused, now_ns, mono_ns)
 
     def check_lease(self, now_ns: int, mono_ns: int) -> None:
-        """Cut every share to its safe part once the lease is over."""
+        """Cut every share to its safe part if the lease has ended."""
         if self._lease_ends is None or mono_ns < self._lease_ends:
             return
-        ended_ns = now_ns - (mono_ns - self._lease_ends)  # perhaps a while ago, where this process stood still
+        ended_ns = now_ns - (mono_ns - self._lease_ends)  # perhaps a while ago, if this process was suspended
         for name, holding in self._holdings.items():
             if not holding.safe:
                 holding.safe = True
@@ -158,7 +157,7 @@ class Control:
                     self._turn.wake()
 
     def migrate(self, topic: str, publishers: Iterable[str], to: tuple[str, ...]) -> list[str]:
-        """Tell publishers of a topic to go on elsewhere; those who are not here are returned."""
+        """Tell publishers of a topic to continue elsewhere; return those that are not connected here."""
         here, missing = self._publishers.get(topic, {}), []
         order = encode(Migrate(topic, to))
         for publisher in publishers:
@@ -170,7 +169,7 @@ class Control:
         return missing
 
     def came(self, declared: Declared, connection: Ordered) -> None:
-        """A publisher has declared itself."""
+        """A publisher declared itself in IDENTIFY."""
         self.groups[declared.publisher] = declared.group
         if declared.topic:
             self._publishers[declared.topic].setdefault(declared.publisher, []).append(connection)
@@ -186,7 +185,7 @@ class Control:
                 here.pop(declared.publisher, None)
 
     def _learn(self, listed: dict[str, Listed], now_ns: int) -> None:
-        """Topics came under contract, or are free again."""
+        """Take over the controller's list of contracts."""
         contracts = {name: each for name, each in listed.items() if self._possible(name)}
         ended = self._holdings.keys() - contracts.keys()
         for name in ended:
@@ -198,7 +197,7 @@ class Control:
                 if name in self._topics:
                     self._topics[name].recent.slo_ns = contract.slo_ns
             else:
-                paused = known is not None and known.paused  # by the controller, which says again whether it is
+                paused = known is not None and known.paused  # the controller repeats it with every exchange
                 self._holdings[name] = _Holding(contract, each.birth, now_ns, paused=paused)
                 if name in self._topics:
                     topic = self._topics.touch(name)
@@ -217,7 +216,7 @@ class Control:
                 self._topics.touch(topic.name)
 
     def _possible(self, name: str) -> bool:
-        """Whether such a topic can be had here; a controller that knows our engine would not have made it otherwise."""
+        """Whether this broker's engine can have a topic; a controller that knows the engine creates no other."""
         engine = self._topics.engine
         problem = refusal(engine.kind, name) if engine else None
         if problem:
@@ -225,15 +224,19 @@ class Control:
         return problem is None
 
     def _make_durable(self, topic: Topic) -> None:
-        """What is in memory already would be lost between the two: such a topic has to be emptied first."""
+        """Put an empty topic on disk; messages in memory would be lost on the way."""
         if topic.durable is None and self._topics.disk is not None and not topic.messages:
             self._topics.disk.adopt(topic)
 
     def _grant(self, name: str, epoch: int, grant: Grant, now_ns: int) -> str | None:
-        """Put a grant in force; returns why not, if it cannot be."""
+        """Put a grant in force; return why not, if that is impossible."""
         holding, stamp = self._holdings.get(name), (epoch, grant.sequence)
         if holding is None or holding.birth != grant.birth:
-            return "this broker knows no such contract" if holding is None else "this broker knows another contract"
+            return (
+                "this broker does not know the contract"
+                if holding is None
+                else "this broker knows a different contract"
+            )
         if problem := self.refusal(name):
             return problem
         if stamp > holding.stamp:
@@ -243,14 +246,14 @@ class Control:
         return None
 
     def _pause(self, wanted: set[str], now_ns: int) -> None:
-        """Stop topics that the controller has paused, and let go on those that it has paused before."""
+        """Pause the topics that the controller wants paused, and resume the others that it paused before."""
         for name, holding in self._holdings.items():
             if name in self._topics and holding.paused != (name in wanted):
                 holding.paused = name in wanted
                 self._topics.touch(name).pause(now_ns, on=holding.paused)
 
     def _put_in_force(self, topic: Topic, share: TokenBucket | None, now_ns: int, gift_ntok: int = 0) -> int:
-        """Give a topic its share, or close it; returns the nano-tokens that were given up."""
+        """Give a topic its share, or close it; return the nano-tokens that it gave up."""
         contract = self._holdings[topic.name].contract
         topic.gate.drops, topic.recent.slo_ns = contract.overflow == "drop" and topic.durable is None, contract.slo_ns
         topic.gate.closed = share is None
@@ -308,7 +311,7 @@ class Control:
 
 
 def _second(second: SecondStatistics) -> Second:
-    # Without a subscriber, the access delay is all that is known of the latency.
+    # Without a subscriber, the access delay is the only known part of the latency.
     latencies = second.total_sketch if second.total_sketch.counts else second.access_sketch
     return Second(
         second.number,

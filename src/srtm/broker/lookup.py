@@ -1,10 +1,10 @@
-"""Registration with nsqlookupd: who this broker is, and which topics and channels it has.
+"""Registration with nsqlookupd: this broker's addresses, topics and channels.
 
-Each lookup service is kept up to date by a task of its own, which compares what it was told with what there is: after a
-change at once, after a reconnection from the beginning. PING every 15 s finds out about dead connections.
+One task per lookup service keeps it up to date: it sends the difference between what the service was told and what
+exists, at once after a change, and everything after a reconnection. A PING every 15 s detects dead connections.
 
-A topic that is new here may have channels elsewhere, and they are to get its first messages, too. So a new topic gives
-nothing to channels until the lookup services have been asked for them, or did not answer in time.
+A topic that is new here may have channels elsewhere, which must get its first messages, too. So a new topic delivers
+nothing until the lookup services have named its channels, or did not answer in time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PING_S = 15.0
-LOOK_S = 0.5  # until it is noticed that a service has gone, which may be back by then and know nothing
+LOOK_S = 0.5  # between checks whether a service closed the connection: it may have restarted, and know nothing
 CONNECT_S = 1.0
 ANSWER_S = 5.0
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 4.0  # a controller that recovers waits for longer than that
-_PATIENT_S = 1.0  # pauses that are longer than that are worth a line in the log
-_BATCH = 500  # commands that are sent before their answers are read
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 4.0  # shorter than the time that a recovering controller waits
+_PATIENT_S = 1.0  # longer pauses are logged
+_BATCH = 500  # commands sent before their answers are read
 
 Names = set[tuple[str, str | None]]
 
@@ -46,11 +46,9 @@ class Peer:
     def __init__(self, address: str, broker: Broker) -> None:
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdigit():
-            raise BrokerError(
-                f"the address of a controller or nsqlookupd is host:port, not {address!r}", address=address
-            )
+            raise BrokerError(f"invalid controller or nsqlookupd address {address!r}: use host:port", address=address)
         self.address = address
-        self.http: str | None = None  # where it is asked for channels, once it has said so
+        self.http: str | None = None  # the URL to ask for channels, once the service has named it
         self.changed = asyncio.Event()
         self._host, self._port = host.strip("[]"), int(port)
         self._broker = broker
@@ -59,14 +57,14 @@ class Peer:
         self._registered: Names = set()
 
     async def keep(self) -> None:
-        """Connect, tell everything, and tell changes; again and again, with pauses that grow."""
+        """Stay connected with back-off; register everything, then every change."""
         backoff, told = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S), False
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     reader, writer = await open_streams(self._host, self._port)
             except OSError as error:
-                if backoff.limit_s > _PATIENT_S and not told:  # both may just have been started
+                if backoff.limit_s > _PATIENT_S and not told:  # otherwise both may just have started
                     log.warning("LOOKUPD(%s): cannot connect: %s", self.address, explained(error))
                     told = True
             else:
@@ -108,22 +106,21 @@ class Peer:
                 await self._command(reader, writer, [lookup.PING])
 
     async def _change(self, reader: asyncio.StreamReader) -> bool:
-        """Whether something changed before it is time for a PING; EOFError once the service has gone."""
+        """Wait for a change; return False if a PING is due first. EOFError if the service closed the connection."""
         until = self._broker.turn.loop.time() + PING_S
         while (left_s := until - self._broker.turn.loop.time()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LOOK_S, left_s)):
                     return await self.changed.wait()
             if reader.at_eof() or reader.exception():
-                raise EOFError("it closed the connection")
+                raise EOFError("the service closed the connection")
         return False
 
     async def _update(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell the difference between what is and what was told."""
+        """Send the difference between what exists and what the service was told."""
         there: Names = set()
-        for topic in (
-            self._broker.topics.values() if self._broker.topics.engine is None else ()
-        ):  # or else consumers come here
+        # Topics that an engine delivers are not registered: consumers must not come here.
+        for topic in self._broker.topics.values() if self._broker.topics.engine is None else ():
             there.add((topic.name, None))
             there.update((topic.name, name) for name in topic.channels)
         gone = self._registered - there
@@ -140,14 +137,14 @@ class Peer:
     async def _command(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: list[bytes]
     ) -> list[bytes]:
-        """The answers to commands, one each."""
+        """Send commands, and return one answer for each."""
         async with asyncio.timeout(ANSWER_S):
             writer.write(b"".join(commands))
             await writer.drain()
             while len(self._answers) < len(commands):
                 data = await reader.read(65536)
                 if not data:
-                    raise EOFError("it closed the connection")
+                    raise EOFError("the service closed the connection")
                 self._answers += self._protocol.feed(data)
                 for answer in self._answers:
                     if isinstance(answer, ProtocolError):
@@ -169,7 +166,7 @@ class Registration:
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S), trust_env=False)
 
     def start(self) -> None:
-        """Register, and follow the broker from now on."""
+        """Register, and follow the broker's changes."""
         for peer in self._peers:
             self._begin(peer)
         self._broker.topics.on_change = self._changed
@@ -194,12 +191,12 @@ class Registration:
             self._follow(self._broker.turn.loop.create_task(self._start(topic, urls)))
 
     async def _start(self, topic: Topic, urls: list[str]) -> None:
-        """Make the channels that the topic has elsewhere, and let it begin."""
+        """Create the channels that the topic has elsewhere, then let it deliver."""
         try:
             found = await asyncio.gather(*(self._channels(url, topic.name) for url in urls))
             if self._broker.topics.alive(topic):
                 for name in sorted(set().union(*found)):
-                    if valid_name(name) and not ephemeral(name):  # those have no consumer here
+                    if valid_name(name) and not ephemeral(name):  # an ephemeral channel needs a consumer here
                         self._broker.topics.channel(topic, name)
         finally:
             topic.starting = False
@@ -212,11 +209,11 @@ class Registration:
             answer.raise_for_status()
             return [str(name) for name in answer.json()["channels"]]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-            log.warning("LOOKUPD(%s): cannot say which channels %s has: %s", url, topic, error)
+            log.warning("LOOKUPD(%s): cannot list the channels of topic %s: %s", url, topic, error)
             return []
 
     async def stop(self) -> None:
-        """Register no more; the services notice that the connections are closed."""
+        """Close the connections; the services then drop the registrations."""
         self._broker.topics.on_change = self._broker.topics.on_topic = None
         tasks = list(self._tasks)
         for task in tasks:

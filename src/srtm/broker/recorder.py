@@ -1,10 +1,10 @@
-"""Recording a run as a trace (docs: workload/trace.py): one row a message, off unless asked for.
+"""Records a run as a trace (`workload/trace.py`), one row per message; off unless requested.
 
-In: what topics released and what was written to subscribers, turn by turn, kept as plain columns. Out: a Parquet file
-that is complete or not there, written by a thread. A row is closed when its message was written to its first
-subscriber, or after two seconds, then without `sent_ns`. Memory is bounded: a disk that cannot follow ends the
-recording. The file's metadata has, under `srtm.births`, the contracts that topics were under: since which release, and
-their births, so that a contract which was deleted and made again is not taken for one.
+In: messages that topics released and messages written to subscribers, turn by turn, kept as plain columns. Out: a
+Parquet file, complete or absent, written by a thread. A row is closed once its message is written to its first
+subscriber, or after two seconds without `sent_ns`. Memory is bounded: a disk that is too slow ends the recording. The
+file's metadata lists under `srtm.births` the contracts of each topic: the release that each began with, and its birth,
+so a contract that was deleted and created again counts as two.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from srtm.broker.message import Message
 
 CUT_S = 1.0
-PATIENCE_CUTS = 2  # after so many, rows whose messages nobody got are written as they are
+PATIENCE_CUTS = 2  # then rows are written even if no subscriber got their messages
 _ROW_GROUP = 1_000_000
-_MOST_WAITING = 32  # chunks that the disk may be behind
+_MOST_WAITING = 32  # chunks that may wait for the disk
 
 
 class Chunk:
@@ -61,7 +61,7 @@ class Recorder:
         loop: asyncio.AbstractEventLoop,
         birth: Callable[[str], int | None] = lambda _: None,
     ) -> None:
-        """`birth` tells which contract a topic is under now."""
+        """`birth` returns the contract that a topic is under now."""
         self.path = path
         self.rows = 0
         self.problem: SRTMError | None = None
@@ -72,19 +72,19 @@ class Recorder:
         self._births: dict[str, list[tuple[int, int | None]]] = {}
         self._topics: dict[str, int] = {}
         self._publishers: dict[str, int] = {}
-        self._open: dict[bytes, int] = {}  # rows of messages that no subscriber was sent yet
+        self._open: dict[bytes, int] = {}  # rows of messages not sent to any subscriber yet
         self._chunks = deque([Chunk(0)])  # the last one grows
         self._to_write: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="srtm-recorder", daemon=True)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread that writes the file."""
         self._thread.start()
         self._timer = self._loop.call_later(CUT_S, self._on_time)
 
     def released(self, topic: str, messages: list[Message]) -> None:
-        """Messages of a topic got their tokens."""
+        """A topic released messages: they have their tokens."""
         chunk, publishers, opened = self._chunks[-1], self._publishers, self._open
         code = self._topics.setdefault(topic, len(self._topics))
         births, birth = self._births.setdefault(topic, []), self._birth(topic)
@@ -129,16 +129,16 @@ class Recorder:
 
     def _hand_over(self, chunk: Chunk) -> None:
         end = chunk.first + len(chunk.topic)
-        unsent = list(takewhile(lambda entry: entry[1] < end, self._open.items()))  # rows are in the order they came
+        unsent = list(takewhile(lambda entry: entry[1] < end, self._open.items()))  # in order of rows
         for message_id, _ in unsent:
             del self._open[message_id]
         if self._to_write.qsize() > _MOST_WAITING and self.problem is None:
-            self.problem = TraceError(f"cannot write {self.path}: the disk does not follow", path=str(self.path))
+            self.problem = TraceError(f"cannot write {self.path}: the disk is too slow", path=str(self.path))
         if chunk.topic and self.problem is None:
             self._to_write.put(chunk)
 
     async def stop(self) -> None:
-        """Write the rest, and wait until the file is there; TraceError where it cannot be written."""
+        """Write the remaining rows, and wait until the file is complete; TraceError if it cannot be written."""
         if self._timer:
             self._timer.cancel()
         while self._chunks:
@@ -149,7 +149,7 @@ class Recorder:
             raise self.problem
 
     def _write(self) -> None:
-        """In the thread: row groups, as chunks come, until there are no more."""
+        """Write chunks as row groups, on the thread, until None arrives."""
         about = {"srtm.recorded_by": self._broker}
         try:
             with writing(self.path, RECORDED_SCHEMA, about) as writer:
@@ -170,7 +170,7 @@ class Recorder:
             self.problem = TraceError(f"cannot write {self.path}: {error}", path=str(self.path))
 
     def _rows_of(self, chunks: list[Chunk]) -> pa.RecordBatch:
-        """Rows in order of arrival; those of one instant in order of release."""
+        """Return the rows in order of arrival, then of release."""
 
         def column(name: str, kind: type[np.signedinteger]) -> np.ndarray:
             return np.concatenate([np.frombuffer(getattr(chunk, name), kind) for chunk in chunks])
@@ -179,7 +179,7 @@ class Recorder:
         order = np.lexsort((release_ns, arrival_ns))
         topic, publisher = column("topic", np.int32)[order], column("publisher", np.int32)[order]
         sent_ns = column("sent_ns", np.int64)[order]
-        names = list(self._publishers)  # new ones come at the end; what the rows name is there
+        names = list(self._publishers)  # the loop may append names, but has already appended those of these rows
         groups = [self._groups.get(name) for name in names]
         known = sorted({group for group in groups if group is not None})
         number = {group: index for index, group in enumerate(known)}

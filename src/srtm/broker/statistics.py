@@ -1,4 +1,4 @@
-"""A broker's numbers: frozen snapshots, taken on demand, and the seconds that a topic's latencies are counted in.
+"""A broker's statistics: frozen snapshots, taken on demand, and the seconds in which a topic counts latencies.
 
 `Broker`, `Topic`, `Channel`, `Connection`, `Engine`, `Lane` and `Probe` each have a `statistics()` that returns one of
 these snapshots. `/stats`, `/metrics`, the controller's exchange and the tests read nothing else, so they agree.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
 
 HISTORY_S = 10
-_MOST = 200_000  # latencies kept of one second: more than one core can carry
+_MOST = 200_000  # latencies kept per second: more messages than one core can handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SecondStatistics:
     access: Distribution | None
     processing: Distribution | None
     total: Distribution | None
-    # Of a topic under contract only: counts that add up over seconds and brokers.
+    # Only for a topic under contract: counts that add up over seconds and brokers.
     over: int = 0  # latencies above the SLO's limit
     access_sketch: Sketch = field(default_factory=Sketch)
     total_sketch: Sketch = field(default_factory=Sketch)
@@ -51,7 +51,7 @@ class SecondStatistics:
 
     @property
     def number(self) -> int:
-        """The second, counted by the broker's wall clock."""
+        """The number of the second on the broker's wall clock."""
         return self.at_ns // NS_PER_S
 
     @property
@@ -89,7 +89,7 @@ class ChannelStatistics:
     """One channel of a topic."""
 
     name: str
-    depth: int  # messages that wait for a consumer
+    depth: int  # messages waiting for a consumer
     in_flight: int
     deferred: int
     messages: int
@@ -97,7 +97,7 @@ class ChannelStatistics:
     timed_out: int
     finished: int
     dropped: int  # by an ephemeral channel that was full
-    lost: int  # deleted by retention before they were finished
+    lost: int  # deleted by retention before the channel finished them
     paused: bool
     consumers: int
     clients: tuple[ClientStatistics, ...] | None  # None unless asked for
@@ -128,11 +128,11 @@ class LaneStatistics:
 
     kind: str
     open: bool
-    reason: str | None  # why it is shut
+    reason: str | None  # why the lane is shut
     unacknowledged: int
     unacknowledged_bytes: int
     in_log: int  # spooled messages: accepted, and not yet read back from the log
-    lost: int  # deleted by retention before the engine had them
+    lost: int  # deleted by retention before the engine acknowledged them
     probe: ProbeStatistics | None
 
 
@@ -151,7 +151,7 @@ class EngineStatistics:
     refused: int
     reconnections: int
     last_error: str | None
-    trouble: str | None  # why it takes no messages of all topics, or of one
+    trouble: str | None  # why it accepts no messages of any topic, or of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class TopicStatistics:
     """One topic at one broker."""
 
     name: str
-    messages: int  # that came, counted at the end of a turn
-    arrived: int  # the same, with those of the turn under way
+    messages: int  # received, counted at the end of a turn
+    arrived: int  # received, including the current turn
     bytes: int
     waiting: int  # for tokens, in memory or spooled
     depth: int  # waiting, or released and held for a first channel
@@ -168,7 +168,7 @@ class TopicStatistics:
     closed: bool  # under contract, and without a share here
     limit: TokenBucket | None
     tokens: float | None
-    late: int  # messages that came with an earlier time than one before them
+    late: int  # messages with an earlier arrival time than their predecessor
     log: LogExtent | None
     lane: LaneStatistics | None
     channels: tuple[ChannelStatistics, ...]
@@ -187,14 +187,14 @@ class BrokerStatistics:
     started_ns: int
     connections: int
     unstamped_reads: int  # reads without a kernel time
-    lag_ns: int  # how late the loop was at most, in the last second
+    lag_ns: int  # maximum lag of the loop in the last second
     engine: EngineStatistics | None
     topics: tuple[TopicStatistics, ...]  # by name
     publishers: tuple[ClientStatistics, ...] | None  # None unless asked for
 
 
 class Recent:
-    """The current second of a topic, and the ones before it."""
+    """The current second of a topic, and its recent ones."""
 
     __slots__ = (
         "access",
@@ -210,7 +210,7 @@ class Recent:
     )
 
     def __init__(self) -> None:
-        self.slo_ns: int | None = None  # the latency that the topic was promised
+        self.slo_ns: int | None = None  # the latency limit that the topic was promised
         self.history: deque[SecondStatistics] = deque(maxlen=HISTORY_S)
         self._clear()
 
@@ -221,7 +221,7 @@ class Recent:
         self.total = array("q")
 
     def close(self, at_ns: int, waiting: int, max_backlog_ntok: int) -> SecondStatistics:
-        """End the second; with an SLO, also sum it up for the controller."""
+        """End the second, and return its summary; with an SLO, sketches for the controller, too."""
         access, total = np.frombuffer(self.access, np.int64), np.frombuffer(self.total, np.int64)
         processing = np.frombuffer(self.processing, np.int64)
         sketched: dict[str, Any] = {}
@@ -258,7 +258,7 @@ class Recent:
 
     @property
     def full(self) -> bool:
-        """Whether more latencies of this second would only cost memory."""
+        """Whether this second has as many latencies as are kept."""
         return len(self.total) >= _MOST
 
 

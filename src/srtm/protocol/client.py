@@ -1,10 +1,10 @@
 """The client's side of V2: commands to bytes, bytes of the server to events.
 
-In: what a client wants to say, and what a read brought, cut anywhere. Out: bytes to write; a list of events, in order.
-The layouts stand in `server` (commands) and `frames` (what comes back). Begin a connection with `MAGIC_V2`.
+In: commands, and bytes from the server in reads of any size. Out: bytes to write; a list of events, in order. `server`
+documents the layout of commands, `frames` that of frames. Begin a connection with `MAGIC_V2`.
 
-Always holds: the same bytes give the same events, however they are cut; at most one incomplete frame is kept, and a
-frame's size is judged before its data is kept; a broken stream ends with a ProtocolError as the last event.
+Always holds: the same bytes give the same events, however they are split; at most one incomplete frame is kept, and a
+frame's size is checked before its data is kept; an invalid stream ends with a ProtocolError as the last event.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from srtm.protocol.frames import ERROR, FRAME_HEAD, MESSAGE, MESSAGE_HEAD, RESPO
 from srtm.protocol.names import ID_SIZE, Settings, quoted, valid_name
 from srtm.protocol.orders import Order
 
-MAX_FRAME: Final = 4 + MESSAGE_HEAD.size + Settings().max_body_size  # no server of default settings sends more
+MAX_FRAME: Final = (
+    4 + MESSAGE_HEAD.size + Settings().max_body_size
+)  # the largest frame of a server with default settings
 
 _LEN: Final = Struct(">i")
 _HEARTBEAT: Final = b"_heartbeat_"
@@ -51,7 +53,7 @@ class Message(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The server wants a sign of life: answer with `nop`."""
+    """The server asks for a sign of life: answer with `nop`."""
 
 
 Event = Response | Error | Message | Heartbeat | Order | ProtocolError
@@ -60,9 +62,9 @@ Event = Response | Error | Message | Heartbeat | Order | ProtocolError
 class ClientProtocol:
     """One connection to a broker, as the client reads it.
 
-    A server compresses what follows its answer to an IDENTIFY that asked for it, perhaps in the same read. So say
-    `pause_after_response()` with such an IDENTIFY, and when the answer is there feed what the new transport makes of
-    `take_unparsed()`, or that itself if nothing was settled.
+    A server may compress everything after its answer to IDENTIFY, even within the same read. So call
+    `pause_after_response()` when an IDENTIFY asks for that. After the answer, decode `take_unparsed()` with the
+    compression that was settled, if any, and feed the result.
     """
 
     __slots__ = ("_max_frame", "_need", "_pause", "_pending", "closed", "paused")
@@ -77,11 +79,11 @@ class ClientProtocol:
 
     @property
     def buffered(self) -> int:
-        """Bytes kept until the rest of their frame comes."""
+        """Bytes of an incomplete frame."""
         return len(self._pending)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Event]:
-        """All events that are complete with these bytes."""
+        """Return all events that these bytes complete."""
         out: list[Event] = []
         if self.closed:
             return out
@@ -110,7 +112,7 @@ class ClientProtocol:
         self._pause = True
 
     def take_unparsed(self) -> bytes:
-        """What came after the response that reading paused at; `feed` is ready for what it turns into."""
+        """Return the bytes after the response that reading paused at; `feed` may be called again."""
         data = bytes(self._pending)
         self._pending.clear()
         self.paused = False
@@ -145,7 +147,7 @@ class ClientProtocol:
 
 
 def identify(fields: Mapping[str, Any]) -> bytes:
-    """IDENTIFY with these fields of its JSON body."""
+    """IDENTIFY with a JSON body of these fields."""
     return _with_body(b"IDENTIFY\n", gojson.write(fields))
 
 
@@ -171,27 +173,27 @@ def mpub(topic: str, bodies: Iterable[bytes]) -> bytes:
 
 
 def dpub(topic: str, delay_ms: int, body: bytes) -> bytes:
-    """Publish one message that is delivered after a while."""
+    """Publish one message, to be delivered after a delay."""
     return _with_body(b"DPUB %b %d\n" % (_name(topic), delay_ms), body)
 
 
 def rdy(count: int) -> bytes:
-    """Take up to this many messages in flight."""
+    """Accept up to this many messages in flight."""
     return b"RDY %d\n" % count
 
 
 def fin(message_id: bytes) -> bytes:
-    """The message is done."""
+    """Acknowledge a message."""
     return b"FIN %b\n" % _id(message_id)
 
 
 def req(message_id: bytes, delay_ms: int) -> bytes:
-    """Deliver the message again, after a while."""
+    """Requeue a message, to be delivered again after a delay."""
     return b"REQ %b %d\n" % (_id(message_id), delay_ms)
 
 
 def touch(message_id: bytes) -> bytes:
-    """The message needs its whole time-out again."""
+    """Restart the timeout of a message."""
     return b"TOUCH %b\n" % _id(message_id)
 
 
@@ -201,12 +203,12 @@ def cls() -> bytes:
 
 
 def nop() -> bytes:
-    """A sign of life."""
+    """Answer a heartbeat."""
     return b"NOP\n"
 
 
 def _respond(data: bytes, out: list[Event]) -> bool:
-    """Append what a response frame means; gives whether it answers a command."""
+    """Append the event of a response frame; return whether it answers a command."""
     if data == _HEARTBEAT:
         out.append(Heartbeat())
     elif data.startswith(orders.PREFIX):
@@ -232,11 +234,11 @@ def _with_body(line: bytes, body: bytes) -> bytes:
 def _name(name: str) -> bytes:
     raw = name.encode("utf-8", "surrogateescape")
     if not valid_name(raw):
-        raise InputError(f"{quoted(raw)} is no name of a topic or channel: 1 to 64 of . _ - a-z A-Z 0-9", name=name)
+        raise InputError(f"invalid topic or channel name {quoted(raw)}: use 1 to 64 of . _ - a-z A-Z 0-9", name=name)
     return raw
 
 
 def _id(message_id: bytes) -> bytes:
     if len(message_id) != ID_SIZE or b"\n" in message_id or b" " in message_id:
-        raise InputError(f"{message_id!r} is no message's id", id=message_id)
+        raise InputError(f"invalid message id {message_id!r}", id=message_id)
     return message_id

@@ -1,6 +1,6 @@
-"""The commands of V2 as values, and nsqd's rules for their lines: what a client may say when, and within which limits.
+"""The commands of V2 as values, and nsqd's rules for their lines: states in which a verb is allowed, and limits.
 
-In: the words of a line. Out: a command, or nsqd's error. Bodies are read by `server`, which judges their sizes first.
+In: the words of a line. Out: a command, or nsqd's error. `server` reads the bodies, after it has checked their sizes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class Identify(NamedTuple):
-    """The client's wishes, settled; answer with `identify.response`."""
+    """What was negotiated with the client; answer with `identify.response`."""
 
     identity: Identity
 
 
 class Auth(NamedTuple):
-    """A secret for the authority to judge."""
+    """A secret for the auth server."""
 
     secret: bytes
 
@@ -48,7 +48,7 @@ class Mpub(NamedTuple):
 
 
 class Dpub(NamedTuple):
-    """Publish one message, to be delivered after a while."""
+    """Publish one message, to be delivered after a delay."""
 
     topic: str
     delay_ms: int
@@ -56,26 +56,26 @@ class Dpub(NamedTuple):
 
 
 class Rdy(NamedTuple):
-    """How many messages may be in flight to this client."""
+    """Set how many messages may be in flight to this client."""
 
     ready: int
 
 
 class Fin(NamedTuple):
-    """A message is done."""
+    """Acknowledge a message."""
 
     id: bytes
 
 
 class Req(NamedTuple):
-    """A message is to be delivered again; the delay is already within the limit."""
+    """Requeue a message; the delay is already within the limit."""
 
     id: bytes
     delay_ms: int
 
 
 class Touch(NamedTuple):
-    """A message needs more time."""
+    """Restart the timeout of a message."""
 
     id: bytes
 
@@ -85,14 +85,14 @@ class Cls(NamedTuple):
 
 
 class Nop(NamedTuple):
-    """Nothing but a sign of life."""
+    """A sign of life, without an answer."""
 
 
 Command = Identify | Auth | Sub | Pub | Mpub | Dpub | Rdy | Fin | Req | Touch | Cls | Nop
 Event = Command | ProtocolError
 
-# What a connection is, and what it may say then. A consumer that is closing may still finish what it has; its RDY is
-# passed over. PUB, MPUB, DPUB and NOP are always allowed, and IDENTIFY as often as wanted before SUB, as in nsqd.
+# The states of a connection, and those in which each verb is allowed. A closing consumer may still finish its messages;
+# its RDY is ignored. As in nsqd, PUB, MPUB, DPUB and NOP are always allowed, and IDENTIFY may be repeated before SUB.
 INIT: Final = 0
 SUBSCRIBED: Final = 1
 CLOSING: Final = 2
@@ -114,7 +114,7 @@ ALLOWED: Final = {
 
 
 def check_allowed(verb: bytes, state: int) -> None:
-    """Refuse verbs that NSQ does not have, and those that this state does not allow."""
+    """Raise nsqd's error for an unknown verb, or one that this state does not allow."""
     allowed = ALLOWED.get(verb)
     if allowed is None:
         raise ProtocolError("E_INVALID", f"invalid command {raw(verb)}")
@@ -187,17 +187,17 @@ def touch(params: list[bytes]) -> Touch:
 
 
 def auth_first(verb: str) -> ProtocolError:
-    """A command that needs AUTH came before it."""
+    """Return the error of a command that came before the AUTH that it requires."""
     return ProtocolError("E_AUTH_FIRST", f"AUTH required before {verb}")
 
 
 def unauthorized(verb: str, topic: str, channel: str = "") -> ProtocolError:
-    """The authority does not allow this."""
+    """Return the error of a command that the auth server does not permit."""
     return ProtocolError("E_UNAUTHORIZED", f'AUTH failed for {verb} on "{topic}" "{channel}"')
 
 
 def failed(verb: str, message_id: bytes, why: str) -> ProtocolError:
-    """FIN, REQ or TOUCH of a message that is not, or no longer, this client's."""
+    """Return the error of a FIN, REQ or TOUCH of a message that is not in flight to this client."""
     return ProtocolError(f"E_{verb}_FAILED", f"{verb} {raw(message_id)} failed {why}", id=message_id)
 
 
@@ -210,10 +210,10 @@ def _id(verb: str, params: list[bytes], least: int) -> bytes:
 
 
 def too_big(code: str, what: str, size: int, limit: int) -> ProtocolError:
-    """A body is beyond its limit."""
+    """Return the error of a body that exceeds its limit."""
     return ProtocolError(code, f"{what} too big {size} > {limit}", size=size, limit=limit)
 
 
 def raw(data: bytes) -> str:
-    """Words of a client as they are put into an error."""
+    """Return a client's words as text for an error."""
     return data.decode("utf-8", "surrogateescape")

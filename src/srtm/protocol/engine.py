@@ -1,8 +1,8 @@
-"""Delivery engines as they are named: how an address is written, and what an engine cannot take.
+"""Addresses of delivery engines, and the topics that an engine cannot have.
 
-In: text of flags, names of topics. Out: an `EngineAddress`, or an InputError that says how to write one; why a topic
-cannot be had with an engine. Broker and controller ask the same rules, so that what a broker would refuse is refused
-when the topic is created (docs/engines.md).
+In: text of flags, names of topics. Out: an `EngineAddress`, or an InputError that shows the syntax; the reason why an
+engine cannot have a topic. Broker and controller share these rules, so the controller refuses to create a topic that a
+broker would refuse (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from srtm.protocol.names import ephemeral
 
 KINDS: Final = ("local", "nsqd", "nats")
 _PORTS: Final = {"nsqd": 4150, "nats": 4222}
-_SCHEMES: Final = {  # what they mean: the engine, and whether TLS is spoken
+_SCHEMES: Final = {  # the engine, and whether it uses TLS
     "nsqd": ("nsqd", False),
     "nsqd+tls": ("nsqd", True),
     "nats": ("nats", False),
@@ -24,8 +24,8 @@ _SCHEMES: Final = {  # what they mean: the engine, and whether TLS is spoken
     "tls": ("nats", True),  # as NATS writes it
 }
 _OPTIONS: Final = {"nsqd": (), "nats": ("creds", "replicas")}
-_FILES: Final = ("ca", "cert", "key")  # options of any that speaks TLS
-_MOST_REPLICAS: Final = 5  # that JetStream takes
+_FILES: Final = ("ca", "cert", "key")  # options of any engine with TLS
+_MOST_REPLICAS: Final = 5  # JetStream's limit
 _SYNTAX: Final = (
     "write local, nsqd://host:4150, nsqd:///path/of/socket or nats://host:4222,host:4222?replicas=3,"
     " with TLS nsqd+tls:// or nats+tls://"
@@ -34,49 +34,49 @@ _SYNTAX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine is: `servers` are (host, port), or (path, 0) for a unix socket."""
+    """The address of an engine: `servers` are (host, port), or (path, 0) for a unix socket."""
 
     kind: str
     servers: tuple[tuple[str, int], ...]
-    replicas: int = 1  # of streams that we make
-    user: str | None = field(default=None, repr=False)  # or a token of NATS', or the secret of nsqd's AUTH
+    replicas: int = 1  # of streams that we create
+    user: str | None = field(default=None, repr=False)  # or a NATS token, or the secret of nsqd's AUTH
     password: str | None = field(default=None, repr=False)
     tls: bool = False
-    ca: str | None = None  # a file: who vouches for servers; those whom this system trusts, without
-    cert: str | None = None  # a file: what servers are shown
-    key: str | None = None  # a file: its key, if that is not in `cert`
-    creds: str | None = None  # a file of NATS': who we are
+    ca: str | None = None  # CA file that verifies servers; the system's CAs by default
+    cert: str | None = None  # client certificate file
+    key: str | None = None  # key file, unless `cert` contains the key
+    creds: str | None = None  # NATS credentials file
 
     def __str__(self) -> str:
-        """Without what is secret, and without files, which are of this host alone."""
+        """Return the address without secrets, and without files, which exist only on this host."""
         return f"{self.scheme}://{','.join(written(*each) for each in self.servers)}"
 
     @property
     def scheme(self) -> str:
-        """What stands before the servers."""
+        """The scheme of the URL."""
         return f"{self.kind}+tls" if self.tls else self.kind
 
     @property
     def login(self) -> dict[str, str]:
-        """What NATS' CONNECT says of who we are: nothing, a token, or a user."""
+        """The login fields of NATS' CONNECT: none, a token, or user and password."""
         if not self.user:
             return {}
         return {"user": self.user, "pass": self.password} if self.password else {"auth_token": self.user}
 
 
 def parse(text: str) -> EngineAddress | None:
-    """The engine that a flag names; None for `local`."""
+    """Return the engine that a flag names; None for `local`."""
     if text == "local":
         return None
     scheme, found, rest = text.partition("://")
     place, _, query = rest.partition("?")
     if scheme not in _SCHEMES or not found or not place:
-        raise InputError(f"{hidden(text)!r} is no engine: {_SYNTAX}", engine=hidden(text))
+        raise InputError(f"invalid engine {hidden(text)!r}: {_SYNTAX}", engine=hidden(text))
     kind, tls = _SCHEMES[scheme]
     options = dict(parse_qsl(query, keep_blank_values=True))
     login, _, place = place.rpartition("@")
     if problem := _objection(kind, options, tls=tls, login=login):
-        raise InputError(f"{hidden(text)!r} is no engine: {problem}", engine=hidden(text))
+        raise InputError(f"invalid engine {hidden(text)!r}: {problem}", engine=hidden(text))
     replicas = int(options.pop("replicas", "1"))
     user, _, password = login.partition(":") if kind == "nats" else (login, "", "")
     if kind == "nsqd" and place.startswith("/"):
@@ -84,68 +84,68 @@ def parse(text: str) -> EngineAddress | None:
     else:
         servers = tuple(server(each.removeprefix(f"{scheme}://"), kind) for each in place.split(","))
     if kind == "nsqd" and len(servers) > 1:
-        raise InputError(f"{hidden(text)!r} is no engine: an nsqd is one host:port", engine=kind)
+        raise InputError(f"invalid engine {hidden(text)!r}: an nsqd has exactly one host:port", engine=kind)
     return EngineAddress(kind, servers, replicas, unquote(user) or None, unquote(password) or None, tls, **options)
 
 
 def _objection(kind: str, options: dict[str, str], *, tls: bool, login: str) -> str | None:
-    """What is wrong with the options of an address."""
+    """Return what is wrong with the options of an address."""
     allowed = (*_OPTIONS[kind], *(_FILES if tls else ()))
     for name, value in options.items():
         if name in _FILES and not tls:
-            return f"option {name} is about TLS: write {kind}+tls://"
+            return f"option {name} requires TLS: write {kind}+tls://"
         if name not in allowed:
-            return f"there is no option {name!r} of {kind}; there are {', '.join((*_OPTIONS[kind], *_FILES))}"
+            return f"unknown option {name!r} for {kind}; known options: {', '.join((*_OPTIONS[kind], *_FILES))}"
         if name == "replicas" and not (value.isdecimal() and 1 <= int(value) <= _MOST_REPLICAS):
-            return f"replicas are 1 to {_MOST_REPLICAS}, not {value!r}"
+            return f"replicas must be 1 to {_MOST_REPLICAS}, not {value!r}"
         if not value:
-            return f"option {name} is empty: it is the path of a file"
+            return f"option {name} is empty: give the path of a file"
     if "key" in options and "cert" not in options:
-        return "a key is of use with its certificate: give cert, too"
+        return "option key requires a certificate: give cert, too"
     if "creds" in options and login:
         return "give a login or creds, not both"
     return None
 
 
 def written(host: str, port: int) -> str:
-    """A server as addresses name it."""
+    """Return a server as written in an address."""
     if not port:  # a unix socket
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def server(place: str, kind: str) -> tuple[str, int]:
-    """Host and port of one server."""
+    """Return host and port of one server."""
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     if not colon:
         host, port = place, str(_PORTS[kind])
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"{place!r} is no address of an engine: {_SYNTAX}", address=place)
+        raise InputError(f"invalid engine address {place!r}: {_SYNTAX}", address=place)
     return host.strip("[]"), int(port)
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is the machine that names it, and no other."""
+    """Whether a host is a loopback address."""
     return host == "localhost" or host == "::1" or (host.startswith("127.") and host.replace(".", "").isdecimal())
 
 
 def seen_from_elsewhere(address: EngineAddress, host: str) -> EngineAddress:
-    """An engine as clients on other machines reach it, if its broker is reached at `host`."""
+    """Return an engine's address for clients on other machines, which reach its broker at `host`."""
     here = ("0.0.0.0", "::")
     servers = ((host if is_local(name) or name in here else name, port) for name, port in address.servers)
     return replace(address, servers=tuple(servers))
 
 
 def refusal(kind: str, topic: str) -> str | None:
-    """Why an engine cannot have a topic, with the remedy; None where it can."""
+    """Return why an engine cannot have a topic, with the remedy; None if it can."""
     if kind == "nats" and ephemeral(topic):
-        return f"topic {topic!r} cannot be ephemeral: a stream of the engine nats stays; leave out #ephemeral"
+        return f"topic {topic!r} cannot be ephemeral: the engine nats keeps its streams; leave out #ephemeral"
     if kind == "nats" and not all(topic.split(".")):
-        return f"topic {topic!r} is no subject of the engine nats: no part between its dots may be empty"
+        return f"topic {topic!r} is not a subject of the engine nats: no part between its dots may be empty"
     return None
 
 
 def hidden(text: str) -> str:
-    """The text of a flag or option for a message: a login in it is nobody's business."""
+    """Return the text of a flag or option without its login, for a message."""
     kind, scheme, rest = text.partition("://")
     return f"{kind}{scheme}{'…@' if '@' in rest else ''}{rest.rpartition('@')[2]}"

@@ -1,8 +1,8 @@
-"""What controller and broker say to each other: one exchange, one answer (docs/adr/0012-control-exchange.md).
+"""Messages between controller and broker: one exchange, one answer (docs/adr/0012-control-exchange.md).
 
-In: JSON of the other side. Out: the message, every number of it in range, or a ProtocolError that says which is not.
-Shares are integers (`r_mtps`, `b_ntok`), so that what is in force is what was granted. Seconds are counted by the
-broker's wall clock, stamps by its monotonic one; a stamp means something to the broker alone.
+In: JSON from the other side. Out: the message, with every number in range, or a ProtocolError that names the one that
+is not. Shares are integers (`r_mtps`, `b_ntok`), so a broker puts exactly the granted share in force. Seconds come from
+the broker's wall clock, stamps from its monotonic clock; only the broker interprets a stamp.
 
 A name is not an identity. A topic that is deleted and created again has the same name and another *birth*; contracts,
 grants, moves and reports carry it, and neither side applies what belongs to another birth.
@@ -19,31 +19,31 @@ from srtm.errors import ProtocolError
 from srtm.model.bucket import TokenBucket
 from srtm.protocol.names import valid_name
 
-MAX_BODY = 16 * 1024 * 1024  # hundreds of topics, thousands of publishers on the move
+MAX_BODY = 16 * 1024 * 1024  # hundreds of topics, thousands of migrating publishers
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A sub-token bucket on its way."""
+    """A sub-token bucket, as sent."""
 
     r_mtps: Annotated[int, msgspec.Meta(ge=1, le=10**12)]
     b_ntok: Annotated[int, msgspec.Meta(ge=10**9, le=2**62)]
 
     @classmethod
     def of(cls, bucket: TokenBucket | None) -> Share | None:
-        """A bucket as it travels; none is none."""
+        """Return the share of a bucket; None for None."""
         return cls(bucket.r_mtps, bucket.b_ntok) if bucket else None
 
     @property
     def bucket(self) -> TokenBucket:
-        """The bucket that it is."""
+        """The share as a bucket."""
         return TokenBucket(self.r_mtps, self.b_ntok)
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """All that a topic was promised. Brokers keep it, so that a controller that lost its store can ask them."""
+    """The terms of a topic. Brokers keep them, so a controller that lost its store can recover them."""
 
     r_mtps: Count
     b_ntok: Count
@@ -53,7 +53,7 @@ class Contract(msgspec.Struct, frozen=True):
     durability: str = "memory"
     overflow: str = "wait"
     fit: str = "model"
-    adapt: bool = True  # shares follow the traffic, and overloaded brokers shed publishers
+    adapt: bool = True  # shares follow the traffic, and publishers leave overloaded brokers
 
     @property
     def bucket(self) -> TokenBucket:
@@ -62,23 +62,23 @@ class Contract(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A contract as the controller lists it: which one of that name, and its terms."""
+    """A contract as the controller lists it: its birth and its terms."""
 
     birth: Count
     contract: Contract
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A share of a topic for this broker, or none: then its messages wait. `gift_ntok` are tokens that come along."""
+    """A share of a topic for this broker; without a share, its messages wait. `gift_ntok` are tokens given with it."""
 
-    birth: Count  # of the contract that it is a share of
+    birth: Count  # of the contract
     sequence: Count  # counts all grants of this epoch, of all topics
     share: Share | None
     gift_ntok: Count = 0
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Publishers of a topic that are to go on at another broker."""
+    """Publishers of a topic that must migrate to another broker."""
 
     topic: Name
     birth: Count
@@ -87,15 +87,15 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """Controller to broker. `contracts` are those of all topics, told when their `version` is new to the broker.
+    """Controller to broker. `contracts` are those of all topics, sent if their `version` is new to the broker.
 
-    Exchanges of an epoch are numbered. A broker acts on the newest alone: once it has answered one, those before it are
-    void, and with them every grant that a later one does not repeat.
+    Exchanges of an epoch are numbered. A broker acts only on the newest: once it has answered one, earlier exchanges
+    are void, with every grant that a later one does not repeat.
     """
 
     epoch: Count
     number: Count
-    incarnation: Count  # of the broker that is spoken to: grants for the one before are void
+    incarnation: Count  # of the broker that is addressed: grants for an earlier one are void
     echo: int | None
     lease_ns: Count
     safe_percent: Annotated[int, msgspec.Meta(ge=0, le=100)]
@@ -103,14 +103,14 @@ class Exchange(msgspec.Struct, frozen=True):
     contracts: dict[Name, Listed] | None = None
     grants: dict[Name, Grant] = {}
     moves: list[Move] = []
-    heard: Count = 0  # the last second that the controller knows
-    roll: list[Name] = []  # topics whose publishers are to be listed
-    recall: bool = False  # tell the contracts that are known: the controller lost its store
-    paused: list[Name] = []  # topics that give nothing to their channels for a while
+    heard: Count = 0  # the last second that the controller has received
+    roll: list[Name] = []  # topics whose publishers the answer must list
+    recall: bool = False  # the answer must list known contracts: the controller lost its store
+    paused: list[Name] = []  # topics that must not deliver for now
 
 
 class Second(msgspec.Struct, frozen=True):
-    """One second of a topic at a broker: what the TB Adaptor and the Load Distributor go by."""
+    """One second of a topic at a broker, for the TB Adaptor and the Load Distributor."""
 
     number: Count
     messages: Count
@@ -124,7 +124,7 @@ class Second(msgspec.Struct, frozen=True):
 
 
 class TopicReport(msgspec.Struct, frozen=True):
-    """A topic at a broker: what is in force, and what was seen since it learned of this contract."""
+    """A topic at a broker: its share, and its statistics since the broker learned of this contract."""
 
     birth: Count
     epoch: Count
@@ -135,31 +135,31 @@ class TopicReport(msgspec.Struct, frozen=True):
     waiting: Count
     publishers: Count
     durable: bool
-    rate_mps: Count  # messages of the last whole second, under whichever contract
-    arrived: Count  # messages ever, at this broker since it started
+    rate_mps: Count  # messages of the last whole second, under any contract
+    arrived: Count  # messages at this broker since it started
     seconds: list[Second] = []
-    roll: list[tuple[Name, str | None]] | None = None  # publishers that are here, with their groups
+    roll: list[tuple[Name, str | None]] | None = None  # connected publishers, with their groups
 
 
 class Answer(msgspec.Struct, frozen=True):
     """Broker to controller."""
 
     broker: Name
-    incarnation: Count  # when it started: a restarted broker holds nothing
+    incarnation: Count  # its start time: a restarted broker has no shares
     number: Count  # of the exchange that this answers
-    acted: Count  # the newest exchange that it has acted on: larger, if this one was overtaken
+    acted: Count  # the newest exchange that it has acted on: larger than `number` if this one was overtaken
     stamp: int
     version: Count  # of the list of contracts that it knows
     topics: dict[Name, TopicReport]
     rate_mps: Count = 0  # of all topics
-    lag_ns: Count = 0  # how late its loop was at most, in the last second
+    lag_ns: Count = 0  # maximum lag of its loop in the last second
     free_mps: Count = 0  # of topics without a contract
     contracts: dict[Name, Listed] | None = None
-    refused: dict[Name, str] = {}  # grants of this exchange that were not put in force, and why
-    engine: str = "local"  # that delivers its topics
-    engine_problem: str | None = None  # why that takes nothing
-    engine_address: str | None = None  # where subscribers find it; without what is secret
-    stores: bool = True  # it can keep topics on disk
+    refused: dict[Name, str] = {}  # refused grants of this exchange, with reasons
+    engine: str = "local"  # the engine that delivers its topics
+    engine_problem: str | None = None  # why the engine accepts no messages
+    engine_address: str | None = None  # for subscribers; without secrets
+    stores: bool = True  # it can store topics on disk
 
 
 class RefusalCode(StrEnum):
@@ -183,12 +183,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def write(message: Exchange | Answer) -> bytes:
-    """The message as JSON."""
+    """Return a message as JSON."""
     return _encoder.encode(message)
 
 
 def refusal_code(data: bytes) -> str | None:
-    """The code of a refusal in JSON; None if the data is anything else."""
+    """Return the code of a refusal in JSON; None if the data is not a refusal."""
     try:
         return msgspec.json.decode(data, type=Refusal).code
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -196,13 +196,13 @@ def refusal_code(data: bytes) -> str | None:
 
 
 def read(data: bytes, kind: type[Kind]) -> Kind:
-    """The message in JSON of the other side."""
+    """Decode and check a message from the other side."""
     try:
         message: Kind = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
-        raise ProtocolError("E_INVALID", f"{kind.__name__.lower()} cannot be read: {problem}") from None
+        raise ProtocolError("E_INVALID", f"cannot decode {kind.__name__.lower()}: {problem}") from None
     names: dict[str, Any] = message.grants if isinstance(message, Exchange) else message.topics
     for name in (*names, *(message.contracts or ())):
         if not valid_name(name):
-            raise ProtocolError("E_INVALID", f"{kind.__name__.lower()} names a topic {name!r} that cannot be")
+            raise ProtocolError("E_INVALID", f"{kind.__name__.lower()} has an invalid topic name {name!r}")
     return message

@@ -1,6 +1,6 @@
-"""What a server of V2 sends: frames.
+"""The frames that a server of V2 sends.
 
-In: responses, errors, messages. Out: bytes, for one write where there are many. All numbers are big-endian.
+In: responses, errors, messages. Out: bytes, many frames in one write. All numbers are big-endian.
 
     frame     [size 4][type 4][data]                              size counts the type and the data
     type      0 response, 1 error, 2 message
@@ -26,16 +26,16 @@ MAX_ATTEMPTS: Final = 2**16 - 1
 
 _MESSAGE_FRAME: Final = Struct(f">iiqH{ID_SIZE}s")
 _pack_message = _MESSAGE_FRAME.pack
-_REST: Final = _MESSAGE_FRAME.size - 4  # what a message frame's size counts beside the body
+_REST: Final = _MESSAGE_FRAME.size - 4  # the part of a message frame's size beside the body
 
 
 def response(data: bytes) -> bytes:
-    """A response frame."""
+    """Return a response frame."""
     return FRAME_HEAD.pack(len(data) + 4, RESPONSE) + data
 
 
 def error(problem: ProtocolError) -> bytes:
-    """An error frame, in the words of nsqd."""
+    """Return an error frame, in the words of nsqd."""
     return FRAME_HEAD.pack(len(problem.wire) + 4, ERROR) + problem.wire
 
 
@@ -45,13 +45,13 @@ CLOSE_WAIT: Final = response(b"CLOSE_WAIT")
 
 
 def append_message(out: bytearray, timestamp_ns: int, attempts: int, message_id: bytes, body: bytes) -> None:
-    """Append a message frame to what will be written; `attempts` counts this delivery."""
+    """Append a message frame to an output buffer; `attempts` includes this delivery."""
     out += _pack_message(len(body) + _REST, MESSAGE, timestamp_ns, attempts, message_id)
     out += body
 
 
 def messages(batch: Iterable[tuple[int, int, bytes, bytes]]) -> bytes:
-    """The frames of many messages (timestamp_ns, attempts, id, body), for one write."""
+    """Return the frames of many messages (timestamp_ns, attempts, id, body), for one write."""
     parts: list[bytes] = []
     for timestamp_ns, attempts, message_id, body in batch:
         parts += (_pack_message(len(body) + _REST, MESSAGE, timestamp_ns, attempts, message_id), body)
@@ -59,5 +59,5 @@ def messages(batch: Iterable[tuple[int, int, bytes, bytes]]) -> bytes:
 
 
 def message_id(number: int) -> bytes:
-    """A 64-bit number as a message's id."""
+    """Return a 64-bit number as a message id."""
     return b"%016x" % number

@@ -1,8 +1,7 @@
 """JSON as nsqd reads it: an object into named fields of fixed types, by the rules of Go's encoding/json.
 
-In: bytes of a peer. Out: a value for every field asked for. Keys are matched in any case, unknown ones are passed over,
-null leaves the default, a number with a fraction or an exponent is no integer, and bytes that are no UTF-8 become
-U+FFFD.
+In: bytes of a peer. Out: a value for every requested field. Keys match in any case, unknown keys are ignored, null
+leaves the default, a number with a fraction or an exponent is not an integer, and invalid UTF-8 becomes U+FFFD.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def read(body: bytes, defaults: Fields, *, int32: frozenset[str] = frozenset()) -> Fields:
-    """The fields of `defaults`, each of its default's type; ValueError for what Go would refuse.
+    """Return the fields of `defaults`, each with its default's type; ValueError for input that Go would refuse.
 
-    A default of None takes any value as it is.
+    A field whose default is None accepts any value.
     """
     try:
         found = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse)
@@ -39,7 +38,7 @@ def read(body: bytes, defaults: Fields, *, int32: frozenset[str] = frozenset()) 
             fields[name] = value
             continue
         if type(value) is not kind:
-            raise ValueError(f"{name} is no {kind.__name__}")
+            raise ValueError(f"{name} must be of type {kind.__name__}")
         if kind is int:
             bits = 31 if name in int32 else 63
             if not -(2**bits) <= value < 2**bits:
@@ -49,14 +48,14 @@ def read(body: bytes, defaults: Fields, *, int32: frozenset[str] = frozenset()) 
 
 
 def text(value: str) -> str:
-    """The text without lone surrogates, which no UTF-8 could carry on."""
+    """Replace lone surrogates, which UTF-8 cannot encode."""
     return _SURROGATES.sub("\ufffd", value)
 
 
 def write(value: Any) -> bytes:
-    """Compact JSON, keys in the order given."""
+    """Return compact JSON, with keys in the given order."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -1,7 +1,7 @@
-"""What is agreed with an engine before it is used: TLS and logins, without IO.
+"""The handshake with an engine: TLS and logins, without IO.
 
-In: what an address asks for, and what a server says of itself. Out: what to say next, when to begin TLS; InputError
-where address and server do not agree, which says how to write the address. Nothing that is secret is said before TLS.
+In: an address, and what the server says about itself. Out: what to send next, and when to begin TLS; InputError, with
+the remedy, if address and server do not match. No secret is sent before TLS.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ BEGIN_TLS = b""
 
 
 def nsqd(address: EngineAddress, identity: Mapping[str, Any]) -> Generator[bytes, bytes, None]:
-    """What to say to an nsqd, each time after the answer to what was said before; BEGIN_TLS is answered through TLS."""
+    """Yield what to send to an nsqd after each answer; after BEGIN_TLS, the answer comes over TLS."""
     identify = say.identify({**identity, "feature_negotiation": True, "tls_v1": address.tls})
     settled = _settled((yield MAGIC_V2 + identify))
     if not address.tls:
-        # One that requires TLS says so at the first command that is no IDENTIFY; NOP has no answer, the other has one.
+        # An nsqd that requires TLS refuses NOP. Any other does not answer NOP, but the second IDENTIFY.
         yield say.nop() + identify
     elif settled.get("tls_v1"):
         yield BEGIN_TLS
     else:
-        raise InputError("it offers no TLS: start it with --tls-cert and --tls-key, or write nsqd://")
+        raise InputError("the server offers no TLS: start it with --tls-cert and --tls-key, or write nsqd://")
     if settled.get("auth_required"):
         if not address.user:
-            raise InputError(f"it wants AUTH: write its secret into the address, as in {address.scheme}://secret@host")
+            raise InputError(
+                f"the server requires AUTH: put its secret into the address, as in {address.scheme}://secret@host"
+            )
         yield say.auth(address.user.encode())
 
 
 def after(steps: Generator[bytes, bytes, None], answer: bytes) -> bytes | None:
-    """What to say after an answer; None where all is agreed."""
+    """Return what to send after an answer; None if the handshake is complete."""
     try:
         return steps.send(answer)
     except StopIteration:
@@ -47,24 +49,26 @@ def after(steps: Generator[bytes, bytes, None], answer: bytes) -> bytes | None:
 
 
 def nsqd_refuses(problem: ProtocolError) -> Exception:
-    """What an nsqd's error means while this is agreed."""
+    """Return what an nsqd's error means during the handshake."""
     if "TLS required" in problem.text:
-        return InputError("it wants TLS: write nsqd+tls://")
+        return InputError("the server requires TLS: write nsqd+tls://")
     if problem.code in ("E_AUTH_FAILED", "E_UNAUTHORIZED"):
-        return InputError(f"it refuses the secret of the address ({problem})")
+        return InputError(f"the server refuses the secret of the address ({problem})")
     return problem
 
 
 def nats_tls(address: EngineAddress, info: Mapping[str, Any]) -> bool:
-    """Whether TLS is to begin after a server's first INFO."""
+    """Whether TLS begins after a server's first INFO; InputError if the two do not match."""
     if not address.tls:
         if info.get("tls_required"):
-            raise InputError("it wants TLS: write nats+tls://")
+            raise InputError("the server requires TLS: write nats+tls://")
         return False
     if not info.get("tls_required") and not info.get("tls_available"):
-        raise InputError("it offers no TLS: give it certificates (tls {} in its configuration), or write nats://")
+        raise InputError(
+            "the server offers no TLS: give it certificates (tls {} in its configuration), or write nats://"
+        )
     if info.get("tls_verify") and not address.cert:
-        raise InputError("it wants a certificate of ours: give options cert and key of the address")
+        raise InputError("the server requires a client certificate: add the options cert and key to the address")
     return True
 
 
@@ -72,5 +76,5 @@ def _settled(answer: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise ProtocolError("E_INVALID", f"the answer to IDENTIFY cannot be read: {answer[:80]!r}") from None
+        raise ProtocolError("E_INVALID", f"cannot decode the answer to IDENTIFY: {answer[:80]!r}") from None
     return found

@@ -1,13 +1,12 @@
-"""IDENTIFY: what a client asks for, and what it gets.
+"""IDENTIFY: the negotiation between client and server.
 
 In: the JSON body of IDENTIFY and the server's settings. Out: an `Identity`, settled by nsqd's rules in nsqd's order,
 and the body of the response. Times are whole milliseconds, as on the wire; 0 means off.
 
-SRTM's clients add `"srtm": {"publisher": str, "group": str or null, "topic": str or null}`. nsqd passes over it; our
-response repeats it, to those alone who sent it. A subscriber that wants a log from an offset on adds
-`"srtm": {"replay": {"offset": n, "log": id}}`; without `log`, it is whichever the topic has. A broker that delivers
-through an engine says so to everybody, by `"srtm": {"engine": address}`, so that nobody learns it by a SUB that is
-refused.
+SRTM's clients add `"srtm": {"publisher": str, "group": str or null, "topic": str or null}`. nsqd ignores it; our
+response repeats it to clients that sent it. A subscriber that reads a log from an offset on adds
+`"srtm": {"replay": {"offset": n, "log": id}}`; without `log`, it reads the topic's current log. A broker that delivers
+through an engine tells every client so, by `"srtm": {"engine": address}`, before a SUB is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from srtm.errors import ProtocolError
 from srtm.protocol import gojson
 from srtm.protocol.names import Settings, valid_name
 
-MAX_SRTM_NAME = 256  # characters of a publisher's or a group's name: one key of the controller's store
+MAX_SRTM_NAME = 256  # characters of a publisher's or group's name: a key in the controller's store
 
 _DEFAULT_DEFLATE_LEVEL = 6
 _FIELDS: gojson.Fields = {
@@ -42,7 +41,7 @@ _INT32 = frozenset({"sample_rate"})
 
 
 class Declared(NamedTuple):
-    """What a client of SRTM says about itself: its correlation group, and the topic that it will publish to."""
+    """A publisher's declaration: its id, its correlation group, and the topic that it will publish to."""
 
     publisher: str
     group: str | None
@@ -68,11 +67,11 @@ class Identity:
     snappy: bool = False
     srtm: Declared | None = None
     replay: int | None = None  # the offset at which its subscription begins
-    replay_log: str | None = None  # the id of the log that this is an offset of, if it was given
+    replay_log: str | None = None  # the id of the log that the offset belongs to, if given
 
     @classmethod
     def default(cls, settings: Settings) -> Identity:
-        """What holds for a client that never sends IDENTIFY."""
+        """Return the identity of a client that has not sent IDENTIFY."""
         return cls(
             settings.heartbeat_ms,
             settings.output_buffer_size,
@@ -87,7 +86,7 @@ class Identity:
 
 
 def negotiate(body: bytes, settings: Settings, before: Identity) -> Identity:
-    """The identity after this IDENTIFY; what it leaves out stays as it was `before`."""
+    """Return the identity after an IDENTIFY; fields that it omits keep their value from `before`."""
     try:
         asked = gojson.read(body, _FIELDS, int32=_INT32)
     except ValueError as problem:
@@ -125,9 +124,9 @@ def negotiate(body: bytes, settings: Settings, before: Identity) -> Identity:
 
 
 def response(identity: Identity, settings: Settings, engine: str | None = None) -> bytes:
-    """The body of the answer to IDENTIFY: OK, or what was settled where the client asked to negotiate.
+    """Return the body of the answer to IDENTIFY: OK, or the settled values if the client negotiates.
 
-    `engine` is the address at which the broker's messages are delivered, if that is not the broker itself.
+    `engine` is the address of the engine that delivers the broker's messages, if there is one.
     """
     if not identity.feature_negotiation:
         return b"OK"
@@ -207,7 +206,7 @@ def _declared(found: Any) -> Declared | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm is no object")
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm must be an object")
     if "replay" in found and "publisher" not in found:  # it only subscribes
         return None
     publisher: Any = found.get("publisher")
@@ -218,7 +217,7 @@ def _declared(found: Any) -> Declared | None:
         raise ProtocolError("E_BAD_BODY", f"IDENTIFY srtm group must be null or 1 to {MAX_SRTM_NAME} characters")
     topic: Any = found.get("topic")
     if topic is not None and not (isinstance(topic, str) and valid_name(topic)):
-        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm topic must be null or the name of one")
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm topic must be null or a valid topic name")
     return Declared(gojson.text(publisher), None if group is None else gojson.text(group), topic)
 
 
@@ -231,7 +230,7 @@ def _replay(found: Any) -> tuple[int, str | None] | None:
     if log is not None and not _name(log):
         raise ProtocolError("E_BAD_BODY", "IDENTIFY srtm replay log must be the id of a log, or left out")
     if type(offset) is not int or offset < 0:
-        raise ProtocolError("E_BAD_BODY", 'IDENTIFY srtm replay must be {"offset": n}, n a whole number of at least 0')
+        raise ProtocolError("E_BAD_BODY", 'IDENTIFY srtm replay must be {"offset": n} with an integer n of at least 0')
     return offset, None if log is None else gojson.text(log)
 
 

@@ -1,15 +1,15 @@
 """nsqlookupd's V1, both sides: brokers register themselves, their topics and channels.
 
-In: bytes of the other side, cut anywhere. Out: a list of commands (server) or of responses (client), in order.
+In: bytes from the other side, in reads of any size. Out: a list of commands (server) or responses (client), in order.
 
     magic       "  V1"
-    command     VERB [SP param]... LF             white space around the line is dropped
+    command     VERB [SP param]... LF             surrounding white space is dropped
     IDENTIFY    [size 4][JSON]
     response    [size 4][data]                    no type: an error is data that starts with its code
 
-A broker sends IDENTIFY once, REGISTER and UNREGISTER as topics and channels come and go, PING every 15 s. All errors
-are fatal, and stand last in the server's list. Sizes are judged before a body is kept; one incomplete command is kept
-at most.
+A broker sends IDENTIFY once, REGISTER and UNREGISTER as topics and channels come and go, and PING every 15 s. All
+errors are fatal, and last in the server's list. A body's size is checked before the body is kept; at most one
+incomplete command is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from srtm.protocol.names import MAGIC_V1, MAX_LINE, Settings, quoted, valid_name
 
 PING: Final = b"PING\n"
 MAX_BODY: Final = 64 * 1024  # an address, two ports, a version
-MAX_RESPONSE: Final = Settings().max_body_size  # what nsqd itself accepts of nsqlookupd
+MAX_RESPONSE: Final = Settings().max_body_size  # nsqd's own limit
 
 _LEN: Final = Struct(">i")
 _SPACE: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -31,7 +31,7 @@ _FIELDS: gojson.Fields = {"broadcast_address": "", "hostname": "", "tcp_port": 0
 
 
 class PeerInfo(NamedTuple):
-    """Where a broker, or a lookup service itself, is found."""
+    """Addresses of a broker or a lookup service."""
 
     broadcast_address: str
     hostname: str
@@ -45,7 +45,7 @@ class Ping(NamedTuple):
 
 
 class Identify(NamedTuple):
-    """The broker at the other end; answer with the `PeerInfo` of the lookup service."""
+    """The broker's addresses; answer with the `PeerInfo` of the lookup service."""
 
     peer: PeerInfo
 
@@ -82,11 +82,11 @@ class LookupServer:
 
     @property
     def buffered(self) -> int:
-        """Bytes kept until the rest of their command comes."""
+        """Bytes of an incomplete command."""
         return len(self._pending)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Event]:
-        """All commands that are complete with these bytes; an error, always fatal, comes last."""
+        """Return all commands that these bytes complete; an error, always fatal, comes last."""
         out: list[Event] = []
         if self.closed:
             return out
@@ -105,7 +105,7 @@ class LookupServer:
         return out
 
     def end(self) -> ProtocolError | None:
-        """The broker sent its last byte: the error if that cut a body short, None if there is nothing to say."""
+        """End the stream; return the error of a truncated body, or None."""
         if self.closed:
             return None
         self.closed = True
@@ -154,7 +154,7 @@ class LookupServer:
         return pos
 
     def _body(self, data: bytes, at: int) -> int:
-        """The offset that IDENTIFY needs to be whole, as far as it can be known."""
+        """Return the offset where IDENTIFY ends, or where its size does if that is incomplete."""
         if self.peer is not None:
             raise ProtocolError("E_INVALID", "cannot IDENTIFY again")
         if at + 4 > len(data):
@@ -179,11 +179,11 @@ class LookupClient:
 
     @property
     def buffered(self) -> int:
-        """Bytes kept until the rest of their response comes."""
+        """Bytes of an incomplete response."""
         return len(self._pending)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes | ProtocolError]:
-        """All responses that are complete; where the service refused, its error in place of the response."""
+        """Return all responses that these bytes complete; a refusal is a ProtocolError in place of the response."""
         out: list[bytes | ProtocolError] = []
         if self.closed:
             return out
@@ -209,42 +209,42 @@ class LookupClient:
 
 
 def response(data: bytes = b"OK") -> bytes:
-    """A response of the lookup service."""
+    """Return a response of the lookup service."""
     return _LEN.pack(len(data)) + data
 
 
 def peer_response(peer: PeerInfo) -> bytes:
-    """The answer to IDENTIFY: where the lookup service itself is found."""
+    """Return the answer to IDENTIFY: the addresses of the lookup service."""
     return response(_peer_json(peer))
 
 
 def error(problem: ProtocolError) -> bytes:
-    """An error of the lookup service."""
+    """Return an error of the lookup service."""
     return response(problem.wire)
 
 
 def identify(peer: PeerInfo) -> bytes:
-    """IDENTIFY of a broker."""
+    """Identify the broker."""
     body = _peer_json(peer)
     return b"IDENTIFY\n" + _LEN.pack(len(body)) + body
 
 
 def register(topic: str, channel: str | None = None) -> bytes:
-    """The broker has this topic, or this channel of it."""
+    """Register a topic, or a channel of it."""
     return _line("REGISTER", topic, channel)
 
 
 def unregister(topic: str, channel: str | None = None) -> bytes:
-    """The broker lost this channel, or the topic with all its channels."""
+    """Unregister a channel, or a topic with all its channels."""
     return _line("UNREGISTER", topic, channel)
 
 
 def read_peer(data: bytes) -> PeerInfo:
-    """The lookup service's answer to IDENTIFY."""
+    """Decode the lookup service's answer to IDENTIFY."""
     try:
         return PeerInfo(**gojson.read(data, _FIELDS))
     except ValueError as problem:
-        raise ProtocolError("E_BAD_BODY", "response to IDENTIFY cannot be read", cause=str(problem)) from None
+        raise ProtocolError("E_BAD_BODY", "cannot decode the response to IDENTIFY", cause=str(problem)) from None
 
 
 def _peer_json(peer: PeerInfo) -> bytes:
@@ -276,7 +276,7 @@ def _line(verb: str, topic: str, channel: str | None) -> bytes:
     names: list[Any] = [topic] if channel is None else [topic, channel]
     for name in names:
         if not valid_name(name):
-            raise InputError(f"{quoted(name.encode('utf-8', 'replace'))} is no name of a topic or channel", name=name)
+            raise InputError(f"invalid topic or channel name {quoted(name.encode('utf-8', 'replace'))}", name=name)
     return " ".join([verb, *names]).encode() + b"\n"
 
 

@@ -1,6 +1,6 @@
-"""The body of an MPUB, which may come in many reads: [count 4]{[size 4][body]}…
+"""The body of an MPUB, which may arrive in many reads: [count 4]{[size 4][body]}…
 
-In: bytes, cut anywhere. Out: the messages that are complete. A size is judged before a byte of its body is kept.
+In: bytes, in reads of any size. Out: complete messages. A size is checked before a byte of its body is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAST: Final = 4 + 1  # bytes of a message with its size
 
 
 class MpubBody:
-    """An MPUB whose body is still coming in. `need` is how many bytes it needs at least to go on."""
+    """An MPUB whose body is incomplete; it needs at least `need` more bytes to continue."""
 
     __slots__ = ("_count", "_left", "_settings", "bodies", "need", "topic")
 
@@ -27,17 +27,17 @@ class MpubBody:
         self.topic = topic
         self.bodies: list[bytes] = []
         self.need = 4
-        self._left = size  # bytes of the body that are not read yet
-        self._count = -1  # messages announced; -1 before that is known
+        self._left = size  # unread bytes of the body
+        self._count = -1  # announced messages; -1 until that is read
         self._settings = settings
 
     @property
     def complete(self) -> bool:
-        """Whether all messages are there."""
+        """Whether all messages are complete."""
         return len(self.bodies) == self._count
 
     def read(self, data: bytes, pos: int) -> int:
-        """Read on from `pos` as far as messages are complete; returns where it stopped."""
+        """Read complete messages from `pos` on; return the offset after them."""
         end = len(data)
         if self._count < 0:
             if self._left < 4:

@@ -1,17 +1,17 @@
-"""The client's side of NATS' protocol, as far as JetStream takes it: commands to bytes, bytes to events.
+"""The client's side of NATS' protocol, as far as JetStream needs it: commands to bytes, bytes to events.
 
-In: what a client wants to say, and what a read brought, cut anywhere. Out: bytes to write; a list of events, in order.
+In: commands, and bytes from the server in reads of any size. Out: bytes to write; a list of events, in order.
 
     INFO {json}                                       after the connection, and when the cluster changes
     MSG subject sid [reply] size CRLF body CRLF
     HMSG subject sid [reply] header-size size CRLF header body CRLF
     PING   PONG   +OK   -ERR 'text'
 
-Messages of a broker say in their headers where they come from: `Srtm-Broker`, `Srtm-Publisher` (both percent-encoded,
-because names may hold anything) and `Srtm-Arrival`, nanoseconds since 1970.
+A broker's messages have their origin in headers: `Srtm-Broker`, `Srtm-Publisher` (both percent-encoded, because names
+may contain any character) and `Srtm-Arrival`, nanoseconds since 1970.
 
-Always holds: the same bytes give the same events, however they are cut; a line longer than MAX_LINE or a message longer
-than MAX_BODY is a ProtocolError before it is kept.
+Always holds: the same bytes give the same events, however they are split; a line longer than MAX_LINE or a message
+longer than MAX_BODY is a ProtocolError before it is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from srtm.errors import ProtocolError
 MAX_LINE: Final = 64 * 1024  # INFO of a large cluster
 MAX_BODY: Final = 8 * 1024 * 1024
 NO_RESPONDERS: Final = 503
-ACK_PREFIX: Final = b"$JS.ACK."  # of reply subjects of messages that a consumer delivered
+ACK_PREFIX: Final = b"$JS.ACK."  # of the reply subjects of delivered messages
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
 _CRLF: Final = b"\r\n"
@@ -40,13 +40,13 @@ _PLAIN: Final = punctuation.replace("%", "")
 
 
 class Info(NamedTuple):
-    """What the server is, and which others there are."""
+    """The server's description of itself and its cluster."""
 
     fields: dict[str, Any]
 
 
 class Msg(NamedTuple):
-    """A message of our subscription; `status` is that of its header, 0 where it has none."""
+    """A message of our subscription; `status` is that of its header, or 0."""
 
     subject: bytes
     status: int
@@ -56,22 +56,22 @@ class Msg(NamedTuple):
 
     @property
     def message_id(self) -> bytes:
-        """The id that it was published with; empty where there was none."""
+        """The id that it was published with; empty if none."""
         return self.value(_MSG_ID)
 
     def value(self, name: bytes) -> bytes:
-        """What its header says under a name; empty where that is not there."""
+        """Return a value of its header; empty if the header lacks it."""
         return self.header.partition(b"\r\n%b: " % name)[2].partition(_CRLF)[0]
 
 
 class Delivered(NamedTuple):
-    """What the reply subject of a message that a consumer delivered says."""
+    """The contents of the reply subject of a message that a consumer delivered."""
 
-    times: int  # that it was delivered, with this one
-    sequence: int  # of the stream
-    number: int  # of this consumer
+    times: int  # how often it was delivered, including now
+    sequence: int  # in the stream
+    number: int  # in this consumer's deliveries
     stored_ns: int
-    pending: int  # messages that this consumer has not delivered
+    pending: int  # messages that this consumer has yet to deliver
 
     @classmethod
     def by(cls, reply: bytes) -> Delivered:
@@ -82,11 +82,11 @@ class Delivered(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """The server wants a sign of life: answer with PONG."""
+    """The server asks for a sign of life: answer with PONG."""
 
 
 class Pong(NamedTuple):
-    """It gives one."""
+    """The server answered our PING."""
 
 
 class Err(NamedTuple):
@@ -99,7 +99,7 @@ Event = Info | Msg | Ping | Pong | Err
 
 
 class NatsProtocol:
-    """One connection to a server of NATS, as the client reads it."""
+    """One connection to a NATS server, as the client reads it."""
 
     __slots__ = ("_pending",)
 
@@ -107,7 +107,7 @@ class NatsProtocol:
         self._pending = b""
 
     def feed(self, data: bytes) -> list[Event]:
-        """All events that are complete with these bytes; ProtocolError where they are none of NATS'."""
+        """Return all events that these bytes complete; ProtocolError if they are not NATS' protocol."""
         if self._pending:
             data = self._pending + data
         out: list[Event] = []
@@ -127,12 +127,12 @@ class NatsProtocol:
                 at = body_at
         self._pending = data[at:]
         if len(self._pending) > MAX_LINE and _CRLF not in self._pending:
-            raise ProtocolError("E_INVALID", f"a line of more than {MAX_LINE} bytes")
+            raise ProtocolError("E_INVALID", f"line is longer than {MAX_LINE} bytes")
         return out
 
 
 def _message(line: bytes, data: bytes, at: int, out: list[Event]) -> int:
-    """Append the message that a line announces; gives where it ends, 0 where it is not all there yet."""
+    """Append the message that a line announces; return the offset after it, or 0 if it is incomplete."""
     parts = line.split()
     head, fixed = 0, 4
     try:
@@ -142,7 +142,7 @@ def _message(line: bytes, data: bytes, at: int, out: list[Event]) -> int:
     except ValueError:
         size = -1
     if not 0 <= head <= size <= MAX_BODY or not 0 <= len(parts) - fixed <= 1:
-        raise ProtocolError("E_INVALID", f"a message cannot begin with {line[:80]!r}")
+        raise ProtocolError("E_INVALID", f"invalid message line {line[:80]!r}")
     if len(data) < at + size + 2:
         return 0
     reply = parts[3] if len(parts) > fixed else b""
@@ -168,15 +168,15 @@ def _control(line: bytes) -> Event | None:
         return Err(line[4:].decode("utf-8", "backslashreplace").strip().strip("'"))
     if verb.startswith(b"+OK"):
         return None
-    raise ProtocolError("E_INVALID", f"no server of NATS says {line[:80]!r}")
+    raise ProtocolError("E_INVALID", f"unknown line {line[:80]!r}: the peer is not a NATS server")
 
 
 def fields(body: bytes) -> dict[str, Any]:
-    """The JSON object that a server sent."""
+    """Decode a JSON object from the server."""
     try:
         found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
-        raise ProtocolError("E_INVALID", f"JSON of a server cannot be read: {problem}") from None
+        raise ProtocolError("E_INVALID", f"invalid JSON from the server: {problem}") from None
     return found
 
 
@@ -186,12 +186,12 @@ def connect(**told: Any) -> bytes:
 
 
 def unsubscribe(sid: int) -> bytes:
-    """Subscribe no more."""
+    """End a subscription."""
     return b"UNSUB %d\r\n" % sid
 
 
 def tell(subject: bytes, body: bytes) -> bytes:
-    """Publish a message that nobody answers."""
+    """Publish a message without a reply subject."""
     return b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body)
 
 
@@ -201,18 +201,18 @@ def subscribe(subject: bytes, sid: int) -> bytes:
 
 
 def publish(subject: bytes, reply: bytes, body: bytes) -> bytes:
-    """Publish a message, and say where it is to be answered."""
+    """Publish a message with a reply subject."""
     return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(body), body)
 
 
 def publish_once(subject: bytes, reply: bytes, message_id: bytes, body: bytes, lines: bytes = b"") -> bytes:
-    """Publish a message, with these lines in its header, that JetStream stores once, however often it is sent."""
+    """Publish a message that JetStream stores once, however often it is sent; `lines` go into its header."""
     head = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n%b\r\n" % (message_id, lines)
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(head), len(head) + len(body), head, body)
 
 
 def origin(broker: str, publisher: str, arrival_ns: int) -> bytes:
-    """Lines of a message's header that say where it comes from, and since when it is here."""
+    """Return the header lines with a message's origin and arrival time."""
     return b"%bSrtm-Arrival: %d\r\n" % (_names(broker, publisher), arrival_ns)
 
 

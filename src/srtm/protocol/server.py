@@ -1,21 +1,21 @@
 r"""The server's side of V2: bytes of one client in, commands out.
 
-In: what a read brought, cut anywhere. Out: a list of everything it completed, in order; commands that nsqd would refuse
-without asking a topic are replaced by nsqd's error, which is the last entry and the end of the connection.
+In: bytes of the client, in reads of any size. Out: a list of the commands that they complete, in order. A command that
+nsqd refuses without looking at a topic becomes nsqd's error, which is the last entry and ends the connection.
 
     magic      "  V2"
-    command    VERB [SP param]... LF                    a CR before the LF is dropped, spare params are passed over
+    command    VERB [SP param]... LF                    a CR before the LF is dropped, spare params are ignored
     PUB t      [size 4][body]
     DPUB t ms  [size 4][body]
-    MPUB t     [size 4][count 4]{[size 4][body]}...     the first size counts all that follows it
+    MPUB t     [size 4][count 4]{[size 4][body]}...     the first size counts everything after it
     IDENTIFY   [size 4][JSON]
     AUTH       [size 4][secret]
 
 Always holds:
-- the same bytes give the same commands, however they are cut;
-- what is kept between two calls is the beginning of one command: at most a line and a body within its limit (of an
-  MPUB, the messages that are complete and the beginning of one);
-- a size is judged before a byte of its body is kept;
+- the same bytes give the same commands, however they are split;
+- only the beginning of one command is kept between calls: at most a line and a body within its limit (of an MPUB, its
+  complete messages and the beginning of one);
+- a size is checked before a byte of its body is kept;
 - after an error nothing more is read.
 """
 
@@ -50,9 +50,9 @@ from srtm.protocol.identify import Identity, negotiate
 from srtm.protocol.mpub import MpubBody
 from srtm.protocol.names import ID_SIZE, MAGIC_V2, MAX_LINE, Settings
 
-_KNOWN_LINES: Final = 64  # topics of one publisher that are recognised without being checked again
+_KNOWN_LINES: Final = 64  # lines of one publisher that need no second check
 _FIN_LINE: Final = len(b"FIN \n") + ID_SIZE
-# FINs in a row. An id of letters and digits holds no space and no CR, either of which would end it.
+# FINs in a row. An id of letters and digits contains no space or CR, which would end it.
 _fins_at = re.compile(rb"(?:FIN [0-9A-Za-z]{%d}\n)++" % ID_SIZE).match
 _P: Final = ord("P")
 _LEN: Final = Struct(">i")
@@ -65,8 +65,8 @@ _INCOMPLETE: Final = -1
 class ServerProtocol:
     """One client's connection, as the server reads it.
 
-    `feed` gives commands. Where IDENTIFY settled TLS or compression, it stops there: answer, take `take_unparsed()`,
-    and feed what the new transport makes of it. After `closed`, nothing is read any more.
+    `feed` returns commands. If IDENTIFY settles TLS or compression, reading pauses: send the answer, decode
+    `take_unparsed()` with the new layer, and feed the result. Once `closed` is set, nothing more is read.
     """
 
     __slots__ = (
@@ -88,28 +88,28 @@ class ServerProtocol:
         self.settings = settings
         self.identity = Identity.default(settings)
         self.state = INIT
-        self.tls = False  # whoever upgrades the transport says so here
+        self.tls = False  # set by the owner when it begins TLS
         self.closed = False
         self._greeted = False
         self._paused = False
         self._pending = bytearray()
-        self._need = 0  # bytes that the pending command needs at least to go on
+        self._need = 0  # bytes that the pending command needs at least
         self._mpub: MpubBody | None = None
-        self._pubs: dict[bytes, str] = {}  # lines of PUB and MPUB that were found valid, and their topics
+        self._pubs: dict[bytes, str] = {}  # topics by valid lines of PUB and MPUB
         self._max_msg_size = settings.max_msg_size
 
     @property
     def buffered(self) -> int:
-        """Bytes kept until the rest of their command comes."""
+        """Bytes of an incomplete command."""
         return len(self._pending)
 
     @property
     def paused(self) -> bool:
-        """Whether an upgrade was settled and `take_unparsed` is due."""
+        """Whether an upgrade was settled, and `take_unparsed` must be called."""
         return self._paused
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Event]:
-        """All commands that are complete with these bytes; an error, always fatal, comes last."""
+        """Return all commands that these bytes complete; an error, always fatal, comes last."""
         out: list[Event] = []
         if self.closed:
             return out
@@ -135,14 +135,14 @@ class ServerProtocol:
         return out
 
     def take_unparsed(self) -> bytes:
-        """The bytes after the IDENTIFY that settled an upgrade; `feed` is ready for what they turn into."""
+        """Return the bytes after the IDENTIFY that settled an upgrade; `feed` may be called again."""
         data = bytes(self._pending)
         self._pending.clear()
         self._paused = False
         return data
 
     def end(self) -> ProtocolError | None:
-        """The client sent its last byte: nsqd's error if that cut a body short, None if there is nothing to say."""
+        """End the stream; return nsqd's error for a truncated body, or None."""
         if self.closed:
             return None
         self.closed = True
@@ -156,7 +156,7 @@ class ServerProtocol:
         return ProtocolError(code, f"{verb} failed to read {what}{' size' if len(rest) < _LEN.size else ''}")
 
     def _read(self, data: bytes, out: list[Event]) -> int:
-        """Read commands from the start of data; gives the offset of the first that is incomplete."""
+        """Read commands from the start of data; return the offset of the first incomplete one."""
         pos = 0
         end = len(data)
         if not self._greeted:
@@ -209,9 +209,9 @@ class ServerProtocol:
         return pos
 
     def _command(self, data: bytes, at: int, line: bytes, out: list[Event]) -> int:
-        """Read one command whose line is complete and whose body starts `at`; gives where the next one starts.
+        """Read one command whose line is complete and whose body starts `at`; return the offset of the next.
 
-        _INCOMPLETE if the body is cut, with the offset that is needed in `_need`.
+        Return _INCOMPLETE if the body is incomplete, and set `_need` to the offset where it ends.
         """
         params = (line[:-1] if line.endswith(b"\r") else line).split(b" ")
         verb = params[0]
@@ -242,7 +242,7 @@ class ServerProtocol:
 
     def _sub(self, _data: bytes, at: int, params: list[bytes], out: list[Event]) -> int:
         out.append(commands.sub(params, self.identity))
-        self.state = SUBSCRIBED  # a SUB that fails later ends the connection
+        self.state = SUBSCRIBED  # if SUB fails later, the connection ends
         return at
 
     def _pub(self, data: bytes, at: int, params: list[bytes], out: list[Event]) -> int:
@@ -256,7 +256,7 @@ class ServerProtocol:
     def _remember(self, params: list[bytes], topic: str) -> None:
         if len(self._pubs) >= _KNOWN_LINES:
             self._pubs.clear()
-        if len(params) == 2:  # spare params could make it long
+        if len(params) == 2:  # with spare params it could be long
             self._pubs[b" ".join(params)] = topic
 
     def _dpub(self, data: bytes, at: int, params: list[bytes], out: list[Event]) -> int:
@@ -294,7 +294,7 @@ class ServerProtocol:
         return at
 
     def _body(self, data: bytes, at: int, verb: str, limit: int) -> int:
-        """Where the body of IDENTIFY or AUTH, whose size stands `at`, ends; _INCOMPLETE if it is cut."""
+        """Return the end of the body of IDENTIFY or AUTH whose size is `at`; _INCOMPLETE if it is incomplete."""
         if at + 4 > len(data):
             self._need = at + 4
             return _INCOMPLETE
@@ -306,7 +306,7 @@ class ServerProtocol:
         return self._stop(data, at + 4 + size)
 
     def _message(self, data: bytes, at: int, verb: str) -> int:
-        """Where the message of PUB or DPUB, whose size stands `at`, ends; _INCOMPLETE if it is cut."""
+        """Return the end of the message of PUB or DPUB whose size is `at`; _INCOMPLETE if it is incomplete."""
         if at + 4 > len(data):
             self._need = at + 4
             return _INCOMPLETE
@@ -341,7 +341,7 @@ class ServerProtocol:
         return self._mpub_go_on(data, at + 4, out)
 
     def _mpub_go_on(self, data: bytes, pos: int, out: list[Event]) -> int:
-        """Read on in the body of an MPUB as far as messages are complete; returns where it stopped."""
+        """Read complete messages of an MPUB's body; return the offset after them."""
         mpub = self._mpub
         assert mpub is not None
         pos = mpub.read(data, pos)

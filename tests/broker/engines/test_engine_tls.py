@@ -133,8 +133,8 @@ def test_a_server_that_nobody_vouches_for_gets_nothing_until_somebody_does(
         with Client(broker.address) as client:
             client.send(say.pub("t", b"1"))
             told = says(broker, "invalid server certificate: unable to get local issuer certificate; name the CA")
-            assert engine_of(broker, "t")["reason"] == f"the engine is away: {told}"
-            assert broker.do(lambda: broker.broker.engine.absence) == f"the engine is away: {told}"  # type: ignore[union-attr]
+            assert engine_of(broker, "t")["reason"] == f"the engine is unavailable: {told}"
+            assert broker.do(lambda: broker.broker.engine.absence) == f"the engine is unavailable: {told}"  # type: ignore[union-attr]
             assert client.silent(0.5)
             said = [record.getMessage() for record in caplog.records if "ENGINE" in record.getMessage()]
             assert said == [f"ENGINE({address(server)}): lost 127.0.0.1:{server.port}: {told}"]
@@ -176,7 +176,7 @@ def test_a_server_that_wants_tls_and_is_asked_for_none(kind: str, files: Files, 
         broker = start(engine=f"{kind}://127.0.0.1:{server.port}")
         with Client(broker.address) as client:
             client.send(say.pub("t", b"1"))
-            assert says(broker, "it wants TLS") == f"it wants TLS: write {kind}+tls://"
+            assert says(broker, "the server requires TLS") == f"the server requires TLS: write {kind}+tls://"
             assert not broker.do(lambda: broker.broker.engine.acknowledged)  # type: ignore[union-attr]
             assert client.silent(0.2)
 
@@ -186,7 +186,7 @@ def test_a_server_without_tls_is_not_spoken_to_in_the_clear(kind: str, files: Fi
     server = NatsServer(files.folder) if kind == "nats" else Nsqd(files.folder)
     with server:
         broker = start(engine=address(server, f"?ca={files.ca}"))
-        says(broker, "it offers no TLS", f"or write {kind}://")
+        says(broker, "the server offers no TLS", f"or write {kind}://")
 
 
 @both
@@ -238,7 +238,7 @@ def test_nothing_is_said_or_understood_in_the_clear(files: Files, start: Start) 
         until(lambda: heard and heard[0])
         with Client(broker.address) as client:
             client.send(say.pub("t", b"body"))
-            says(broker, "it is silent")
+            says(broker, "the engine is silent")
             assert client.silent(0.1)
         assert all(each.startswith(b"\x16\x03") for each in heard if each)
         assert not any(word in each for each in heard for word in (b"password", b"CONNECT", b"body", b"PING"))
@@ -267,8 +267,13 @@ def test_nsqd_is_shown_a_secret(tmp_path: Path, start: Start, authority: Authori
     authority.judge = lambda asked: answer(ALL) if asked["secret"] == "s@e:cret" else None
     with Nsqd(tmp_path, f"--auth-http-address={authority.address}") as server:
         missing = start(engine=server.url)
-        assert says(missing, "AUTH") == "it wants AUTH: write its secret into the address, as in nsqd://secret@host"
-        wrong = says(start(engine=f"nsqd://wrong@127.0.0.1:{server.port}"), "it refuses the secret of the address")
+        assert (
+            says(missing, "AUTH")
+            == "the server requires AUTH: put its secret into the address, as in nsqd://secret@host"
+        )
+        wrong = says(
+            start(engine=f"nsqd://wrong@127.0.0.1:{server.port}"), "the server refuses the secret of the address"
+        )
         assert "wrong" not in wrong
         broker = start(engine=f"nsqd://s%40e:cret@127.0.0.1:{server.port}")
         with Client(broker.address) as client:

@@ -179,7 +179,7 @@ def test_a_stream_that_refuses_for_now_loses_nothing_and_one_that_was_deleted_is
             asyncio.run(jetstream(server.url, lambda js: js.update_stream(name="t", subjects=["t"], sealed=True)))
             client.publish("t", b"2", b"3")
             until(lambda: "sealed" in str(engine_of(broker, "t")["reason"]))
-            assert "TOPIC(t): the engine takes nothing: topic t: " in caplog.text
+            assert "TOPIC(t): the engine accepts no messages: topic t: " in caplog.text
             assert broker.do(lambda: owed(broker, "t")) == 2
             assert broker.get("/stats?format=json")["srtm"]["engine"]["refused"] == 0
             asyncio.run(jetstream(server.url, lambda js: js.delete_stream("t")))
@@ -340,16 +340,15 @@ def test_what_nats_will_not_take_is_refused_before_it_is_stored_or_dropped_after
         with caplog.at_level(logging.WARNING):
             server.start()
             delivered(broker)
-        said = [record.message for record in caplog.records if "a message is dropped" in record.message]
-        assert said == [
-            "TOPIC(t): a message is dropped: the engine refuses it: it takes 1048576 bytes, head and body, of a message"
-        ]
+        said = [record.message for record in caplog.records if "dropped a message" in record.message]
+        problem = "a message may have at most 1048576 bytes, header and body"
+        assert said == [f"TOPIC(t): dropped a message because the engine refuses it: {problem}"]
         assert broker.get("/stats?format=json")["srtm"]["engine"]["refused"] == 2
         with Client(broker.address) as late:
             late.send(say.pub("t", b"3"), say.pub("t", large))
             assert late.response() == b"OK"
             assert late.error().startswith(
-                b"E_PUB_FAILED PUB failed the engine nats refuses it: it takes 1048576 bytes"
+                b"E_PUB_FAILED PUB failed the engine nats refuses it: a message may have at most 1048576 bytes"
             )
         status, body = broker.post("/pub?topic=t", large)
         assert (status, body.startswith(b'{"message":"MSG_TOO_BIG: the engine nats refuses it')) == (413, True)

@@ -336,7 +336,7 @@ def test_servers_that_want_tls_and_a_login(topic: str, tmp_path: Path) -> None:
             untold = Settings(topic, controller="", brokers=(broker.url,), timeout_s=5.0)
             with pytest.raises(InputError, match=rf"^nats\+tls://{place}: invalid server certificate.*option engine"):
                 BatchReader(untold).partitions()
-        with pytest.raises(InputError, match="it wants TLS: write nats\\+tls://"):
+        with pytest.raises(InputError, match="the server requires TLS: write nats\\+tls://"):
             BatchReader(Settings(topic, controller="", engine=f"nats://u:secret@{place}", timeout_s=5.0)).partitions()
         options = {"topic": topic, "engine": engine, "maxRowsPerPartition": "12", "timeout": "5s"}
         reader = BatchReader(read_settings(options))

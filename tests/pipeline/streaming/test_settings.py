@@ -45,7 +45,7 @@ def test_options_in_any_case() -> None:
     ("options", "said"),
     [
         ({"engine": "nsqd://a"}, "engine = 'nsqd://a': give NATS servers"),
-        ({"engine": "nats://u:secret@a:x"}, r"engine = 'nats://…@a:x': 'a:x' is no address of an engine"),
+        ({"engine": "nats://u:secret@a:x"}, r"engine = 'nats://…@a:x': invalid engine address 'a:x'"),
         ({"engine": "nats://a", "brokers": "b:1"}, "engine and brokers are both set"),
     ],
 )

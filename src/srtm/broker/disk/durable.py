@@ -1,10 +1,10 @@
 """Topics on disk: between the loop and the log.
 
 The log stores a message of a disk topic when it arrives, with all others of that turn. Once it is durable its publisher
-gets its OK, and the message is put before its topic with the arrival time that the kernel gave it. A channel's FINs
-move its cursor. After a restart, channels read from the log again what they had not finished (`readers`). An engine is
-the only reader of its topics (`spool`). Pauses and limits are written down as they change (`notes`), queues of memory
-topics when the broker stops (`saved`).
+gets its OK, and the message enters its topic with its arrival time from the kernel. A channel's FINs move its cursor.
+After a restart, channels read unfinished messages from the log again (`readers`). An engine is the only reader of its
+topics (`spool`). Pauses and limits are saved as they change (`notes`), queues of memory topics when the broker stops
+(`saved`).
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Durable:
         self._saved = SavedQueues(self._log, topics, groups)
         self._readers = Readers(self._log, topics, turn, options.max_held_messages // 2)
         self._recovering = self._recovered = False
-        self._coming: dict[Topic, list[Stored]] = {}  # to be stored at the end of this turn
-        self._unread: set[str] = set()  # topics that have never had a channel, as far as is known
-        self._ends: dict[str, int] = {}  # offsets behind the last message that topics were given
+        self._coming: dict[Topic, list[Stored]] = {}  # stored at the end of this turn
+        self._unread: set[str] = set()  # topics that are not known to have had a channel
+        self._ends: dict[str, int] = {}  # the next offset of each topic
 
     def recover(self, now_ns: int) -> None:
-        """Bring back topics, channels and messages as they were."""
-        # Messages that waited for tokens when a broker died must not pass without: all of them get new ones.
+        """Restore topics, channels and messages."""
+        # Messages may have been waiting for tokens when the broker died, so all of them need new ones.
         self._recovering = True
         known = self._log.known()
         self._check_readers(known)
@@ -83,7 +83,7 @@ class Durable:
         self._turn.wake()
 
     def _check_readers(self, known: dict[str, list[Known]]) -> None:
-        """BrokerError if messages are kept for a reader that is not there: an engine, or a channel beside one."""
+        """Raise BrokerError if the log has readers that this broker cannot serve: an engine, or channels beside one."""
         cursors = [cursor for topic in self._log.topics for cursor in self._log.cursors(topic)]
         if (engine := self._topics.engine) is None:
             owed = {
@@ -105,18 +105,18 @@ class Durable:
             )
 
     def note(self, name: str) -> None:
-        """Write down a topic, of which something has changed."""
+        """Save a topic that has changed."""
         self._notes.note(name)
 
     async def noted(self, topic: Topic) -> None:
-        """Write down a topic, and wait until that is durable; LogError if it cannot be."""
+        """Save a topic, and wait until that is durable; LogError if it fails."""
         await self._notes.noted(topic.name)
 
     def adopt(self, topic: Topic) -> None:
-        """Make a topic one on disk; its channels go on where they were."""
-        topic.durable, topic.later, topic.gate.drops = self, True, False  # an answered message is not dropped
+        """Put a topic on disk; its channels continue where they were."""
+        topic.durable, topic.later, topic.gate.drops = self, True, False  # a message with an OK must not be dropped
         if topic.name not in self._log.topics:
-            self._log.keep(topic.name, None)  # it is on disk also before its first message
+            self._log.keep(topic.name, None)  # exists on disk even before its first message
         self._ends[topic.name] = self._log.end(topic.name)
         engine = self._topics.engine
         if engine is not None:
@@ -135,9 +135,9 @@ class Durable:
         return engine.lane(topic).spool if engine is not None else None
 
     def attach(self, topic: Topic, channel: Channel) -> None:
-        """Give a channel of a disk topic its place in the log; the first channel gets everything that is there."""
+        """Give a channel of a disk topic its place in the log; the first channel gets everything in it."""
         first = not any(other.cursor for other in topic.channels.values())
-        begin, end = self._log.begin(topic.name), self._released(topic)  # later ones come through the bucket
+        begin, end = self._log.begin(topic.name), self._released(topic)  # later messages come through the gate
         if channel.ephemeral:
             ranges = [(begin, end)] if topic.name in self._unread and begin < end else []
         else:
@@ -147,12 +147,12 @@ class Durable:
             ranges = list(channel.cursor.unfinished(end))
         self._unread.discard(topic.name)
         if ranges:
-            topic.unclaimed.clear()  # they are in the log, and come from there
+            topic.unclaimed.clear()  # the channel reads them from the log
             topic.unclaimed_bytes = 0
             self._readers.spawn(self._readers.reload(topic, channel, ranges, limited=self._recovering))
 
     def replay(self, topic: Topic, name: str, offset: int, log: str | None = None) -> Replay:
-        """Make a channel that begins at an offset, of that log if one is named; LogError if there is none."""
+        """Create a channel that begins at an offset; LogError if the log, or the one given, does not hold it."""
         self._log.check_offset(topic.name, offset, log)
         end = topic.unclaimed[0].offset if topic.unclaimed else self._released(topic)
         channel = Replay(name, offset, end)
@@ -165,9 +165,9 @@ class Durable:
         return self._ends[topic.name] if message is None else message.offset
 
     def publish(self, topic: Topic, messages: list[Message], receipt: Receipt, sender: Sender) -> None:
-        """Store messages with all others of this turn; then put them before their topic, and settle the receipt.
+        """Store messages with all others of this turn; then pass them to their topic, and settle the receipt.
 
-        Until then the sender is held: no more of its messages wait for the disk than one read brings.
+        Until then the sender is held: only the messages of one read wait for the disk.
         """
         sender.hold()
         self._coming.setdefault(topic, []).append((messages, receipt, sender))
@@ -186,7 +186,7 @@ class Durable:
 
     def _stored(self, topic: Topic, parts: list[Stored], result: int | LogError) -> None:
         problem = str(result) if isinstance(result, LogError) else None
-        # A topic that was deleted meanwhile took these messages with it: one of the same name has another log.
+        # If the topic was deleted meanwhile, so were these messages: a new one of its name has another log.
         if not isinstance(result, LogError) and self._topics.alive(topic):
             self._put(topic, [message for messages, _, _ in parts for message in messages], result)
             for _, _, sender in parts:
@@ -212,13 +212,13 @@ class Durable:
         return LogExtent(log.identity(name), log.begin(name), log.end(name), log.size(name))
 
     async def read(self, topic: Topic, begin: int, limit: int, log: str | None = None) -> list[Record]:
-        """Read a range of the log in a thread; LogReplaced if it is not the log that was named."""
+        """Read a range of the log in a thread; LogReplaced if the topic no longer has the given log."""
         return await self._readers.read(topic, begin, limit, log)
 
     async def trim(self, topic: Topic, before: int, *, finished: bool = False, log: str | None = None) -> None:
-        """Delete what is older, or of it only what all channels have `finished`; LogReplaced if it is not that log.
+        """Delete messages before an offset, or only those that all channels have `finished`.
 
-        Channels still get the part of it that is in memory.
+        Channels still get those in memory. Raise LogReplaced if the topic no longer has the given log.
         """
         if log is not None and log != self._log.identity(topic.name):
             raise LogReplaced(f"topic {topic.name!r} no longer has log {log!r}", topic=topic.name, log=log)
@@ -227,7 +227,7 @@ class Durable:
         self._skip(topic, await self._answer(partial(self._log.trim, topic.name, before)))
 
     async def empty(self, topic: Topic) -> None:
-        """Give no channel the messages that none has yet: not from the log either, now or after a restart."""
+        """Drop messages that no channel has had, in memory and in the log."""
         spool = self._spool(topic)
         if spool is not None:
             await spool.empty()
@@ -239,11 +239,11 @@ class Durable:
             await self.trim(topic, self._ends[topic.name])
 
     def retention(self, topic: Topic) -> Retention:
-        """Return the retention of a topic: its own, or else the broker's."""
+        """Return the retention of a topic: its own, or the broker's."""
         return self._log.retention(topic.name) or self._retention
 
     async def keep(self, topic: Topic, **told: Any) -> None:
-        """Write down that a topic is on disk, with the fields of `Retention` that are given; others stay."""
+        """Save that a topic is on disk, and change the given fields of its `Retention`."""
         retention = replace(self.retention(topic), **told) if told else self._log.retention(topic.name)
         await self._answer(partial(self._log.keep, topic.name, retention))
 
@@ -253,8 +253,8 @@ class Durable:
         return await answered
 
     def _expire(self, topic: Topic, begin: int | LogError) -> None:
-        """Retention has deleted everything below an offset: channels that are behind lose it."""
-        if isinstance(begin, LogError):  # which the log has reported
+        """Retention deleted everything below an offset: channels that are behind lose it."""
+        if isinstance(begin, LogError):  # the log has logged it
             return
         topic.forget(begin)
         for channel in topic.channels.values():
@@ -264,7 +264,7 @@ class Durable:
         if spool is not None:
             spool.lost += spool.skip_to(begin)
         self._skip(topic, begin)
-        self._turn.wake()  # there may be room for publishers
+        self._turn.wake()  # publishers may have room now
 
     def _skip(self, topic: Topic, begin: int) -> None:
         for channel in topic.channels.values():
@@ -275,18 +275,18 @@ class Durable:
             spool.skip_to(begin)
 
     def forget_channel(self, topic: Topic, channel: Channel) -> None:
-        """Delete everything that is kept for a channel."""
+        """Delete everything stored for a channel."""
         if channel.cursor is not None:
             self._log.delete_channel(topic.name, channel.name)
             channel.cursor = None
         self._saved.drop(topic, channel)
 
     def forget_topic(self, topic: Topic) -> None:
-        """Delete everything that is kept for a topic."""
+        """Delete everything stored for a topic."""
         self._saved.drop(topic)
         if topic.durable is None:
             return
-        self.flush()  # messages of this turn go with it
+        self.flush()  # messages of this turn are deleted, too
         spool = self._spool(topic)
         if spool is not None:
             spool.close()
@@ -295,22 +295,22 @@ class Durable:
         self._log.delete_topic(topic.name)
 
     def wait(self) -> None:
-        """Block until the log has done everything it was given."""
+        """Block until the log has finished all work."""
         self._log.call()
 
     def close(self) -> None:
-        """Save what is in memory alone, and close the log."""
+        """Save queues of memory topics, and close the log."""
         self._readers.close()
         self._notes.close()
         self._log.save_cursors()
         try:
-            if self._recovered:  # otherwise the saved queues are still there
+            if self._recovered:  # otherwise the saved queues are still unread
                 self._saved.save()
         finally:
             self._log.close()
 
     async def _tend(self) -> None:
-        """Save the progress of channels, and delete what must not be kept."""
+        """Save the progress of channels and apply retention, periodically."""
         turns = 0
         while True:
             await asyncio.sleep(_SAVED_S)

@@ -1,13 +1,13 @@
-"""The durable log of a broker's `disk` topics: append, read a range, trim; and how far each channel came.
+"""The durable log of a broker's `disk` topics: append, read a range, trim; and the progress of each channel.
 
-In: messages by topic, from the loop. Out: the first offset, once they are on the disk (`done`, on the loop again).
-Offsets of a log start at 0 and have no gaps. A topic that is deleted and created again has another log, with another
-id. One thread writes: whatever was handed over while it committed is the next commit (group commit), so the loop never
-waits for a disk. Reads go on beside it, from any thread.
+In: messages by topic, from the loop. Out: the first offset, once they are on disk (`done`, called on the loop). Offsets
+of a log start at 0 and have no gaps. A topic that is deleted and created again has another log, with another id. One
+thread writes: whatever arrives during one commit makes up the next (group commit), so the loop never waits for a disk.
+Any thread may read at the same time.
 
 - A message is visible to `read` and counted by `end` only when it is durable.
-- A failed commit leaves nothing behind: its offsets are given to the next messages, and the next commit tries again.
-- What was finished is saved now and then; what was not finished is never taken for finished.
+- A failed commit leaves nothing behind: the next messages get its offsets, and the next commit tries again.
+- Progress is saved from time to time; an unfinished message never counts as finished.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUEUE_BYTES = 4 << 20  # bodies in one row of a saved queue
 
 @dataclass(frozen=True, slots=True)
 class LogStatistics:
-    """What the writer did since the log was opened."""
+    """The writer's work since the log was opened."""
 
     waiting: int
     messages: int
@@ -57,7 +57,7 @@ class LogStatistics:
 
 
 class SavedQueue(NamedTuple):
-    """A piece of a queue that was kept over a stop."""
+    """A piece of a queue that was saved when the broker stopped."""
 
     number: int
     topic: str
@@ -76,12 +76,12 @@ class Log:
         self._handed = 0
         self._writer = Writer(store, self._work, options, self._answer)
         self._topics = self._writer.topics
-        self._deleting: Counter[str] = Counter()  # topics whose deletion is yet to be carried out, how often
+        self._deleting: Counter[str] = Counter()  # pending deletions by topic
         self._changed: set[Cursor] = set()
         self._cursors: dict[tuple[str, str], Cursor] = {}
         for saved in store.channels():
             cursor = Cursor(saved.topic, saved.channel, saved.low, self._changed).restore(saved.above)
-            # Trimmed after it was finished and before that was saved, or by a retention that does not wait for it.
+            # Skip offsets trimmed before the progress was saved, or by a retention that does not wait for channels.
             cursor.lost = cursor.skip_to(self.begin(saved.topic))
             self._cursors[saved.topic, saved.channel] = cursor
         self._closed = False
@@ -92,7 +92,7 @@ class Log:
     def open(
         cls, folder: Path, loop: asyncio.AbstractEventLoop | None = None, options: LogOptions | None = None
     ) -> Log:
-        """Recover what the folder holds, or start it. `done` is called on the loop, or else on the writer's thread."""
+        """Open or create the log in a folder. Callbacks run on the loop, or without one on the writer's thread."""
         store = Store(folder)
         try:
             return cls(store, loop, options or LogOptions())
@@ -101,21 +101,21 @@ class Log:
             raise
 
     def append_nowait(self, topic: str, records: Sequence[Record], done: Done) -> None:
-        """Hand messages over; `done` gets the offset of the first once all are durable, or the LogError why not."""
+        """Append messages; `done` gets the offset of the first once all are durable, or a LogError."""
         if not records:
             raise InputError("an append needs at least one message", topic=topic)
         self._put(Append(topic, records, check(records), done))
         self._handed += len(records)
 
     async def append(self, topic: str, records: Sequence[Record]) -> int:
-        """The offset of the first of these messages, once all are durable."""
+        """Append messages; return the offset of the first once all are durable."""
         assert self._loop is not None, "open the log with the loop that waits for it"
         appended: asyncio.Future[int] = self._loop.create_future()
         self.append_nowait(topic, records, lambda result: _settle(appended, result))
         return await appended
 
     def append_wait(self, topic: str, records: Sequence[Record]) -> int:
-        """The same for callers without a loop."""
+        """Append messages like `append`, for callers without a loop."""
         appended: Future[int] = Future()
         self.append_nowait(topic, records, lambda result: _settle(appended, result))
         return appended.result()
@@ -126,43 +126,42 @@ class Log:
         return [topic for topic in list(self._topics) if topic not in self._deleting]
 
     def begin(self, topic: str) -> int:
-        """The oldest offset that is kept; equals `end` if none is."""
+        """Return the oldest offset that is kept; equals `end` if there is none."""
         state = self._state(topic)
         return state.begin if state else 0
 
     def end(self, topic: str) -> int:
-        """The offset that the next message will get; everything before it is durable."""
+        """Return the offset of the next message; everything before it is durable."""
         state = self._state(topic)
         return state.end if state else 0
 
     def size(self, topic: str) -> int:
-        """Bytes that are kept of a topic, about."""
+        """Return about how many bytes a topic occupies."""
         state = self._state(topic)
         return state.size if state else 0
 
     def identity(self, topic: str) -> str | None:
-        """Which log a topic has: another one if it was deleted and made again, here or on another disk."""
+        """Return the id of a topic's log, which changes if the topic is deleted and created again."""
         state = self._state(topic)
         return state.log if state else None
 
     def _state(self, topic: str) -> TopicState | None:
-        """What is there of a topic; nothing from when it was deleted, though the writer may come to that later."""
+        """Return the state of a topic; None from its deletion on, even before the writer carries it out."""
         return None if topic in self._deleting else self._topics.get(topic)
 
     def read(
         self, topic: str, begin: int, limit: int = 1_000, max_bytes: int = 1 << 20, *, log: str | None = None
     ) -> list[Record]:
-        """The messages at begin, begin + 1, …: at most `limit`, at most `max_bytes` of bodies but at least one.
+        """Return messages from offset `begin` on: at most `limit`, at most `max_bytes` of bodies but at least one.
 
-        With `log`, those of that log alone: LogReplaced if the topic has another one by now.
-        Empty at the end of the log. From any thread that lives on (each keeps a connection); it waits for the disk, so
-        not from the loop's.
+        The list is empty at the end of the log. Raise LogReplaced if the topic no longer has the given `log`. Call this
+        from long-lived threads, because each keeps a connection, but not from the loop: it waits for the disk.
         """
         state = self.check_offset(topic, begin, log)
         return self._store.read(state, begin, limit, max_bytes) if begin < state.end and limit > 0 else []
 
     def check_offset(self, topic: str, offset: int, log: str | None = None) -> TopicState:
-        """Refuse an offset that the topic no longer holds, or does not hold yet; its end may be read from."""
+        """Raise LogError for an offset that the topic no longer holds or does not hold yet; its end is valid."""
         state = self._state(topic) or TopicState(0)
         if log is not None and log != state.log:
             raise LogReplaced(
@@ -189,7 +188,7 @@ class Log:
         return state
 
     def cursor(self, topic: str, channel: str, start: int | None = None) -> Cursor:
-        """A channel's progress. A new one starts at `start` (or the end); no later append is durable without it."""
+        """Return a channel's progress; a new one starts at `start` or the end, and is durable before later appends."""
         cursor = self._cursors.get((topic, channel))
         if cursor is None:
             cursor = Cursor(topic, channel, self.end(topic) if start is None else start, self._changed)
@@ -198,18 +197,18 @@ class Log:
         return cursor
 
     def cursors(self, topic: str) -> list[Cursor]:
-        """The channels of a topic."""
+        """Return the progress of every channel of a topic."""
         return [cursor for cursor in self._cursors.values() if cursor.topic == topic]
 
     def save_cursors(self) -> None:
-        """Hand over the progress that changed; to be called every now and then."""
+        """Save progress that changed; call this from time to time."""
         if self._changed:
             rows = {(cursor.topic, cursor.channel): (cursor.low, cursor.encode()) for cursor in self._changed}
             self._changed.clear()
             self._put(Progress({**rows}))
 
     def delete_channel(self, topic: str, channel: str) -> None:
-        """Forget a channel."""
+        """Delete a channel's progress."""
         cursor = self._cursors.pop((topic, channel), None)
         if cursor is not None:
             self._changed.discard(cursor)
@@ -217,7 +216,7 @@ class Log:
             self._put(Progress({(topic, channel): None}, urgent=True))
 
     def delete_topic(self, topic: str, done: Done = lambda _: None) -> None:
-        """Forget a topic with its channels and messages; one of the same name has another log, from offset 0."""
+        """Delete a topic with its channels and messages; a new one of its name gets another log, from offset 0."""
         for cursor in self.cursors(topic):
             self.delete_channel(topic, cursor.channel)
         self._deleting[topic] += 1
@@ -229,22 +228,22 @@ class Log:
         self._put(Call(lambda: self._writer.delete(topic), deleted, self._answer))
 
     def trim(self, topic: str, before: int, done: Done = lambda _: None) -> None:
-        """Let go of everything below an offset; the space is used again."""
+        """Delete everything below an offset; the space is reused."""
         self._put(Call(lambda: self._writer.trim(topic, before), done, self._answer))
 
     def keep(self, topic: str, retention: Retention | None, done: Done = lambda _: None) -> None:
-        """Let a topic be there, with a retention of its own or without."""
+        """Create a topic unless it exists, and set its own retention, or none."""
         self._put(Call(lambda: self._writer.keep(topic, retention), done, self._answer))
 
     def retention(self, topic: str) -> Retention | None:
-        """What a topic was told to keep."""
+        """Return a topic's own retention."""
         state = self._state(topic)
         return state.retention if state else None
 
     def retain(self, topic: str, retention: Retention, now_ns: int, done: Done = lambda _: None) -> None:
-        """Trim a topic to what is to be kept; to be called every now and then.
+        """Trim a topic by its retention; call this from time to time.
 
-        Where size or age decide, `done` gets the begin that there is then.
+        If the retention limits size or age, `done` gets the new begin.
         """
         if retention.acknowledged and (cursors := self.cursors(topic)):
             low = min(cursor.low for cursor in cursors)
@@ -256,39 +255,39 @@ class Log:
             self._put(Call(run, done, self._answer))
 
     def remember(self, known: dict[str, list[Known]], done: Done) -> None:
-        """Write down all that is known of some topics."""
+        """Save everything that is known of some topics."""
         self._put(Call(partial(self._writer.remember, known), done, self._answer))
 
     def known(self) -> dict[str, list[Known]]:
-        """What was written down of topics; waits for the disk."""
+        """Return what `remember` saved; waits for the disk."""
         found: dict[str, list[Known]] = self.call(self._store.known)
         return found
 
     def save_queues(self, queues: Iterable[tuple[str, str | None, Sequence[Record]]]) -> None:
-        """Keep the messages of memory topics, or of channels of them, over a stop; waits for the disk."""
+        """Save messages of memory topics and their channels when the broker stops; waits for the disk."""
         self.call(lambda: self._store.save_queues(_pieces(queues)))
 
     def load_queues(self) -> list[SavedQueue]:
-        """What `save_queues` kept; it is kept on. Waits for the disk."""
+        """Return what `save_queues` saved, without deleting it; waits for the disk."""
         rows = self.call(self._store.load_queues)
         return [SavedQueue(number, topic, channel, decode(data)) for number, topic, channel, data in rows]
 
     def drop_queues(self, numbers: Sequence[int]) -> None:
-        """Keep these pieces of saved queues no longer."""
+        """Delete pieces of saved queues."""
         self._put(Call(lambda: self._store.drop_queues(numbers), lambda _: None, self._answer))
 
     def call(self, run: Callable[[], Any] = lambda: None) -> Any:
-        """Run something on the writer's thread after all that was handed over, and wait for it."""
+        """Run something on the writer's thread after all earlier work, and wait for its result."""
         finished: Future[Any] = Future()
         self._put(Call(run, lambda result: _settle(finished, result), _call_all))
         return finished.result()
 
     def check(self) -> None:
-        """Read the whole file, and raise what is found to be damaged."""
+        """Read the whole file; raise LogError if it is damaged."""
         self.call(self._store.check)
 
     def statistics(self) -> LogStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         writer = self._writer
         return LogStatistics(
             self._handed - writer.counts.answered,
@@ -302,7 +301,7 @@ class Log:
         )
 
     def close(self) -> None:
-        """Commit what was handed over, save progress, and end the writer."""
+        """Commit all pending work, save progress, and end the writer."""
         if self._closed:
             return
         self.save_cursors()
@@ -318,7 +317,7 @@ class Log:
 
     def _post(self, answers: list[tuple[Done, Any]]) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # the loop has ended, and with it all who wait
+        with suppress(RuntimeError):  # the loop has ended, and with it every waiter
             self._loop.call_soon_threadsafe(_call_all, answers)
 
 
@@ -334,8 +333,8 @@ def _call_all(answers: list[tuple[Done, Any]]) -> None:
     for done, result in answers:
         try:
             done(result)
-        except Exception:  # one that fails must not keep the others, or the writer, from going on
-            logger.exception("LOG: an answer was not taken")
+        except Exception:  # must not stop the other callbacks or the writer
+            logger.exception("LOG: a callback failed")
 
 
 def _settle(waiting: asyncio.Future[Any] | Future[Any], result: Any) -> None:

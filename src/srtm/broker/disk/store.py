@@ -1,14 +1,14 @@
-"""Statements of a broker's log: batches, cursors, queues, and what is known of topics.
+"""SQL statements of a broker's log: batches, cursors, queues, and facts about topics.
 
-In: rows (`rows`). Out: the same after any crash. A transaction that `write` has left is durable.
+In: rows (`rows`). Out: the same rows after any crash. A transaction is durable once `write` returns.
 
 | table     | a row                                                                                             |
 |-----------|---------------------------------------------------------------------------------------------------|
-| `topic`   | id, name (null while it is being deleted), begin: the oldest offset that is kept, retention or null,   |
-|           | log: a random id of this log, so that nobody takes it for an earlier one of the same name              |
+| `topic`   | id, name (null while it is being deleted), begin: the oldest offset kept, retention or null,       |
+|           | log: a random id, which distinguishes this log from an earlier one of the same name                |
 | `batch`   | key = topic id · 2^48 + first offset, messages, newest arrival, bytes of the topic up to here, CRC |
 | `channel` | the progress of one channel (`cursor.py`)                                                          |
-| `queue`   | messages of a memory topic or channel over a graceful stop                                         |
+| `queue`   | messages of a memory topic or channel, saved at a graceful stop                                    |
 | `known`   | a topic, or with a name a channel of it, on disk or not: paused, (r, b) set by hand                |
 
 One connection writes and checkpoints, and one thread uses it: SQLite before 3.51.3 may corrupt a file when one
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RESERVE = "reserve"
-_ROWS = 64  # batches in one INSERT: each statement is a hand-over of the interpreter lock, and usually one is enough
+_ROWS = 64  # batches per INSERT: each statement releases the interpreter lock, and usually one is enough
 _SLICE_ROWS = 256
 _SLICE_BYTES = 4 << 20
-_RETAINED_ROWS = 16_384  # looked at once a second: more than are committed in one
+_RETAINED_ROWS = 16_384  # checked once a second: more than one second commits
 
 _COLUMNS = "key, messages, newest_ns, total, crc, data"
 
@@ -52,7 +52,7 @@ class Store:
         self.folder = folder
         self.path = folder / FILE
         self._lock = lock(folder)
-        self._readers: list[tuple[sqlite3.Connection, threading.Lock]] = []  # locked while they read
+        self._readers: list[tuple[sqlite3.Connection, threading.Lock]] = []  # each locked while it reads
         self._reader = threading.local()
         try:
             self._db = connect(self.path, self._lock)
@@ -68,7 +68,7 @@ class Store:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: durable when this is left, or undone."""
+        """Run a transaction: durable on return, rolled back on error."""
         with self.errors("write"):
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -80,7 +80,7 @@ class Store:
                 raise
 
     def append(self, batches: Sequence[Batch]) -> None:
-        """Make batches durable; most often by one statement, which is its own transaction."""
+        """Make batches durable, usually by one statement, which is its own transaction."""
         if len(batches) <= _ROWS:
             with self.errors("write"):
                 self._db.execute(*_insert(batches))
@@ -89,12 +89,12 @@ class Store:
                 self.insert(batches)
 
     def insert(self, batches: Sequence[Batch]) -> None:
-        """Add batches to the transaction at hand."""
+        """Add batches to the current transaction."""
         for at in range(0, len(batches), _ROWS):
             self._db.execute(*_insert(batches[at : at + _ROWS]))
 
     def topics(self) -> tuple[dict[str, TopicState], list[TopicState]]:
-        """Every topic as it was left, and those that were being deleted."""
+        """Return the saved topics, and those whose deletion is unfinished."""
         known, going = {}, []
         with self.errors("read"):
             rows = self._db.execute("SELECT id, name, begin, retention, log FROM topic").fetchall()
@@ -120,7 +120,7 @@ class Store:
             state.size = last.total - first[1] + first[2]
 
     def channels(self) -> list[SavedCursor]:
-        """Every channel's progress as it was saved."""
+        """Return the saved progress of every channel."""
         find = (
             "SELECT t.name, c.name, c.low, c.above FROM channel c JOIN topic t ON t.id = c.topic WHERE t.name NOTNULL"
         )
@@ -128,7 +128,7 @@ class Store:
             return [SavedCursor(*row) for row in self._db.execute(find)]
 
     def read(self, state: TopicState, begin: int, limit: int, max_bytes: int) -> list[Record]:
-        """Messages from `begin` on: at most `limit`, and `max_bytes` of bodies but one at least. From any thread."""
+        """Return messages from `begin` on: at most `limit`, at most `max_bytes` of bodies but at least one."""
         stop = min(begin + limit, state.end)
         records: list[Record] = []
         find = (
@@ -168,7 +168,7 @@ class Store:
         return found
 
     def trim(self, state: TopicState, begin: int) -> bool:
-        """Keep nothing below `begin`, a slice at a time; whether all of it is done."""
+        """Delete a slice of what lies below `begin`; return whether nothing is left there."""
         low = state.keys[0]
         with self.write() as db:
             rows = db.execute(
@@ -191,7 +191,7 @@ class Store:
         return done
 
     def retained(self, state: TopicState, max_bytes: int | None, before_ns: int | None) -> int:
-        """The begin that keeps at most `max_bytes`, and nothing whose newest message is older than `before_ns`."""
+        """Return the begin that keeps at most `max_bytes`, and no batch older than `before_ns`."""
         begin, held = state.begin, state.size
         with self.errors("read"):
             rows = self._db.execute(
@@ -207,7 +207,7 @@ class Store:
         return begin
 
     def keep(self, state: TopicState, name: str, retention: Retention | None) -> None:
-        """Write down a topic, which may be new, and what it keeps."""
+        """Save a topic, perhaps a new one, and its retention."""
         text = None if retention is None else json.dumps(asdict(retention))
         with self.write() as db:
             db.execute(
@@ -217,26 +217,26 @@ class Store:
             )
 
     def unname(self, state: TopicState) -> None:
-        """Take a topic's name, channels and what is known of it away; its messages are yet to be trimmed."""
+        """Delete a topic's name, channels and facts; its messages remain, to be trimmed."""
         with self.write() as db:
             db.execute("DELETE FROM known WHERE topic = (SELECT name FROM topic WHERE id = ?)", (state.id,))
             db.execute("UPDATE topic SET name = NULL WHERE id = ?", (state.id,))
             db.execute("DELETE FROM channel WHERE topic = ?", (state.id,))
 
     def forget(self, state: TopicState) -> None:
-        """Remove a topic that has no messages left."""
+        """Delete a topic without messages."""
         with self.write() as db:
             db.execute("DELETE FROM topic WHERE id = ?", (state.id,))
 
     def remember(self, known: dict[str, list[Known]]) -> None:
-        """Write down all that is known of some topics; nothing, where one is gone."""
+        """Save everything that is known of some topics; an empty list deletes it."""
         with self.write() as db:
             db.executemany("DELETE FROM known WHERE topic = ?", [(topic,) for topic in known])
             rows = [(topic, *row) for topic, rows in known.items() for row in rows]
             db.executemany("INSERT INTO known VALUES (?, ?, ?, ?, ?)", rows)
 
     def known(self) -> dict[str, list[Known]]:
-        """All that `remember` wrote down, of each topic itself first."""
+        """Return everything that `remember` saved, of each topic itself first."""
         found: dict[str, list[Known]] = {}
         with self.errors("read"):
             for topic, channel, paused, r_mtps, b_ntok in self._db.execute("SELECT * FROM known ORDER BY 1, 2"):
@@ -244,28 +244,28 @@ class Store:
         return found
 
     def save_queues(self, queues: Iterable[tuple[str, str | None, bytes]]) -> None:
-        """Keep the messages of queues, in order, instead of all that was kept before."""
+        """Save the messages of queues, in order, in place of those saved before."""
         with self.write() as db:
             db.execute("DELETE FROM queue")
             rows = ((topic, channel, zlib.crc32(data), data) for topic, channel, data in queues)
             db.executemany("INSERT INTO queue VALUES (?, ?, ?, ?)", rows)
 
     def load_queues(self) -> list[tuple[int, str, str | None, bytes]]:
-        """All that `save_queues` kept, in order, each with its number."""
+        """Return everything that `save_queues` saved, in order, each with its number."""
         with self.errors("read"):
             rows = self._db.execute("SELECT rowid, topic, channel, crc, data FROM queue ORDER BY rowid").fetchall()
         for _, topic, _, crc, data in rows:
             if zlib.crc32(data) != crc:
-                raise damaged(self.path, f"the saved messages of memory topic {topic!r} have changed")
+                raise damaged(self.path, f"the saved messages of memory topic {topic!r} are corrupt")
         return [(number, topic, channel, data) for number, topic, channel, _, data in rows]
 
     def drop_queues(self, numbers: Sequence[int]) -> None:
-        """Keep some of it no longer."""
+        """Delete pieces of saved queues."""
         with self.write() as db:
             db.executemany("DELETE FROM queue WHERE rowid = ?", [(number,) for number in numbers])
 
     def take_reserve(self, size: int) -> bool:
-        """Set room aside, so that on a full disk a checkpoint still has some; whether it is there."""
+        """Reserve disk space for a checkpoint on a full disk; return whether that succeeded."""
         path = self.folder / RESERVE
         try:
             if path.exists() and path.stat().st_size >= size:
@@ -281,30 +281,30 @@ class Store:
         return True
 
     def release_reserve(self) -> None:
-        """Give the room back."""
+        """Free the reserved disk space."""
         with suppress(OSError):
             (self.folder / RESERVE).unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
-        """Room inside the file, where something was trimmed."""
+        """Return the space inside the file that trimming has freed."""
         with self.errors("read"):
             pages: int = self._db.execute("PRAGMA freelist_count").fetchone()[0]
         return pages * PAGE
 
     def wal_bytes(self) -> int:
-        """The size of the write-ahead log's file; it is used again from its beginning after a checkpoint."""
+        """Return the size of the write-ahead log's file, which is overwritten after a checkpoint."""
         try:
             return self.path.with_name(FILE + "-wal").stat().st_size
         except OSError:
             return 0
 
     def checkpoint(self) -> None:
-        """Move what the write-ahead log holds into the file, so that it starts again from its beginning."""
+        """Move the contents of the write-ahead log into the file."""
         with self.errors("write"):
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def check(self) -> None:
-        """Read everything, and raise what is found to be damaged."""
+        """Read everything; raise LogError if something is damaged."""
         with self.errors("read"):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
@@ -314,7 +314,7 @@ class Store:
                 verify(self.path, Batch(*row))
 
     def close(self) -> None:
-        """Readers first: the last to close checkpoints, and that is for the writer to do."""
+        """Close the readers, then the writer: the last to close runs a checkpoint."""
         for reader, reading in self._readers:
             with reading:  # a thread may still be reading
                 reader.close()
@@ -326,10 +326,10 @@ class Store:
 
 
 def verify(path: Path, batch: Batch) -> None:
-    """Refuse a batch that is not what was written."""
+    """Raise LogError if a batch differs from what was written."""
     if zlib.crc32(batch.data) != batch.crc:
         offset = batch.key & ((1 << OFFSET_BITS) - 1)
-        raise damaged(path, f"the messages at offset {offset} of topic number {batch.key >> OFFSET_BITS} have changed")
+        raise damaged(path, f"the messages at offset {offset} of topic number {batch.key >> OFFSET_BITS} are corrupt")
 
 
 def _insert(batches: Sequence[Batch]) -> tuple[str, list[Any]]:

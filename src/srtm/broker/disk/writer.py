@@ -1,7 +1,7 @@
-"""The thread that commits: takes what was handed over since the last commit, and makes it durable in one.
+"""The thread that commits: it takes all work that has arrived since the last commit, and makes it durable at once.
 
 In: appends, progress of channels and other work, in order, from a queue. Out: an answer to each, after the commit.
-The thread lives through every error of the disk: those who wait are told, what nobody waits for is tried again.
+The thread survives every disk error: waiting callers get the error, and work without a caller is tried again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LAST_SLICES = 64  # what is trimmed at the end, at most; the rest is trimmed again when it is asked for again
-_SLICE_WAL = 64 * PAGE  # about what trimming a slice writes
+_LAST_SLICES = 64  # trimmed at most when closing; a later trim repeats the rest
+_SLICE_WAL = 64 * PAGE  # about as much as trimming a slice writes
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Group:
 
 @dataclass(slots=True)
 class Counts:
-    """What the thread has done; other threads may read it."""
+    """Counters of the thread; other threads may read them."""
 
     answered: int = 0
     messages: int = 0
@@ -61,7 +61,7 @@ class Counts:
 
 @dataclass(slots=True)
 class _Owed:
-    """Progress of channels that is not written yet."""
+    """Unsaved progress of channels."""
 
     rows: dict[tuple[str, str], tuple[int, bytes] | None] = field(default_factory=dict)
     urgent: bool = False
@@ -81,7 +81,7 @@ class _Owed:
 
 
 class Writer:
-    """What runs on the thread."""
+    """The work of the thread."""
 
     def __init__(self, store: Store, work: queue.SimpleQueue[Work], options: LogOptions, answer: Answer) -> None:
         self.topics, self._going = store.topics()
@@ -92,14 +92,14 @@ class Writer:
         self._answer = answer
         self._owed = _Owed()
         self._trims: dict[str, int] = {}
-        self._named: list[TopicState] = []  # deleted, and still to be found by their names after a crash
+        self._named: list[TopicState] = []  # deleted, but still named on disk
         self._last_id = 0
         self._wal_bytes = 0
         self._quiet_until = self._said_until = 0.0
         self._is_tight = not store.take_reserve(options.reserve_bytes)
 
     def run(self) -> None:
-        """Until None is taken from the queue."""
+        """Commit until None arrives in the queue."""
         options = self._options
         while (taken := self._take()) is not None:
             group = _Group()
@@ -122,7 +122,7 @@ class Writer:
             self._housekeeping()
 
     def _take(self) -> list[Append | Call | Progress] | None:
-        """All that is waiting; waits for the first, unless there is something to do at leisure."""
+        """Return all waiting work; wait for some, unless housekeeping is due."""
         timeout: float | None = None
         if self._trims or self._going or self._named:
             timeout = max(0.0, self._quiet_until - time.monotonic())
@@ -150,7 +150,7 @@ class Writer:
         call.answer([(call.done, result)])
 
     def _commit(self, group: _Group, *, always: bool = False) -> _Group:
-        """Make a group durable, answer it, and give an empty one."""
+        """Make a group durable, answer it, and return an empty one."""
         if not group.messages and not always:
             return group
         began = time.perf_counter_ns()
@@ -195,7 +195,7 @@ class Writer:
         return _Group()
 
     def _failed(self, error: Exception) -> None:
-        """Count a failure, and say so once in a while; on a full disk, use the reserve to checkpoint."""
+        """Count a failure, and log it from time to time; on a full disk, free the reserve for a checkpoint."""
         self.counts.failures += 1
         if time.monotonic() >= self._said_until:
             self._said_until = time.monotonic() + self._options.retry_s
@@ -206,19 +206,18 @@ class Writer:
             self._wal_bytes = max(self._wal_bytes, self._options.checkpoint_bytes_busy)
 
     def _make_sure_of_room(self) -> None:
-        """Refuse messages while the reserve is used up, so that trimming and progress can go on with what is left."""
+        """Raise LogFull while the reserve is used up, so that trimming and progress have the rest of the disk."""
         size = self._options.reserve_bytes
         if not self._store.take_reserve(size) and self._store.free_bytes() < size:
             raise LogFull(
-                f"less than {size >> 10} KB are free for {self._store.path}: free some of the disk,"
-                f" or keep fewer messages",
+                f"less than {size >> 10} KB free for {self._store.path}: free disk space, or retain fewer messages",
                 path=str(self._store.path),
                 free=size,
             )
         self._is_tight = False
 
     def _housekeeping(self) -> None:
-        """What nobody waits for: progress that is due, a slice of what is to be trimmed, a checkpoint."""
+        """Do work without a caller: save progress that is due, trim a slice, checkpoint."""
         try:
             limit = self._options.checkpoint_bytes if self._work.empty() else self._options.checkpoint_bytes_busy
             if self._wal_bytes >= limit:
@@ -254,7 +253,7 @@ class Writer:
             return
 
     def trim(self, topic: str, before: int) -> int:
-        """Let go of what is below an offset: at once for readers, on the disk in slices. The begin there is now."""
+        """Trim below an offset, at once for readers and in slices on disk; return the new begin."""
         state = self.topics.get(topic)
         if state is None:
             return 0
@@ -265,14 +264,14 @@ class Writer:
         return state.begin
 
     def retain(self, topic: str, max_bytes: int | None, before_ns: int | None) -> int:
-        """Trim by size and age, as far as one look at the oldest batches goes. The begin there is now."""
+        """Trim by size and age, as far as one look at the oldest batches goes; return the new begin."""
         state = self.topics.get(topic)
         if state is None or topic in self._trims:
             return state.begin if state else 0
         return self.trim(topic, self._store.retained(state, max_bytes, before_ns))
 
     def keep(self, topic: str, retention: Retention | None) -> None:
-        """Let a topic be there, and keep what it is told to."""
+        """Create a topic unless it exists, and set its retention."""
         created: list[str] = []
         state = self._topic(topic, created)
         try:
@@ -284,9 +283,9 @@ class Writer:
         state.retention = retention
 
     def delete(self, topic: str) -> None:
-        """Forget a topic: its name at once and durably, its messages slice by slice.
+        """Delete a topic: its name at once and durably, its messages slice by slice.
 
-        If the disk refuses that, the topic is gone all the same, and its name is taken from the disk later.
+        If the disk fails, the topic is deleted all the same, and its name is removed from the disk later.
         """
         state = self.topics.pop(topic, None)
         if state is not None:
@@ -301,7 +300,7 @@ class Writer:
             self._going.append(self._named.pop(0))
 
     def remember(self, known: dict[str, list[Known]]) -> None:
-        """Write down all that is known of some topics, after all that was deleted before."""
+        """Save everything that is known of some topics, after all earlier deletions."""
         self._unname()
         if self._owed.urgent:
             self._commit(_Group(), always=True)
@@ -310,7 +309,7 @@ class Writer:
     def _place(
         self, group: _Group, created: list[str]
     ) -> tuple[list[Batch], list[tuple[TopicState, int, int]], list[tuple[Done, Any]]]:
-        """The rows of a group, where its topics then end, and the answers."""
+        """Return the rows of a group, the new ends of its topics, and the answers."""
         batches: list[Batch] = []
         ends: list[tuple[TopicState, int, int]] = []
         answers: list[tuple[Done, Any]] = []
@@ -334,16 +333,16 @@ class Writer:
         return batches, ends, answers
 
     def _topic(self, name: str, created: list[str]) -> TopicState:
-        """A topic's state; a new one is in `created`, too, and becomes real with the commit."""
+        """Return a topic's state; a new topic is added to `created`, and exists once it is committed."""
         state = self.topics.get(name)
         if state is None:
-            self._unname()  # a deleted one may have the name
+            self._unname()  # a deleted topic may still have the name on disk
             used = {known.id for known in (*self.topics.values(), *self._going)}
-            # Not the lowest that is free: a reader may still be looking for messages of the topic that had it.
+            # Not the lowest free number: a reader may still read messages of the topic that had it.
             numbers = chain(range(self._last_id + 1, MAX_TOPICS), range(1, self._last_id + 1))
             number = next((number for number in numbers if number not in used), None)
             if number is None:
-                raise LogError(f"no room for topic {name!r}: a log holds at most {MAX_TOPICS - 1}", topic=name)
+                raise LogError(f"no room for topic {name!r}: a log holds at most {MAX_TOPICS - 1} topics", topic=name)
             state = self.topics[name] = TopicState(number)
             self._last_id = number
             created.append(name)
@@ -358,7 +357,7 @@ class Writer:
 
 
 def _ours(error: Exception) -> SRTMError:
-    """The error for those who wait; one that we did not foresee is named as such."""
+    """Return the error for waiting callers; wrap an unexpected one."""
     if isinstance(error, SRTMError):
         return error
-    return LogError(f"the log failed in a way that is not foreseen: {error!r}", cause=repr(error))
+    return LogError(f"the log failed unexpectedly: {error!r}", cause=repr(error))

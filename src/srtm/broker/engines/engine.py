@@ -1,18 +1,18 @@
-"""Delivery by an engine: between released messages and the nsqd or NATS that stores and delivers them.
+"""Delivery by an engine: released messages go to the nsqd or NATS that stores and delivers them.
 
-In: messages of topics, when their buckets have let them go. Out: bytes of one connection to the engine, written once a
-turn; acknowledgements, by which publishers get their OK and latencies end. `nsqd` and `nats` say how each engine is
-spoken to, `link` keeps the connection, `lane` what a topic has under way; everything else is here.
+In: messages that topics released. Out: bytes of one connection to the engine, written once a turn; acknowledgements,
+which answer publishers and end latencies. `nsqd` and `nats` implement the protocols of the two engines, `link` keeps
+the connection, and `lane` holds a topic's unacknowledged messages.
 
 Always holds:
-- a publisher's OK leaves only after the engine has acknowledged its messages, in the order of its commands; that of a
-  topic on disk when the log has them (`spool`), and the acknowledgement finishes their offsets;
-- what is not acknowledged is kept, and sent again after a broken connection, in order and with tokens of its own; it
-  may then be there twice, unless the engine knows it by its id;
-- at most WINDOW messages and WINDOW_BYTES are with the engine unacknowledged; topics take turns for that room, and what
-  waits for it counts against the limits of its topic, whose publishers are then held;
-- a topic whose lane is shut releases nothing: its messages get their tokens when the engine takes them, so that an
-  engine that comes back is not flooded with what was released meanwhile;
+- a publisher gets its OK only after the engine has acknowledged its messages, in the order of its commands; for a topic
+  on disk it gets the OK when the log has them (`spool`), and the acknowledgement finishes their offsets;
+- unacknowledged messages are kept, and sent again after a broken connection, in order and with new tokens; the engine
+  may then have them twice, unless it recognises their ids;
+- at most WINDOW messages and WINDOW_BYTES are unacknowledged at the engine; topics take turns for that room, and
+  waiting messages count against the limits of their topic, which hold its publishers;
+- a topic whose lane is shut releases nothing: its messages get their tokens when the engine accepts them, so an engine
+  that returns is not flooded with messages released meanwhile.
 """
 
 from __future__ import annotations
@@ -41,99 +41,99 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WINDOW, WINDOW_BYTES = 1_024, 4 * 1024 * 1024  # enough for 100,000 messages a second at a distance of 10 ms
-SLICE, SLICE_BYTES = 256, 256 * 1024  # of one topic, before it is the turn of the next
-SILENCE_NS = 2_500_000_000  # engines are asked for a sign of life every second
+SLICE, SLICE_BYTES = 256, 256 * 1024  # sent for one topic before the next gets its turn
+SILENCE_NS = 2_500_000_000  # the broker asks engines for a sign of life every second
 
 
 class Engine(ABC):
     """One engine, as a broker uses it."""
 
     kind: ClassVar[str]
-    defers: ClassVar[bool] = False  # whether it can deliver a message after a while
+    defers: ClassVar[bool] = False  # whether it supports delayed delivery
 
     def __init__(self, address: EngineAddress, options: BrokerOptions, turn: Turn, poller: Poller) -> None:
         self.address = address
         self.lanes: dict[str, Lane] = {}
-        self.busy: dict[Lane, None] = {}  # those that have something to send, in their turns
+        self.busy: dict[Lane, None] = {}  # lanes with messages to send, in order of their turns
         self.connected = False
-        self.problem: str | None = None  # the last one, also when it is over
+        self.problem: str | None = None  # the most recent, even if it is over
         self.reconnections = self.resent = self.refused = self.acknowledged = 0
         self.flying = self.flying_bytes = 0
         self.link = Link(address, self, turn, poller, options.read_size)
         self._options = options
         self._turn = turn
 
-    # How an engine is spoken to.
+    # The engine's protocol.
 
     @abstractmethod
     def greet(self) -> None:
-        """Begin a connection; `_ready` when it may be used."""
+        """Begin a connection; call `_ready` when it is usable."""
 
     @abstractmethod
     def take(self, data: bytes) -> None:
-        """Understand what the engine says; ProtocolError or InputError ends the connection."""
+        """Handle bytes from the engine; ProtocolError or InputError ends the connection."""
 
     @abstractmethod
     def _send(self, lane: Lane, messages: list[Message]) -> None:
-        """Put messages of a topic into `link.out`, and remember them."""
+        """Put messages of a topic into `link.out`, and remember them until the engine answers."""
 
     @abstractmethod
     def _take_back(self) -> None:
-        """Put what was not acknowledged back into its lanes."""
+        """Put unacknowledged messages back into their lanes."""
 
     @abstractmethod
     def new_probe(self, lane: Lane) -> Probe:
-        """A probe of a topic."""
+        """Create a probe of a topic."""
 
     @property
     def delivery(self) -> str:
-        """Where subscribers find it, without what is secret."""
+        """The engine's address for subscribers, without secrets."""
         options = self._options
         return str(self.address if is_local(options.host) else seen_from_elsewhere(self.address, options.address))
 
     def objection(self, publisher: str, body: bytes) -> str | None:  # noqa: ARG002 - not every engine knows
-        """Why it will never take such a message, as far as that is known before it is sent."""
+        """Return why the engine would refuse such a message; None if that is unknown before sending."""
         return None
 
     def _enter(self, lane: Lane) -> None:
-        """A topic is new, or the engine is there again."""
+        """Open a lane: its topic is new, or the engine is connected again."""
         lane.open(self._turn.now_ns())
 
     def _look(self, now_ns: int) -> None:  # noqa: B027 - not every engine needs it
-        """See to lanes, every tenth of a second while it is connected."""
+        """Check lanes; called every tenth of a second while connected."""
 
     def _ask(self) -> None:  # noqa: B027 - not every engine needs it
-        """Ask for a sign of life, where the engine does not give them by itself."""
+        """Ask for a sign of life, if the engine does not send any unasked."""
 
-    # What a broker calls.
+    # For the broker.
 
     def start(self, port: int) -> None:
-        """Connect, and stay connected; BrokerError if the engine is this broker, which listens on `port`."""
+        """Connect, and reconnect as needed; BrokerError if the engine is this broker, which listens on `port`."""
         options = self._options
         here = {options.host, options.address, "localhost", "127.0.0.1", "::1"}
         if any(each == port and host in here for host, each in self.address.servers):
             raise BrokerError(
-                f"the engine {self.address} is this broker itself: give the one of an nsqd, or another port"
+                f"the engine {self.address} is this broker itself: give the address of an nsqd, or choose another port"
             )
         self.link.start()
 
     def stop(self) -> None:
-        """Be gone; what is not acknowledged was never answered."""
+        """Disconnect; publishers of unacknowledged messages have had no OK."""
         for lane in self.lanes.values():
             lane.watch(on=False)
         self.link.stop()
 
     def check_topic(self, name: str) -> None:
-        """BrokerError if the engine cannot have such a topic."""
+        """Raise BrokerError if the engine cannot have a topic of this name."""
         if problem := addresses.refusal(self.kind, name):
             raise BrokerError(problem, topic=name)
 
     def no_channels(self, name: str) -> str:
-        """Why a topic cannot be subscribed to at this broker."""
+        """Return why clients cannot subscribe to a topic at this broker."""
         return f"topic {name!r} is delivered by the engine {self.address}: subscribe to it there"
 
     def lane(self, topic: Topic) -> Lane:
-        """The lane of a topic, made if need be."""
+        """Return the lane of a topic; create it if needed."""
         found = self.lanes.get(topic.name)
         if found is None or found.topic is not topic:
             found = self.lanes[topic.name] = Lane(self, topic)
@@ -143,7 +143,7 @@ class Engine(ABC):
         return found
 
     def forget(self, topic: Topic) -> None:
-        """A topic is gone; what the engine has, it keeps."""
+        """Drop the lane of a deleted topic; the engine keeps what it has."""
         lane = self.lanes.pop(topic.name, None)
         if lane is not None:
             lane.watch(on=False)
@@ -152,14 +152,14 @@ class Engine(ABC):
             lane.queue.clear()
 
     def touch(self, lane: Lane) -> None:
-        """A lane has something to send, or its topic something to release."""
+        """Schedule a lane that may send messages, and its topic, which may release some."""
         if lane.queue and lane.ready:
             self.busy[lane] = None
         if self.lanes.get(lane.topic.name) is lane:
             self._turn.touch(lane.topic)
 
     def flush(self) -> None:
-        """Send what there is room for, topics in turns, in one write."""
+        """Send as many messages as the window allows, topics in turns, in one write."""
         while self.busy and self.connected and self.flying < WINDOW and self.flying_bytes < WINDOW_BYTES:
             lane = next(iter(self.busy))
             del self.busy[lane]
@@ -185,11 +185,11 @@ class Engine(ABC):
         self._send(lane, messages)
 
     def tick(self, now_ns: int) -> None:
-        """A tenth of a second has passed."""
+        """Check the connection and the lanes; called every tenth of a second."""
         if not self.link.up:
             return
         if now_ns - self.link.heard_ns > SILENCE_NS:
-            self.link.lose("it is silent")
+            self.link.lose("the engine is silent")
             return
         if self.connected:
             if now_ns - self.link.heard_ns > SILENCE_NS // 3:
@@ -199,17 +199,17 @@ class Engine(ABC):
 
     @property
     def trouble(self) -> str | None:
-        """Why it takes nothing, of all topics or of one; None where it does."""
+        """Why the engine accepts no messages of any topic, or of one; None if it accepts all."""
         shut = (lane.problem for lane in self.lanes.values() if not lane.ready and lane.problem)
         return self.absence or next(shut, None)
 
     @property
     def absence(self) -> str | None:
-        """Why it takes nothing; None where it is there."""
-        return None if self.connected else f"the engine is away: {self.problem or 'not connected yet'}"
+        """Why the engine is unavailable; None if it is connected."""
+        return None if self.connected else f"the engine is unavailable: {self.problem or 'not connected yet'}"
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return EngineStatistics(
             self.kind,
             str(self.address),
@@ -228,14 +228,14 @@ class Engine(ABC):
     # The connection.
 
     def _ready(self) -> None:
-        """Let topics go on: the engine is there."""
+        """The connection is usable: open all lanes."""
         log.info("ENGINE(%s): connected", self.address)
         self.connected = True
         for lane in list(self.lanes.values()):
             self._enter(lane)
 
     def lost(self) -> None:
-        """Take back everything that was not acknowledged: the connection is gone."""
+        """The connection ended: take back all unacknowledged messages."""
         now_ns = self._turn.now_ns()
         self.resent += self.flying
         self._take_back()
@@ -244,10 +244,10 @@ class Engine(ABC):
             lane.shut(now_ns)
         self.reconnections += 1
 
-    # What becomes of messages.
+    # The engine's answers.
 
     def _acknowledge(self, lane: Lane, messages: list[Message], now_ns: int) -> None:
-        """The engine has them: their latency ends here, and their publishers are answered."""
+        """The engine stored messages: their latency ends, and their publishers get an OK."""
         self._landed(lane, messages)
         self.acknowledged += len(messages)
         recorder, recent = self._turn.recorder, lane.topic.recent
@@ -264,8 +264,8 @@ class Engine(ABC):
             lane.spool.finish(messages)
 
     def _refuse(self, lane: Lane, messages: list[Message], problem: str) -> None:
-        """The engine will never take them: their publishers are told, or the log where they have their OK already."""
-        self.problem = f"refuses a message of {lane.topic.name}: {problem}"
+        """The engine refuses messages for good: tell their publishers, or log it if those already have their OK."""
+        self.problem = f"refused a message of topic {lane.topic.name}: {problem}"
         self._landed(lane, messages)
         self.refused += len(messages)
         lane.topic.recent.dropped += len(messages)
@@ -273,7 +273,7 @@ class Engine(ABC):
             lane.spool.finish(messages)
             if lane.refused != problem:
                 lane.refused = problem
-                log.warning("TOPIC(%s): a message is dropped: the engine refuses it: %s", lane.topic.name, problem)
+                log.warning("TOPIC(%s): dropped a message because the engine refuses it: %s", lane.topic.name, problem)
         settle(messages, f"the engine {self.kind} refuses it: {problem}")
 
     def _landed(self, lane: Lane, messages: list[Message]) -> None:

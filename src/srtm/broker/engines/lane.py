@@ -1,7 +1,7 @@
-"""A topic's way to its engine: what was released and has no acknowledgement, and who waits for one.
+"""A topic's way to its engine: messages that were released and are not acknowledged.
 
-In: messages that a bucket has let go, and the engine's word that it takes them, or not. Out: messages in order, to be
-sent; answers to publishers; the rest back to the topic when the engine is gone.
+In: messages that a topic released; whether the engine accepts them. Out: messages in order, to be sent; answers to
+publishers; unsent messages, given back to the topic when the engine is unavailable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def patience() -> Backoff:
-    """Waits before an engine, or a topic at it, is tried again."""
+    """Return the back-off for retrying an engine, or one topic at it."""
     return Backoff(0.02, 0.5)
 
 
@@ -38,17 +38,17 @@ class Carrier(Protocol):
 
     @property
     def absence(self) -> str | None:
-        """Why the engine takes nothing; None if it is there."""
+        """Why the engine is unavailable; None if it is connected."""
 
     def touch(self, lane: Lane) -> None:
-        """Note that a lane has something to send, or its topic something to release."""
+        """Schedule a lane that may send messages, and its topic, which may release some."""
 
     def new_probe(self, lane: Lane) -> Probe:
-        """Make a probe of a topic."""
+        """Create a probe of a topic."""
 
 
 class Lane:
-    """A topic's way to its engine: what was released and has no acknowledgement."""
+    """One topic's unacknowledged messages, and whether the engine accepts more."""
 
     __slots__ = (
         "backoff",
@@ -70,31 +70,31 @@ class Lane:
     def __init__(self, engine: Carrier, topic: Topic) -> None:
         self.engine = engine
         self.topic = topic
-        self.spool: Spool | None = None  # of a topic on disk: what the engine has not acknowledged
+        self.spool: Spool | None = None  # only of a topic on disk
         self.queue: deque[Message] = deque()
-        self.flying = 0  # messages that the engine has
-        self.bytes = 0  # of these and those in the queue
-        self.owed = 0  # tokens that messages in the queue had, and spend again
-        self.ready = False  # it may be sent messages
-        self.singly = 0  # messages to be sent one by one: the engine refused one of them
-        self.probe: Probe | None = None  # who times its messages to a consumer, if somebody wants it
-        self.problem: str | None = None  # why it is shut though the engine is there
-        self.refused: str | None = None  # why a stored message was dropped, as it was said last
+        self.flying = 0  # messages sent and not acknowledged
+        self.bytes = 0  # of messages in flight and in the queue
+        self.owed = 0  # tokens that messages in the queue must spend again
+        self.ready = False  # the engine accepts its messages
+        self.singly = 0  # messages to send one by one, because the engine refused one of them
+        self.probe: Probe | None = None  # times messages to a consumer, if switched on
+        self.problem: str | None = None  # why it is shut although the engine is connected
+        self.refused: str | None = None  # the reason logged last for dropping a stored message
         self.retry_ns = 0
         self.backoff = patience()
 
     @property
     def overdue(self) -> bool:
-        """Whether it has been tried for a second or more in vain."""
+        """Whether retries have failed for a second or more."""
         return self.backoff.exhausted
 
     @property
     def held(self) -> int:
-        """Messages without an acknowledgement."""
+        """Unacknowledged messages."""
         return len(self.queue) + self.flying
 
     def statistics(self) -> LaneStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return LaneStatistics(
             self.engine.kind,
             self.ready,
@@ -107,7 +107,7 @@ class Lane:
         )
 
     def watch(self, *, on: bool) -> None:
-        """Time messages to a consumer of the engine's, or end that."""
+        """Switch the probe on or off."""
         if not on and self.probe is not None:
             self.probe.stop()
             self.probe = None
@@ -115,14 +115,14 @@ class Lane:
             self.probe = self.engine.new_probe(self)
 
     def put(self, messages: list[Message]) -> None:
-        """Send these as soon as there is room."""
+        """Queue messages, to be sent as the window allows."""
         self.queue.extend(messages)
         self.bytes += sum(len(message.body) for message in messages)
         if self.ready:
             self.engine.busy[self] = None
 
     def open(self, now_ns: int) -> None:
-        """The engine takes its messages."""
+        """The engine accepts messages of this topic."""
         self.problem, self.retry_ns = None, 0
         self.backoff.reset()
         if not self.ready:
@@ -131,27 +131,27 @@ class Lane:
             self.engine.touch(self)
 
     def release(self, now_ns: int) -> None:
-        """Let its topic go on, where neither the engine nor a pause holds it."""
+        """Resume the topic, unless the engine or a pause holds it."""
         if self.ready and self.topic.gate.stalled and not self.topic.paused:
             self.topic.gate.resume(now_ns, self.owed)
             self.owed = 0
 
     def shut(self, now_ns: int) -> None:
-        """It does not, for now."""
+        """The engine accepts no messages of this topic for now."""
         if self.ready:
             self.ready = False
             self.engine.busy.pop(self, None)
             self.topic.gate.stall(now_ns, self._unsent())
-            self.engine.touch(self)  # who would leave may not have to wait now
+            self.engine.touch(self)  # publishers may be released now
 
     def fail(self, problem: str) -> None:
-        """Say why it is shut, once."""
+        """Record why it is shut; log it once."""
         if self.problem is None:
-            log.warning("TOPIC(%s): the engine takes nothing: %s", self.topic.name, problem)
+            log.warning("TOPIC(%s): the engine accepts no messages: %s", self.topic.name, problem)
         self.problem = self.engine.problem = problem
 
     def _unsent(self) -> list[Message]:
-        """What it gives back to its topic, to get tokens again: all but the oldest, by which the engine is asked."""
+        """Give messages back to the topic, to get tokens again; keep the oldest, which tests the engine."""
         if self.topic.limiter is None:
             return []
         back = list(self.queue)[1:]
@@ -162,13 +162,13 @@ class Lane:
         return back
 
     def back(self, messages: list[Message]) -> None:
-        """The engine does not have these after all; they go first."""
+        """Put messages that the engine did not store back, before all others."""
         self.flying -= len(messages)
         if self.engine.lanes.get(self.topic.name) is self:
             self.queue.extendleft(reversed(messages))
         else:
-            settle(messages)  # with their topic, which somebody deleted
+            settle(messages)  # their topic was deleted
 
     def later(self, now_ns: int) -> None:
-        """Try again after a while, which grows."""
+        """Schedule the next retry, with back-off."""
         self.retry_ns = now_ns + round(self.backoff.next_s() * 1e9)

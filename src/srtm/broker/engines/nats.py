@@ -1,11 +1,12 @@
-"""The engine `nats`: messages to JetStream, each with an id of its own, acknowledged one by one.
+"""The engine `nats`: messages to JetStream, each with its own id, acknowledged one by one.
 
-A topic is the subject of the same name. Where no stream has that subject yet, one is made, of the topic's name with `=`
-for each dot, because a stream's name has none. What was not acknowledged when a connection broke, or, of a topic on
-disk, when the broker died, is sent again with the same id, and JetStream stores it once, within DUPLICATES_S.
+A topic is the subject of the same name. If no stream has that subject, the broker creates one, named like the topic
+with `=` for each dot, because names of streams have no dots. After a broken connection, and for a topic on disk after a
+crash of the broker, unacknowledged messages are sent again with the same ids: JetStream stores each once, within
+DUPLICATES_S.
 
-A stream that has lost its leader answers "no responders", or not at all; its lane is shut then, and its oldest message
-is sent again and again, with pauses, until it is acknowledged. Other topics go on.
+A stream that has lost its leader answers "no responders", or nothing. Its lane is then shut, and its oldest message is
+sent again, with back-off, until it is acknowledged. Other topics continue.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ if TYPE_CHECKING:
     from srtm.broker.turn import Turn
     from srtm.protocol.engine import EngineAddress
 
-DUPLICATES_S = 120  # how long a stream that we make remembers ids
-_LATE_NS = 1 * NS_PER_S  # after that, an acknowledgement is not to be expected any more
-_HEAD = 64  # bytes of a message that are neither its body nor say where it comes from
-_IN_USE, _OVERLAP = 10058, 10065  # JetStream's codes: the stream is there, made by somebody else
-_NEVER = frozenset({10054, 10097})  # message, or its headers, too large: it would say the same again
+DUPLICATES_S = 120  # how long a stream that we create remembers ids
+_LATE_NS = 1 * NS_PER_S  # after which a missing acknowledgement counts as lost
+_HEAD = 64  # bytes of a message beside its body and the lines of its origin
+_IN_USE, _OVERLAP = 10058, 10065  # JetStream's codes: the stream exists already
+_NEVER = frozenset({10054, 10097})  # message or header too large: a retry cannot succeed
 _OF_A_SUBJECT = "Permissions Violation"  # after which a server does not close the connection
 
 
 class _Refusal(NamedTuple):
     code: int  # JetStream's
     text: str
-    passing: bool  # it may be over soon
+    passing: bool  # a retry may succeed
 
 
 class Nats(Engine):
@@ -60,17 +61,17 @@ class Nats(Engine):
         super().__init__(address, options, turn, poller)
         self._protocol = NatsProtocol()
         self._max_payload = 0
-        # Other brokers publish to the same stream, and count their messages from about the same number.
+        # Other brokers publish to the same stream, and their message ids may be the same as ours.
         self.prefix = secrets.token_hex(6).encode()
         self._inbox = b"_INBOX.%b." % self.prefix
         self._number = 0
-        self._flights: dict[int, tuple[Lane, Message, int]] = {}  # with the time they were sent, in that order
-        self._made: set[Lane] = set()  # whose stream is there
-        self._asked: dict[int, Lane] = {}  # for a stream
-        self._probes: set[Lane] = set()  # that have one message under way, to see whether more may follow
+        self._flights: dict[int, tuple[Lane, Message, int]] = {}  # with the time of sending, in that order
+        self._made: set[Lane] = set()  # lanes whose stream exists
+        self._asked: dict[int, Lane] = {}  # lanes that requested a stream
+        self._probes: set[Lane] = set()  # shut lanes that test the engine with one message
 
     def new_probe(self, lane: Lane) -> NatsProbe:
-        """A probe of a topic."""
+        """Create a probe of a topic."""
         return NatsProbe(lane.topic.name, self.link, self._prefix(lane))
 
     def greet(self) -> None:
@@ -78,7 +79,7 @@ class Nats(Engine):
         self._protocol = NatsProtocol()
 
     def take(self, data: bytes) -> None:
-        """Understand what the engine says."""
+        """Handle bytes from the server."""
         now_ns = self._turn.now_ns()
         acknowledged: dict[Lane, list[Message]] = {}
         try:
@@ -96,16 +97,16 @@ class Nats(Engine):
                 self.link.out += say.PONG
             elif isinstance(event, Info):
                 if self._told(event.fields):
-                    break  # what came with it in the clear is nobody's
+                    break  # ignore what else came in the clear
             elif isinstance(event, Err) and event.text.startswith(_OF_A_SUBJECT):
-                self.problem = event.text  # the topic's messages will not be acknowledged
+                self.problem = event.text  # its topic gets no acknowledgements
             elif isinstance(event, Err):
                 raise ProtocolError("E_INVALID", event.text)
             elif isinstance(event, Pong) and not self.connected:
                 self._ready()
 
     def _told(self, fields: dict[str, Any]) -> bool:
-        """What the server is; the first time, say who we are. Gives whether TLS begins with it."""
+        """Read INFO, and answer the first with CONNECT; return whether TLS begins now."""
         self._max_payload = int(fields.get("max_payload", 0))
         self._learn(fields.get("connect_urls") or ())
         if self.connected:
@@ -130,9 +131,9 @@ class Nats(Engine):
         return begins
 
     def _learn(self, places: Iterable[object]) -> None:
-        """Other servers of the cluster. They name each other by number; then the name is that of who says so.
+        """Add other servers of the cluster; one given by IP address must have the certificate of this server's name.
 
-        Names that were not said through TLS, where that is asked for, may be anybody's who has a certificate.
+        Host names that came in the clear are ignored if TLS is required: anyone with a certificate could send them.
         """
         clear = self.address.tls and self.link.tls is None
         for place in places:
@@ -154,11 +155,9 @@ class Nats(Engine):
             self._make(lane)
 
     def _make(self, lane: Lane) -> None:
-        """Ask for the stream of a topic; that it is there already is an answer, too."""
+        """Request the stream of a topic; the answer that it exists already counts as success."""
         if lane.overdue and lane in self._asked.values():
-            lane.fail(
-                "nobody answers the request for its stream: JetStream is off, or $JS.API.STREAM.CREATE not allowed"
-            )
+            lane.fail("no answer to the request for its stream: JetStream is off, or forbids $JS.API.STREAM.CREATE")
         self._number += 1
         self._asked = {number: each for number, each in self._asked.items() if each is not lane}
         self._asked[self._number] = lane
@@ -186,7 +185,7 @@ class Nats(Engine):
         refusal = _refusal(answer)
         if refusal is not None and refusal.passing:
             if not refusal.code:
-                self._made.discard(lane)  # somebody may have deleted the stream
+                self._made.discard(lane)  # the stream may have been deleted
             self._close(lane, refusal.text, now_ns)
             return
         del self._flights[number]
@@ -197,14 +196,14 @@ class Nats(Engine):
             self._go_on(lane, now_ns)
 
     def _go_on(self, lane: Lane, now_ns: int) -> None:
-        """A stream has answered; if that was asked for, more may follow."""
+        """A stream has answered: open its lane, if this was a test."""
         if lane in self._probes:
             self._probes.discard(lane)
             lane.open(now_ns)
 
     def _stream_made(self, number: int, answer: Msg, now_ns: int) -> None:
         lane = self._asked.pop(number, None)
-        if lane is None:  # of a message that was sent again meanwhile
+        if lane is None:  # an answer to a message that was sent again meanwhile
             return
         refusal = _refusal(answer)
         if refusal is not None and refusal.code not in (_IN_USE, _OVERLAP):
@@ -213,12 +212,12 @@ class Nats(Engine):
             return
         self._made.add(lane)
         if lane.queue:
-            lane.retry_ns = 0  # is asked with a message next
+            lane.retry_ns = 0  # test it with a message next
         else:
             lane.open(now_ns)
 
     def _close(self, lane: Lane, problem: str, now_ns: int) -> None:
-        """A stream takes nothing for now: take back what it has not acknowledged."""
+        """A stream accepts nothing for now: take back its unacknowledged messages."""
         self._probes.discard(lane)
         numbers = [number for number, (each, _, _) in self._flights.items() if each is lane]
         messages = [self._flights.pop(number)[1] for number in numbers]
@@ -263,16 +262,16 @@ class Nats(Engine):
         self._number = number
 
     def objection(self, publisher: str, body: bytes) -> str | None:
-        """That it is too large, once a server has said what is."""
+        """Return that a message is too large, once a server has stated its limit."""
         return self._excess(say.origin(self._options.name, publisher, self._turn.now_ns()), body)
 
     def _excess(self, lines: bytes, body: bytes) -> str | None:
         if not 0 < self._max_payload < len(body) + len(lines) + _HEAD:
             return None
-        return f"it takes {self._max_payload} bytes, head and body, of a message"
+        return f"a message may have at most {self._max_payload} bytes, header and body"
 
     def _prefix(self, lane: Lane) -> bytes:
-        """How ids of a topic's messages begin; on disk, as they began before a restart."""
+        """Return the prefix of a topic's message ids; on disk, it survives restarts."""
         spool = lane.spool
         return self.prefix if spool is None else spool.prefix
 
@@ -287,7 +286,7 @@ class Nats(Engine):
             lane.back(messages)
 
     def forget(self, topic: Any) -> None:
-        """A topic is gone; its stream stays."""
+        """Drop the lane of a deleted topic; its stream stays."""
         lane = self.lanes.get(topic.name)
         super().forget(topic)
         if lane is not None:
@@ -297,7 +296,7 @@ class Nats(Engine):
 
 
 def stream_of(topic: str) -> str:
-    """The name of the stream that is made for a topic."""
+    """Return the name of the stream that the broker creates for a topic."""
     return topic.replace(".", "=")
 
 
@@ -310,9 +309,11 @@ def _is_number(host: str) -> bool:
 
 
 def _refusal(answer: Msg) -> _Refusal | None:
-    """What JetStream has against a message or a stream; None where it has nothing."""
+    """Return why JetStream refused a message or stream; None if it did not."""
     if answer.status == NO_RESPONDERS:
-        return _Refusal(0, "no stream answers: it has no leader, other subjects, or JetStream is off", passing=True)
+        return _Refusal(
+            0, "no stream answers: it has no leader or other subjects, or JetStream is disabled", passing=True
+        )
     if b'"error"' not in answer.body:
         return None
     error = say.fields(answer.body).get("error")

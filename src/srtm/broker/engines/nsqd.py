@@ -1,6 +1,6 @@
-"""The engine `nsqd`: MPUB after MPUB over one connection, as many as the window allows, answered in order.
+"""The engine `nsqd`: MPUBs over one connection, as many as the window allows, answered in order.
 
-NSQ knows no ids of publishers, so what was on its way when a connection broke may be there twice.
+NSQ does not recognise messages that are sent again, so it may have those in flight twice after a broken connection.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from srtm.broker.turn import Turn
     from srtm.protocol.engine import EngineAddress
 
-_NEVER = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY", "E_BAD_TOPIC"})  # it would say the same again
-_FORBIDDEN = "E_UNAUTHORIZED"  # of a topic; an authority may change its mind
-_FORBIDDEN_NS = 5 * NS_PER_S  # until it is tried again: each time costs the connection
+_NEVER = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY", "E_BAD_TOPIC"})  # a retry cannot succeed
+_FORBIDDEN = "E_UNAUTHORIZED"  # for one topic; the auth server may permit it later
+_FORBIDDEN_NS = 5 * NS_PER_S  # before a retry: each costs the connection
 
 
 class Nsqd(Engine):
@@ -43,17 +43,17 @@ class Nsqd(Engine):
         super().__init__(address, options, turn, poller)
         self._protocol = ClientProtocol()
         self._greeting: Generator[bytes, bytes, None] | None = None
-        self._flights: deque[tuple[Lane, list[Message]]] = deque()  # a command each, in the order of their answers
+        self._flights: deque[tuple[Lane, list[Message]]] = deque()  # one per command, in order of the answers
 
     def new_probe(self, lane: Lane) -> NsqdProbe:
-        """A probe of a topic."""
+        """Create a probe of a topic."""
         return NsqdProbe(lane.topic.name, self.link)
 
     def greet(self) -> None:
         """Begin a connection."""
         self._protocol = ClientProtocol()
         if self.address.tls:
-            self._protocol.pause_after_response()  # what follows it in the clear is nobody's
+            self._protocol.pause_after_response()  # ignore what else comes in the clear
         name = self._options.name
         fields = {
             "client_id": name,
@@ -76,7 +76,7 @@ class Nsqd(Engine):
             self.link.out += said
 
     def take(self, data: bytes) -> None:
-        """Understand what the engine says."""
+        """Handle bytes from nsqd."""
         now_ns = self._turn.now_ns()
         for event in self._protocol.feed(data):
             if isinstance(event, Heartbeat):
@@ -100,7 +100,7 @@ class Nsqd(Engine):
                 lane.open(now_ns)
 
     def _refused(self, problem: ProtocolError, now_ns: int) -> None:
-        """A command failed, and the connection ends: nsqd closes it. One message that it never takes goes alone."""
+        """A command failed, so nsqd closes the connection; refuse its message, or find out which by sending singly."""
         if self._greeting is not None:
             raise greeting.nsqd_refuses(problem)
         if not self._flights:

@@ -1,9 +1,9 @@
-"""A subscriber of one topic at its engine, switched on by hand: how long messages take from publisher to consumer.
+"""A probe: a subscriber of one topic at its engine that measures the latency from publisher to consumer.
 
 In: messages as they are sent to the engine, and as the engine delivers them. Out: latencies, kernel arrival at the
-broker to arrival at the probe, over the last ten seconds. JetStream delivers our ids with the messages; NSQ does not,
-so there a message is known by its body, and of equal ones that are under way only the first is timed. Nothing is
-written into anybody's messages. A probe is a consumer more for the engine to serve.
+broker to arrival at the probe, over the last ten seconds. JetStream delivers our ids with the messages. NSQ does not,
+so the probe recognises a message by its body, and of equal messages in flight times only the first. The probe writes
+nothing into messages. It is off by default, because the engine must serve one more consumer.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "srtm-probe#ephemeral"
 _WINDOW_NS = 10 * NS_PER_S
-_MOST = 10_000  # messages that are looked out for, and latencies that are kept
+_MOST = 10_000  # messages expected at a time, and latencies kept
 _AGAIN_S = 1.0
 
 
 class Server(Protocol):
-    """Where an engine is, and what it must be shown."""
+    """The server that an engine is connected to, and the credentials for it."""
 
     place: tuple[str, int]
     address: EngineAddress
@@ -75,22 +75,22 @@ class Probe(ABC):
             self._expected.setdefault(self._key(message), message.arrival_ns)
 
     def statistics(self) -> ProbeStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         since_ns = time.time_ns() - _WINDOW_NS
         found = np.array([taken_ns for at_ns, taken_ns in self._seen if at_ns > since_ns], np.int64)
         return ProbeStatistics(len(found), Distribution.of(found) if len(found) else None, self.problem)
 
     def stop(self) -> None:
-        """Subscribe no more."""
+        """Unsubscribe."""
         self._task.cancel()
 
     @abstractmethod
     def _key(self, message: Message) -> bytes:
-        """By what it is known when it comes."""
+        """Return what identifies a message when it is delivered."""
 
     @abstractmethod
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Subscribe, and tell `_came` of every message."""
+        """Subscribe, and call `_came` for every message."""
 
     def _came(self, key: bytes) -> None:
         arrival_ns = self._expected.pop(key, None)
@@ -104,7 +104,7 @@ class Probe(ABC):
                 await self._once()
             except (OSError, EOFError, ProtocolError, InputError) as problem:
                 self.problem = explained(problem)
-                log.warning("TOPIC(%s): its probe is away: %s", self._topic, self.problem)
+                log.warning("TOPIC(%s): probe disconnected: %s", self._topic, self.problem)
             await asyncio.sleep(_AGAIN_S)
 
     async def _once(self) -> None:
@@ -115,7 +115,7 @@ class Probe(ABC):
             writer.close()
 
     async def _secure(self, writer: asyncio.StreamWriter) -> None:
-        """Go on through TLS."""
+        """Begin TLS."""
         engine = self._engine
         assert engine.credentials.tls is not None
         await writer.start_tls(engine.credentials.tls, server_hostname=engine.server_name)
@@ -155,7 +155,7 @@ class NsqdProbe(Probe):
                         await self._secure(writer)
                     else:
                         writer.write(said)
-        raise EOFError("it closed the connection")
+        raise EOFError("the engine closed the connection")
 
 
 class NatsProbe(Probe):
@@ -184,12 +184,12 @@ class NatsProbe(Probe):
                         await self._secure(writer)
                     login = engine.credentials.login(str(event.fields.get("nonce", "")))
                     writer.write(nats.connect(verbose=False, headers=True, no_responders=True, **login))
-                    # A consumer delivers to a subject that somebody subscribes to by name: no pattern counts.
+                    # A consumer delivers only to a subject that has a subscription without wildcards.
                     names = (b"names", b"made", b"messages")
                     writer.write(b"".join(nats.subscribe(inbox + each, sid) for sid, each in enumerate(names, 1)))
                     writer.write(nats.PING)
                     if secured:
-                        break  # what came with it in the clear is nobody's
+                        break  # ignore what else came in the clear
                 elif isinstance(event, Pong):
                     asked = msgspec.json.encode({"subject": topic})
                     writer.write(nats.publish(b"$JS.API.STREAM.NAMES", inbox + b"names", asked))
@@ -201,15 +201,15 @@ class NatsProbe(Probe):
                     writer.write(_consumer(event, topic, inbox))
                 elif isinstance(event, Msg) and event.subject == inbox + b"made":
                     if event.status or (problem := nats.fields(event.body).get("error")):
-                        raise ProtocolError("E_INVALID", f"no consumer for a probe: {problem}")
+                        raise ProtocolError("E_INVALID", f"cannot create a consumer for the probe: {problem}")
                     self.problem = None
                 elif isinstance(event, Msg):
                     self._came(event.message_id)
-        raise EOFError("it closed the connection")
+        raise EOFError("the engine closed the connection")
 
 
 def _consumer(answer: Msg, topic: str, inbox: bytes) -> bytes:
-    """Ask for a consumer of the stream that a server has named."""
+    """Return the request for a consumer of the stream that the server named."""
     streams = (nats.fields(answer.body) if answer.body else {}).get("streams")
     if not streams:
         raise ProtocolError("E_INVALID", f"no stream has the subject {topic}")

@@ -1,14 +1,15 @@
 """Store and forward: a topic on disk whose messages an engine delivers.
 
-In: messages that the log has made durable, and the engine's acknowledgements. Out: the same messages before the topic's
-bucket, in order of offsets, from memory or, where that had no room for them, from the log again.
+In: messages that the log has made durable, and the engine's acknowledgements. Out: the same messages to the topic's
+gate, in order of offsets, from memory, or from the log if memory had no room.
 
 Always holds:
-- an offset is finished when the engine has acknowledged it, or nobody will ever send it: too large for the engine,
-  or emptied. What is not finished is sent again after a restart, by the same id;
-- what is in the log alone comes before what is published after it;
-- while nothing may leave the topic, it holds half of what it may, and leaves the rest to the log: its publishers go on.
-  When something may, they are held as those of other topics: by what they published since, beyond a burst and a second.
+- an offset is finished once the engine has acknowledged it, or it will never be sent: it was refused or emptied.
+  Unfinished messages are sent again after a restart, with the same ids;
+- messages that are only in the log go before those published later;
+- while the topic may release nothing, it keeps messages in memory up to half its limit and leaves the rest to the log,
+  so its publishers continue. Otherwise its publishers are held as those of other topics: by what they published since,
+  beyond a burst and a second.
 """
 
 from __future__ import annotations
@@ -33,35 +34,35 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ENGINE = "engine:"  # no channel's name has a colon
-_BATCH = 1_000  # messages that are read from the log at once
-_PAUSE_S = 0.02  # before a topic that has enough is looked at again
-_AGAIN_S = 1.0  # before a log that cannot be read is
+_ENGINE = "engine:"  # names of channels have no colon
+_BATCH = 1_000  # messages read from the log at once
+_PAUSE_S = 0.02  # before another look at a topic without room
+_AGAIN_S = 1.0  # before another try to read a log
 
 
 class Spool:
-    """What of a topic's log its engine has not acknowledged, and which of that is in the log alone."""
+    """A topic's stored messages that its engine has not acknowledged, and which of them are only in the log."""
 
     def __init__(self, topic: Topic, log: Log) -> None:
         self.topic = topic
         self._log = log
         own = next((cursor for cursor in log.cursors(topic.name) if is_engines(cursor)), None)
         self.cursor = own or log.cursor(topic.name, _ENGINE + secrets.token_hex(6), log.begin(topic.name))
-        self.lost = 0  # taken by retention before it was sent
-        # Ids of messages begin with it: written once and with the log, so that they are the same after a restart.
+        self.lost = 0  # deleted by retention before they were sent
+        # The prefix of message ids: stored with the log, so ids are the same after a restart.
         self.prefix = self.cursor.channel.removeprefix(_ENGINE).encode()
-        self._left = deque(self.cursor.unfinished(log.end(topic.name)))  # ranges of offsets that are in the log alone
+        self._left = deque(self.cursor.unfinished(log.end(topic.name)))  # ranges of offsets that are only in the log
         self.messages = self.cursor.missing(log.end(topic.name))
-        self._mark = self.messages  # so many of these are nobody's fault
+        self._mark = self.messages  # publishers are not held for this many of them
         self._more = asyncio.Event()
 
     @property
     def grown(self) -> int:
-        """How many messages more are in the log alone than when the topic was let go on."""
+        """Messages that are only in the log, beyond those left there while the topic could release nothing."""
         return self.messages - self._mark
 
     def keeps(self, first: int, count: int) -> bool:
-        """Whether these messages, just stored, are left to the log."""
+        """Leave messages that were just stored to the log, if memory has no room; return whether it does so."""
         topic = self.topic
         if not (self._left or (topic.leaves and topic.room < count)):
             return False
@@ -78,22 +79,22 @@ class Spool:
         return True
 
     def finish(self, messages: Iterable[Message]) -> None:
-        """These need not be sent any more."""
+        """Finish the offsets of messages: they need not be sent again."""
         for message in messages:
             self.cursor.finish(message.offset)
 
     async def empty(self) -> None:
-        """Nor does what is in the log alone."""
+        """Finish all messages that are only in the log."""
         left, self._left = self._left, deque()
         self._taken(self.messages)
         for begin, end in left:
-            for at in range(begin, end, _BATCH):  # an outage may have left millions
+            for at in range(begin, end, _BATCH):  # there may be millions after an outage
                 for offset in range(at, min(at + _BATCH, end)):
                     self.cursor.finish(offset)
                 await asyncio.sleep(0)
 
     def skip_to(self, begin: int) -> int:
-        """The log no longer holds what is below an offset; how many messages will never be sent."""
+        """Skip messages below an offset, which the log no longer holds; return how many will never be sent."""
         self.cursor.skip_to(begin)
         before = self.messages
         while self._left and self._left[0][0] < begin:
@@ -108,11 +109,11 @@ class Spool:
         self._mark = min(self._mark, self.messages)
 
     def close(self) -> None:
-        """Its topic is gone."""
+        """The topic was deleted."""
         self._more.set()
 
     async def follow(self, turn: Turn, alive: Callable[[Topic], bool]) -> None:
-        """Bring back what is in the log alone, as there is room for it, as long as the topic is there."""
+        """Read messages that are only in the log back as room permits, while the topic exists."""
         topic = self.topic
         while alive(topic):
             if not self._left:
@@ -121,7 +122,7 @@ class Spool:
                 continue
             begin, end = self._left[0]
             size = min(_BATCH, end - begin)
-            if topic.room < size:  # not one by one, as they leave
+            if topic.room < size:  # read many at once, not one by one as others leave
                 await asyncio.sleep(_PAUSE_S)
             if not topic.room:
                 continue
@@ -135,9 +136,9 @@ class Spool:
                 logger.warning("TOPIC(%s): %s", topic.name, problem)
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            if not alive(topic):  # and these may be of another log by its name
+            if not alive(topic):  # a new topic of the name may have another log
                 return
-            if not self._left or self._left[0][0] != begin:  # it was emptied or trimmed meanwhile
+            if not self._left or self._left[0][0] != begin:  # emptied or trimmed meanwhile
                 continue
             after, end = begin + len(records), self._left[0][1]  # it may have grown
             if after < end:
@@ -150,7 +151,7 @@ class Spool:
 
 
 def is_engines(cursor: Cursor) -> bool:
-    """Whether a cursor is an engine's, and no channel's."""
+    """Whether a cursor is that of an engine, not of a channel."""
     return cursor.channel.startswith(_ENGINE)
 
 
