@@ -1,4 +1,4 @@
-"""The body of an MPUB, which may come in many reads: [count 4]{[size 4][body]}…
+"""The body of an MPUB, which may come in many reads: `[count 4]{[size 4][body]}…`
 
 In: bytes, cut anywhere. Out: the messages that are complete. A size is judged before a byte of its body is kept.
 """
