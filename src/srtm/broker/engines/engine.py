@@ -12,7 +12,7 @@ Always holds:
 - at most WINDOW messages and WINDOW_BYTES are with the engine unacknowledged; topics take turns for that room, and what
   waits for it counts against the limits of its topic, whose publishers are then held;
 - a topic whose lane is shut releases nothing: its messages get their tokens when the engine takes them, so that an
-  engine that comes back is not flooded with what was released meanwhile;
+  engine that comes back is not flooded with what was released meanwhile.
 """
 
 from __future__ import annotations
