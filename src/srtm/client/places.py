@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NATS = ("nats://", "nats+tls://")  # a broker's host may be called nats, too
+
 
 class Places:
     """Turns places into links."""
@@ -66,7 +68,7 @@ class Places:
 
     def link(self, hub: Hub, key: str, place: str) -> Link:
         """Return a new link to a place."""
-        if place.startswith(("nats:", "nats+tls:")):
+        if place.startswith(_NATS):
             try:
                 from srtm.client.jetstream import StreamLink
             except ImportError:
@@ -77,7 +79,7 @@ class Places:
     def plain(self, key: str, place: str) -> bool:
         """Whether a place speaks NSQ's protocol without TLS or compression."""
         options = self.options(key)
-        return not place.startswith("nats") and not (options.tls or options.deflate or options.snappy)
+        return not place.startswith(_NATS) and not (options.tls or options.deflate or options.snappy)
 
     def options(self, key: str) -> ConnectionOptions:
         """Return how to connect to a broker or nsqd."""
