@@ -27,6 +27,8 @@ import pytest
 from srtm.pipeline.runtime.server import Server
 from tests.conftest import ROOT, require
 
+pytestmark = pytest.mark.processes
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<language>sh|console)\n(?P<code>.*?)^```$",

@@ -12,8 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from srtm.pipeline.runtime.server import Server
 from tests.conftest import ROOT
+
+pytestmark = pytest.mark.processes
 
 README = (ROOT / "README.md").read_text()
 CONTROLLER = "http://127.0.0.1:4161"

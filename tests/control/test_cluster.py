@@ -36,6 +36,8 @@ from tests.control.processes import (
     until,
 )
 
+pytestmark = pytest.mark.processes
+
 BACK_S = 5.0  # the goal is 2 s; a machine that is busy with other things may take longer
 LEASE_S = 2.0
 

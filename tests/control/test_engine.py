@@ -18,6 +18,8 @@ from tests.control.test_cluster import conforms, soon
 from tests.engines import NatsCluster, NatsServer, stored, until
 from tests.programs import ask
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.needs("nats-server")
 def test_a_topic_on_jetstream_is_moved_and_adapted_and_loses_a_node(tmp_path: Path) -> None:

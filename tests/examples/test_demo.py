@@ -21,6 +21,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.processes
+
 MOMENTS = {  # the line after which it happens
     "at once": "starting a controller",
     "set-up": "first message received",

@@ -13,6 +13,8 @@ import pytest
 from tests.broker.running import running
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.processes
+
 
 def run(example: str, *arguments: str) -> str:
     command = [sys.executable, str(ROOT / "examples" / example), *arguments]

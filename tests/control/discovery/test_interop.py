@@ -17,6 +17,8 @@ from tests.broker.running import Client, fetch
 from tests.control.running import controller
 from tests.programs import ask, nsqadmin, nsqd, post, wait_for
 
+pytestmark = pytest.mark.processes
+
 needs_pynsq = pytest.mark.skipif(find_spec("nsq") is None, reason="needs pynsq: pip install pynsq")
 
 READER = """

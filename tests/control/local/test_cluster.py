@@ -13,6 +13,8 @@ import pytest
 from srtm.control.local.cluster import LocalCluster, LocalOptions
 from srtm.errors import ControlError
 
+pytestmark = pytest.mark.processes
+
 
 def gone(cluster: LocalCluster) -> bool:
     children = [cluster.controller, *cluster.brokers]
