@@ -49,7 +49,7 @@ check: $(DEV_READY)
 	$(BIN)/mypy
 
 # A worker for each core, up to four: each may start a Spark. Files stay together, the longest come first.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PARALLEL := --numprocesses auto --maxprocesses 4 --no-loadscope-reorder
 
 test: check
 	$(BIN)/pytest $(PARALLEL) $(PYTEST)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,10 +28,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 
 # What `make test-fast` leaves out. Fixtures say it by themselves; a test that starts a process is marked.
-SHARED_SPARK = {"spark", "connect_server", "spark_cluster"}
-FIXTURES = {"spark": SHARED_SPARK, "browser": {"browser", "site"}, "processes": {"engine"}}
+FIXTURES = {
+    "spark": {"spark", "connect_server", "spark_cluster"},
+    "browser": {"browser", "site"},
+    "processes": {"engine"},
+}
 # These take minutes: a worker that began them last would work on alone.
-FIRST = ("examples/", "test_docs_commands", "test_readme", "lab/", "pipeline/", "cli/", "web/", "control/", "client/")
+FIRST = ("examples/", "pipeline/", "lab/", "test_docs_commands", "test_readme", "web/", "cli/", "control/", "client/")
+TOGETHER = ("tests/lab/", "tests/web/")  # folders that share an expensive fixture
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,9 +48,22 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses, and before xdist looks at groups
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives whole files to parallel workers, and whole folders if their tests share something expensive."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = nodeid.partition("::")[0]
+        return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    """Called by pytest-xdist (`--dist load`, the default)."""
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they use, keep those of a file together, and put the longest first."""
+    """Mark tests by what they use, and put the longest first."""
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
         for mark, fixtures in FIXTURES.items():
@@ -53,8 +71,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         if item.get_closest_marker("needs") is not None:
             item.add_marker("processes")
-        together = "spark" if used & SHARED_SPARK else "browser" if used & FIXTURES["browser"] else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(together))
 
     def rank(item: pytest.Item) -> int:
         return next((number for number, part in enumerate(FIRST) if part in item.nodeid), len(FIRST))

@@ -1,7 +1,6 @@
-"""One Spark session, one Connect server and one standalone cluster for all tests; each starts when first needed.
+"""One Spark session, one Connect server and one standalone cluster per worker; each starts when first needed.
 
-A plugin of tests/conftest.py, which keeps the tests that use them in one worker, so that each of them starts once.
-Tests that start a Spark of their own run anywhere.
+A plugin of tests/conftest.py.
 """
 
 from __future__ import annotations

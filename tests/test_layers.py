@@ -108,3 +108,60 @@ def test_imports_without_spark_and_uvloop(module: str) -> None:
 def test_the_broker_side_of_the_bucket_needs_no_compiler() -> None:
     code = "import sys, srtm.model.bucket; sys.exit('numba' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def modules_of_srtm() -> dict[str, Path]:
+    """Every module by its dotted name."""
+    names = {".".join(("srtm", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in MODULES}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """Every module, and the modules that it names in an import, those for typing included."""
+    modules = modules_of_srtm()
+    return {
+        name: {each if each in modules else each.rpartition(".")[0] for each in imports_of(path)} & modules.keys()
+        for name, path in modules.items()
+    }
+
+
+def cyclic(imports: dict[str, set[str]]) -> set[str]:
+    """The modules that no order satisfies: what is left without those that import nothing, or are not imported."""
+    left = {name: imported - {name} for name, imported in imports.items()}
+    while True:
+        needed = {each for imported in left.values() for each in imported}
+        kept = {name: imported & left.keys() for name, imported in left.items() if imported and name in needed}
+        if kept == left:
+            return set(left)
+        left = kept
+
+
+def test_no_module_imports_itself_in_the_end() -> None:
+    assert cyclic(imported_modules()) == set()
+    assert cyclic({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"d"}, "f": set()}) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_fits_its_noun(module: Path) -> None:
+    assert len(module.read_text().splitlines()) <= 400, "which second noun moved in?"
+
+
+def attributes(kind: ast.ClassDef) -> set[str]:
+    """What a class keeps: names that its methods assign to `self`."""
+    return {
+        node.attr
+        for node in ast.walk(kind)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+
+
+def test_a_class_keeps_at_most_fifteen_things() -> None:
+    sizes = {
+        f"{name}.{kind.name}": len(attributes(kind))
+        for name, path in modules_of_srtm().items()
+        for kind in ast.walk(ast.parse(path.read_text()))
+        if isinstance(kind, ast.ClassDef)
+    }
+    assert {name: size for name, size in sizes.items() if size > 15} == {}
+    assert max(sizes.values()) > 10

@@ -12,7 +12,8 @@ from typing import Any
 import nats
 import pytest
 
-from srtm.client import Cluster, Publisher, Subscriber
+from srtm.client import Cluster, Publisher, Subscriber, places
+from srtm.client.connection import ConnectionOptions
 from srtm.client.load import Load, LoadOptions, LoadReport
 from srtm.errors import InputError, ProtocolError
 from srtm.protocol import client as say
@@ -243,7 +244,8 @@ def test_who_refuses_later_is_left_out_while_others_deliver(caplog: pytest.LogCa
     async def story(open_: Running, shut: Running) -> None:
         async with Subscriber("t", "c", brokers=[at(open_)]) as subscriber:
             await subscriber.wait_subscribed()
-            subscriber._links.follow(0, {at(open_), at(shut)}, [])
+            subscriber._found[0] = {at(open_), at(shut)}
+            subscriber._settle()
             await until(lambda: "E_AUTH_FIRST" in caplog.text)
             await publish(open_, b"x")
             assert await take(subscriber, 1) == [b"x"]
@@ -274,6 +276,17 @@ def test_engines_on_a_brokers_own_host_are_told_by_its_name() -> None:
         address = parse(told)
         assert address is not None
         assert str(seen_from_elsewhere(address, "host-a")) == seen
+
+
+def test_a_broker_on_a_host_called_nats_is_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub: Any = None
+    monkeypatch.setattr(places, "BrokerLink", lambda _hub, key, _options, nsqd: (key, nsqd))
+    found = places.Places("t", ConnectionOptions(), None)
+    for name in ("nats:4150", "nats-1:4150"):
+        link: Any = found.link(hub, name, name)
+        assert link == (name, False)
+        assert found.plain(name, name)
+    assert not found.plain("nats://nats:4222", "nats://nats:4222")
 
 
 @pytest.mark.parametrize(

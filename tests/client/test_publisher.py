@@ -204,7 +204,7 @@ def test_a_throttled_publisher_waits_and_loses_nothing() -> None:
         async with Publisher("t", broker=at(broker), id="p", window=100) as publisher:
             publishing = asyncio.gather(*(publisher.publish(b"%d" % n) for n in range(300)))
             assert publisher._stream is not None
-            while not publisher._stream.throttles:
+            while not publisher._stream.moves.throttles:
                 await asyncio.sleep(0.01)
             assert broker.broker.topics["t"].full
             async with Subscriber("t", "c", brokers=[at(broker)]) as subscriber:
@@ -219,7 +219,12 @@ def test_a_throttled_publisher_waits_and_loses_nothing() -> None:
         broker.run(story(broker))
 
 
-def test_a_thousand_publishers_move_under_load_and_nothing_is_lost_doubled_or_reordered() -> None:
+def test_a_thousand_publishers_move_under_load_and_nothing_is_lost_doubled_or_reordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "srtm.client.cluster._ANSWER_S", 60.0
+    )  # a busy host takes its time; no fall-back is wanted here
     count, after = 1000, 5
     sent = [0] * count
 

@@ -109,10 +109,10 @@ def test_what_was_not_taken_goes_back_at_once_when_it_closes(each: Running) -> N
 def test_max_in_flight_is_shared_out_and_goes_to_the_busy() -> None:
     async def story(brokers: list[Running]) -> None:
         async with Subscriber("t", "c", brokers=[at(broker) for broker in brokers], max_in_flight=30) as subscriber:
-            await until(lambda: sorted(link.ready for link in subscriber._links) == [10, 10, 10])
+            await until(lambda: sorted(link.ready for link in subscriber._links.values()) == [10, 10, 10])
             async with Publisher("t", broker=at(brokers[0])) as publisher:
                 await publisher.publish_many([b"%d" % n for n in range(100)])
-            await until(lambda: sorted(link.ready for link in subscriber._links) == [1, 1, 28])
+            await until(lambda: sorted(link.ready for link in subscriber._links.values()) == [1, 1, 28])
             await until(lambda: subscriber.in_flight == 28)
             await take(subscriber, 100)
             async with Publisher("t", broker=at(brokers[1])) as publisher:
@@ -127,7 +127,7 @@ def test_fewer_in_flight_than_brokers_means_turns() -> None:
     async def story(brokers: list[Running]) -> None:
         async with Subscriber("t", "c", brokers=[at(broker) for broker in brokers], max_in_flight=1) as subscriber:
             await until(lambda: len(subscriber.brokers) == 2)
-            assert sum(link.ready for link in subscriber._links) <= 1
+            assert sum(link.ready for link in subscriber._links.values()) <= 1
             assert sorted(await take(subscriber, 2)) == [b"0", b"1"]
 
     with in_memory() as a, in_memory(a, tcp_port=4152) as b:

@@ -52,7 +52,7 @@ ALL = [("Ctrl-C", moment) for moment in MOMENTS] + [
     for process in PROCESSES
     if moment != "at once" and process not in NOT_THERE.get(moment, ())
 ]
-FEW = [("Ctrl-C", "set-up"), ("Ctrl-C", "lb"), ("demo.py", "lb"), ("play.py", "srtm"), ("Spark's JVM", "lb")]
+FEW = [("Ctrl-C", "set-up"), ("demo.py", "set-up"), ("Spark's JVM", "lb")]
 MEASURED = (
     "brokers used",
     "p99 access:",

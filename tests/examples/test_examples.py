@@ -30,10 +30,10 @@ def test_drl_penalty_grows_with_every_broker_and_srtm_avoids_it() -> None:
     assert "SRTM chooses 1 of 6" in shown
 
 
-def test_the_readme_shows_what_the_example_prints() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_concepts_show_what_the_example_prints() -> None:
+    page = (ROOT / "docs/concepts.md").read_text()
     for line in run("drl_penalty.py").splitlines():
-        assert line in readme, f"README.md does not show: {line}"
+        assert line in page, f"docs/concepts.md does not show: {line}"
 
 
 def test_a_publisher_and_a_subscriber() -> None:

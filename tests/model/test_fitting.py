@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from srtm.errors import InputError, PlacementError
 from srtm.model.fitting import Fitting, Measure, NoCapacity, Placed, drive
-from srtm.model.placement import UNPLACED, Broker, Publisher, Roster
+from srtm.model.placement import POLICIES, UNPLACED, Broker, Publisher, Roster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,7 +90,7 @@ def worlds(draw: st.DrawFn) -> tuple[Roster, list[Broker], Callable[[Measure], d
     return roster, brokers, measure
 
 
-@given(worlds(), st.sampled_from(["lb", "conc", "max_min", "srtm"]))
+@given(worlds(), st.sampled_from(list(POLICIES)))
 def test_it_ends_and_never_calls_a_violation_a_success(
     world: tuple[Roster, list[Broker], Callable[[Measure], dict[int, int]]], policy: str
 ) -> None:
@@ -214,7 +214,7 @@ def test_an_even_split_is_found_where_shedding_never_helps() -> None:
 
 
 @pytest.mark.parametrize("rates", [[1.0], [1.0, 1.0], [40.0, 1.0, 1.0], [10.0] * 7, [1.0, 3.0, 7.0, 40.0]])
-@pytest.mark.parametrize("policy", ["lb", "conc", "max_min", "srtm"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_brokers_that_are_always_too_slow_are_given_up(rates: list[float], policy: str) -> None:
     """Nothing that is tried helps, and publishers are so few that every share is rounded: it ends all the same."""
     roster = Roster(Publisher(f"p{i}", rate) for i, rate in enumerate(rates))

@@ -197,5 +197,5 @@ def test_what_cannot_be_placed_is_named(publishers: list[Publisher], brokers: li
 
 
 def test_unknown_policies_are_named() -> None:
-    with pytest.raises(PlacementError, match="unknown policy 'best'; known policies: lb, conc, max_min, srtm"):
+    with pytest.raises(PlacementError, match=f"unknown policy 'best'; known policies: {', '.join(POLICIES)}"):
         place([Publisher("p", 1)], [Broker("b", 10)], "best")

@@ -1,4 +1,4 @@
-"""One source of numbers: the page, `srtm top`, a broker's /stats and both /metrics say the same."""
+"""One source of numbers: the page, `srtm top`, a broker's /stats and both /metrics agree."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def top(url: str, capfd: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capfd.readouterr().out)
 
 
-def test_everybody_says_the_same(browser: Browser, capfd: pytest.CaptureFixture[str]) -> None:
+def test_everything_that_shows_numbers_agrees(browser: Browser, capfd: pytest.CaptureFixture[str]) -> None:
     with ExitStack() as stack:
         served, page_url = stack.enter_context(controller_with_page())
         url, at = f"http://127.0.0.1:{served.http}", f"127.0.0.1:{served.tcp}"

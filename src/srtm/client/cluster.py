@@ -28,6 +28,7 @@ except ImportError:
 DEFAULT_CONTROLLER = "http://127.0.0.1:4161"
 _TOGETHER_S = 0.003  # how long a request waits for more publishers
 _ANSWER_S = 5.0
+_KEPT_S = 2.0  # a controller closes idle connections after 5 s, and a request that crosses with that would fail
 _SILENCE_S = 25.0  # a watch sends something every 10 s
 
 
@@ -101,7 +102,12 @@ class Cluster:
         try:
             # Ignore proxies of the environment: a controller is near, and a watch lasts long.
             self._http = httpx.AsyncClient(
-                base_url=self.controller, headers=headers, timeout=_ANSWER_S, trust_env=False, verify=tls or True
+                base_url=self.controller,
+                headers=headers,
+                timeout=_ANSWER_S,
+                trust_env=False,
+                verify=tls or True,
+                limits=httpx.Limits(keepalive_expiry=_KEPT_S),
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise ClientError(f"invalid controller address {controller!r}: {error}") from None

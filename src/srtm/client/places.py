@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NATS = ("nats://", "nats+tls://")  # a broker's host may be called nats, too
+
 
 class Places:
     """Turns places into links."""
 
-    def __init__(self, topic: str, options: ConnectionOptions, engine: str | None) -> None:
+    def __init__(
+        self, topic: str, options: ConnectionOptions, engine: str | None, timeout_ms: int | None = None
+    ) -> None:
         self._topic = topic
         self._options = options
+        self._timeout_ms = timeout_ms  # of a message
         # A kind without an address is for `srtm up`, whose engine needs no login.
         self._given = None if not engine or engine in engines.KINDS else engines.parse(engine)
         self._named: dict[str, EngineAddress] = {}  # nsqds that are engines, by host:port
@@ -61,20 +66,20 @@ class Places:
         """Remember that an address is a broker's."""
         self._brokers.add(address)
 
-    def link(self, hub: Hub, key: str, place: str, timeout_ms: int | None) -> Link:
+    def link(self, hub: Hub, key: str, place: str) -> Link:
         """Return a new link to a place."""
-        if place.startswith(("nats:", "nats+tls:")):
+        if place.startswith(_NATS):
             try:
                 from srtm.client.jetstream import StreamLink
             except ImportError:
                 raise InputError(f"{place} needs msgspec: pip install 'srtm[client]'") from None
-            return StreamLink(hub, self._checked(place), timeout_ms)
+            return StreamLink(hub, self._checked(place), self._timeout_ms)
         return BrokerLink(hub, key, self.options(key), nsqd=key in self._named)
 
     def plain(self, key: str, place: str) -> bool:
         """Whether a place speaks NSQ's protocol without TLS or compression."""
         options = self.options(key)
-        return not place.startswith("nats") and not (options.tls or options.deflate or options.snappy)
+        return not place.startswith(_NATS) and not (options.tls or options.deflate or options.snappy)
 
     def options(self, key: str) -> ConnectionOptions:
         """Return how to connect to a broker or nsqd."""

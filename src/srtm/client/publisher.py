@@ -110,12 +110,12 @@ class Publisher:
     @property
     def in_flight(self) -> int:
         """Commands without an answer."""
-        return self._stream.in_flight if self._stream else 0
+        return len(self._stream.unsent) + len(self._stream.unanswered) if self._stream else 0
 
     @property
     def migrations(self) -> int:
         """How often a broker moved it elsewhere."""
-        return self._stream.migrations if self._stream else 0
+        return self._stream.moves.migrations if self._stream else 0
 
     async def publish(self, body: bytes, *, delay_ms: int = 0) -> None:
         """Publish one message; return once it is acknowledged."""

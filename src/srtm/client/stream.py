@@ -12,38 +12,50 @@ nothing. After the death of a broker, unanswered commands are written again else
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from srtm.client.cluster import Home
-from srtm.client.commands import Commands
 from srtm.client.connection import Connection, ConnectionOptions
-from srtm.client.finder import Finder
-from srtm.errors import ClientError, ProtocolError, SRTMError
+from srtm.errors import ClientError, ControllerAway, InputError, ProtocolError, SRTMError
+from srtm.net.backoff import Backoff
 from srtm.protocol.client import Message
 from srtm.protocol.orders import Migrate, Order, Throttle
+
+Command = tuple[bytes, Any]
+
+
+@dataclass(slots=True)
+class Moves:
+    """How often brokers moved or throttled a publisher, or lost it."""
+
+    migrations: int = 0
+    reconnections: int = 0
+    throttles: int = 0
 
 
 class Stream:
     """One publisher's commands and connection."""
 
     __slots__ = (
-        "_changed",
-        "_commands",
-        "_draining",
+        "_answered",
+        "_change",
         "_early",
         "_finder",
         "_flowing",
         "_migrate",
         "_opened",
+        "_refused",
         "_task",
         "_throttle",
         "_topic",
         "connection",
-        "migrations",
-        "reconnections",
-        "throttles",
+        "moves",
+        "unanswered",
+        "unsent",
     )
 
     def __init__(
@@ -57,28 +69,24 @@ class Stream:
         refused: Callable[[Any, SRTMError], None],
     ) -> None:
         self.connection: Connection | None = None
-        self.migrations = self.reconnections = self.throttles = 0
+        self.unsent: deque[Command] = deque()
+        self.unanswered: deque[Command] = deque()
+        self.moves = Moves()
         self._topic = topic
-        self._commands = Commands(answered, refused)
-        identity = {"publisher": publisher, "group": group, "topic": topic}
-        self._finder = Finder(home, options, identity, self._refuse_opening)
+        self._finder = _Finder(home, options, {"publisher": publisher, "group": group, "topic": topic})
+        self._answered = answered
+        self._refused = refused
         self._flowing = False  # connected, not throttled, not leaving
         self._throttle: asyncio.TimerHandle | None = None
         self._migrate: Migrate | None = None  # the order being followed
         self._early: tuple[Connection, Order] | None = None  # an order of a broker that is not in use yet
-        self._changed: asyncio.Future[None] | None = None
-        self._draining = 0  # callers that wait for the last answer
+        self._change = _Change()
         self._opened: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def in_flight(self) -> int:
-        """Commands without an answer."""
-        return len(self._commands)
-
-    @property
     def problem(self) -> Exception | None:
-        """The most recent problem with a broker or controller."""
+        """The most recent problem."""
         return self._finder.problem
 
     async def open(self, timeout_s: float) -> None:
@@ -98,50 +106,48 @@ class Stream:
 
     def put(self, data: bytes, token: Any) -> None:
         """Write a command as soon as possible, together with others of this turn."""
-        commands = self._commands
-        if self._flowing and not commands.unsent and self.connection.writable:  # type: ignore[union-attr]
-            commands.unanswered.append((data, token))
+        if self._flowing and not self.unsent and self.connection.writable:  # type: ignore[union-attr]
+            self.unanswered.append((data, token))
             self.connection.say(data)  # type: ignore[union-attr]
         else:
-            commands.unsent.append((data, token))
+            self.unsent.append((data, token))
 
     def put_now(self, data: bytes, token: Any) -> bool:
         """Write a command at once if possible; return whether it was."""
-        commands = self._commands
-        if self._flowing and not commands.unsent and self.connection.writable:  # type: ignore[union-attr]
-            commands.unanswered.append((data, token))
+        if self._flowing and not self.unsent and self.connection.writable:  # type: ignore[union-attr]
+            self.unanswered.append((data, token))
             self.connection.send(data)  # type: ignore[union-attr]
             return True
-        commands.unsent.append((data, token))
+        self.unsent.append((data, token))
         return False
 
     async def drain(self) -> None:
         """Wait until every command has its answer."""
-        self._draining += 1
-        try:
-            while self._commands:
-                await self._change()
-        finally:
-            self._draining -= 1
+        with self._change.draining():
+            while self.unsent or self.unanswered:
+                await self._change.wait()
 
     async def abort(self) -> None:
         """Close at once; unanswered commands fail."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._commands.give_up("the publisher was closed before the message was acknowledged")
+        for _, token in [*self.unanswered, *self.unsent]:
+            self._refused(token, ClientError("the publisher was closed before the message was acknowledged"))
+        self.unanswered.clear()
+        self.unsent.clear()
 
     async def _run(self) -> None:
         """Stay connected to the right broker, until cancelled."""
         finding: asyncio.Task[Connection] | None = None
         try:
             while True:
-                self.connection = await (finding or self._finder.find(self))
+                self.connection = await (finding or self._finder.find(self, ()))
                 finding = None
                 if not self.connection.closed:
                     self._begin()
                     while not self.connection.closed and self._migrate is None:
-                        await self._change()
+                        await self._change.wait()
                     self._flowing = False
                     if self._migrate is not None:
                         finding = asyncio.create_task(self._finder.find(self, self._migrate.to))
@@ -161,7 +167,7 @@ class Stream:
         if self._opened is not None and not self._opened.done():
             self._opened.set_result(None)
         elif self._migrate is None:
-            self.reconnections += 1
+            self.moves.reconnections += 1
         self._finder.lost.clear()
         self._migrate = None
         self._flowing = True
@@ -173,15 +179,14 @@ class Stream:
     async def _leave(self) -> None:
         """Await all answers, close our side, and wait until the broker is done and closes its own."""
         assert self.connection is not None
-        self._draining += 1
-        while self._commands.unanswered and not self.connection.closed:
-            await self._change()
-        self._draining -= 1
+        with self._change.draining():
+            while self.unanswered and not self.connection.closed:
+                await self._change.wait()
         if not self.connection.closed:
             self.connection.finish()
             while not self.connection.closed:
-                await self._change()
-        self.migrations += 1
+                await self._change.wait()
+        self.moves.migrations += 1
 
     def _put_back(self) -> None:
         """Put unanswered commands back, to be written again."""
@@ -189,34 +194,27 @@ class Stream:
         if self._migrate is None:
             self._finder.lost.add(self.connection.address)
         self._calm()
-        self._commands.put_back()
+        self.unsent.extendleft(reversed(self.unanswered))
+        self.unanswered.clear()
 
-    def _refuse_opening(self, problem: SRTMError) -> None:
-        """A refusal of the first connection is final."""
+    def hopeless(self, problem: SRTMError) -> None:
+        """A broker or the controller refused; for the first connection, that is final."""
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(problem)
-
-    async def _change(self) -> None:
-        """Wait until the connection or the last answer changes something."""
-        if self._changed is None or self._changed.done():
-            self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._changed)
-
-    def _tell(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
 
     def answered(self, data: bytes) -> None:
         """The oldest command was answered."""
         del data
-        self._commands.answer()
-        if self._draining and not self._commands.unanswered:
-            self._tell()
+        _, token = self.unanswered.popleft()
+        self._answered(token)
+        if self._change.drainers and not self.unanswered:
+            self._change.tell()
 
     def refused(self, problem: ProtocolError) -> None:
         """The oldest command was refused, if that is fatal."""
-        if self._commands.unanswered and problem.fatal:
-            self._commands.refuse(problem)
+        if self.unanswered and problem.fatal:
+            _, token = self.unanswered.popleft()
+            self._refused(token, problem)
 
     def delivered(self, message: Message) -> None:
         """Never called: a publisher subscribes to nothing."""
@@ -230,7 +228,7 @@ class Stream:
             self._early = connection, order
         elif isinstance(order, Throttle):
             self._calm()
-            self.throttles += 1
+            self.moves.throttles += 1
             if order.retry_after_ms:
                 self._flowing = False
                 loop = asyncio.get_running_loop()
@@ -240,7 +238,7 @@ class Stream:
         elif self._migrate is None and order.to[:1] != (connection.address,):
             self._migrate = order
             self._flowing = False
-            self._tell()
+            self._change.tell()
 
     def _calm(self) -> None:
         if self._throttle is not None:
@@ -256,9 +254,11 @@ class Stream:
 
     def writable(self) -> None:
         """Write what waited."""
-        commands, connection = self._commands, self.connection
-        while commands.unsent and self._flowing and connection is not None and connection.writable:
-            connection.say(commands.next())
+        unsent, connection = self.unsent, self.connection
+        while unsent and self._flowing and connection is not None and connection.writable:
+            command = unsent.popleft()
+            self.unanswered.append(command)
+            connection.say(command[0])
 
     def ended(self, connection: Connection, problem: Exception | None) -> None:
         """The broker closed the connection, or it broke."""
@@ -266,4 +266,68 @@ class Stream:
             self._finder.problem = problem
         if connection is self.connection:
             self._flowing = False
-            self._tell()
+            self._change.tell()
+
+
+class _Finder:
+    """Finds a publisher's next connection."""
+
+    __slots__ = ("_home", "_identity", "_options", "lost", "problem")
+
+    def __init__(self, home: Home, options: ConnectionOptions, identity: dict[str, str | None]) -> None:
+        self.lost: set[str] = set()  # addresses that failed since the last connection
+        self.problem: Exception | None = None  # the most recent
+        self._home = home
+        self._options = options
+        self._identity = identity
+
+    async def find(self, stream: Stream, to: tuple[str, ...]) -> Connection:
+        """Connect to one of these addresses, or to a broker that the home names."""
+        backoff = Backoff()
+        while True:
+            try:
+                for address in to or await self._home.places(self.lost):
+                    try:
+                        return await Connection.open(address, stream, self._options, self._identity)
+                    except (ClientError, ProtocolError, InputError) as problem:
+                        self.lost.add(address)
+                        self.problem = problem
+                        if isinstance(problem, ProtocolError):
+                            stream.hopeless(problem)
+            except ClientError as problem:
+                self.problem = problem
+                if not isinstance(problem, ControllerAway):
+                    stream.hopeless(problem)
+            if not to:
+                await asyncio.sleep(backoff.next_s())
+            to = ()
+
+
+class _Change:
+    """Wakes those who wait for the connection to change, or for the last answer."""
+
+    __slots__ = ("_future", "drainers")
+
+    def __init__(self) -> None:
+        self.drainers = 0  # callers that wait for the last answer; without any, answers wake nobody
+        self._future: asyncio.Future[None] | None = None
+
+    @contextmanager
+    def draining(self) -> Iterator[None]:
+        """Wake the block at the last answer, too."""
+        self.drainers += 1
+        try:
+            yield
+        finally:
+            self.drainers -= 1
+
+    async def wait(self) -> None:
+        """Wait for the next change."""
+        if self._future is None or self._future.done():
+            self._future = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._future)
+
+    def tell(self) -> None:
+        """Something changed."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)

@@ -22,7 +22,6 @@ from typing import Any
 
 from srtm.client.cluster import Cluster
 from srtm.client.connection import ConnectionOptions
-from srtm.client.followed import Followed
 from srtm.client.links import Link, Message
 from srtm.client.places import Places
 from srtm.client.sharing import Sharing
@@ -81,9 +80,11 @@ class Subscriber:
             identity={**({} if msg_timeout_ms is None else {"msg_timeout": msg_timeout_ms}), **(identity or {})},
         )
         self._sources = Sources(topic, controller, brokers, lookupd, poll_s, token)
-        self._links = Followed(self, Places(topic, options, engine), msg_timeout_ms)
+        self._places = Places(topic, options, engine, msg_timeout_ms)
         self._sharing = Sharing(max_in_flight)
         self._close_s = close_s
+        self._found: dict[object, set[str]] = {}  # places by source: a number, or a broker that delivers elsewhere
+        self._links: dict[str, Link] = {}
         self._consent = _Consent()
         self._queue: asyncio.Queue[Message | None] = asyncio.Queue()  # None: the end
         self._problem: SRTMError | None = None
@@ -108,10 +109,14 @@ class Subscriber:
 
     async def wait_subscribed(self) -> None:
         """Wait until it is subscribed at every known place, and at one at least; raise if one refuses."""
-        while self._consent.unheard or not self._links.subscribed_everywhere:
+        while not self._subscribed_everywhere():
             if self._problem is not None:
                 raise self._problem
             await self._consent.changed()
+
+    def _subscribed_everywhere(self) -> bool:
+        links = [link for link in self._links.values() if link.listed and link.standing != "elsewhere"]
+        return bool(links) and not self._consent.unheard and all(link.subscribed for link in links)
 
     async def close(self) -> None:
         """Accept no more messages, wait until those in flight are answered, and close.
@@ -124,7 +129,7 @@ class Subscriber:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        links = self._links.subscribed
+        links = [link for link in self._links.values() if link.subscribed]
         try:
             async with asyncio.timeout(self._close_s):
                 await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
@@ -139,7 +144,7 @@ class Subscriber:
         except TimeoutError:
             log.warning("%s/%s: some messages were not finished within %g s", self.topic, self.channel, self._close_s)
         await asyncio.sleep(0)  # links write at the end of a turn
-        tasks = [link.task for link in self._links]
+        tasks = [link.task for link in self._links.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -186,12 +191,12 @@ class Subscriber:
     @property
     def brokers(self) -> list[str]:
         """Addresses at which it is subscribed."""
-        return [link.address for link in self._links if link.ready or link.subscribed]
+        return [link.address for link in self._links.values() if link.ready or link.subscribed]
 
     @property
     def in_flight(self) -> int:
         """Messages delivered and not answered."""
-        return self._links.held
+        return sum(len(link.held) for link in self._links.values())
 
     def deliver(self, message: Message) -> None:
         """A message arrived."""
@@ -203,7 +208,7 @@ class Subscriber:
 
     async def turn(self, link: Link) -> None:
         """Wait until a link may subscribe."""
-        while not self._consent.allows(link, self._links):
+        while not self._consent.allows(link, self._links.values()):
             await self._consent.changed()
 
     def agreed(self, link: Link) -> None:
@@ -216,7 +221,8 @@ class Subscriber:
     def problem(self, link: Link, problem: SRTMError) -> None:
         """A place cannot be reached, or refuses; a refusal is final unless the subscriber is subscribed elsewhere."""
         refuses = isinstance(problem, InputError) or not isinstance(problem, ClientError)
-        if refuses and not (self._consent.given and self._links.subscribed):
+        subscribed = any(each.subscribed for each in self._links.values())
+        if refuses and not (self._consent.given and subscribed):
             self._fail(problem)
         elif refuses and link.standing != "refused":
             log.warning("%s/%s: %s", self.topic, self.channel, problem)
@@ -228,8 +234,9 @@ class Subscriber:
 
     def elsewhere(self, link: Link, place: str) -> None:
         """A broker delivers through an engine: subscribe there."""
+        self._found[link.address] = {place}
         try:
-            self._links.follow(link.address, {place}, self._sources.brokers)
+            self._settle()
         except SRTMError as problem:
             self._consent.withdrawn = True
             self._fail(problem)
@@ -241,7 +248,10 @@ class Subscriber:
 
     def left(self, link: Link) -> None:
         """A place is no longer followed."""
-        self._links.forget(link)
+        for key, found in list(self._links.items()):
+            if found is link:
+                del self._links[key]
+        self._found.pop(link.address, None)
         self._consent.tell()
 
     def _fail(self, problem: SRTMError) -> None:
@@ -254,23 +264,38 @@ class Subscriber:
         try:
             async with aclosing(source) as places:
                 async for found in places:
-                    self._links.follow(number, found, self._sources.brokers)
+                    self._found[number] = found
+                    self._settle()
                     self._consent.unheard.discard(number)
                     self._consent.tell()
         except SRTMError as problem:
             self._consent.withdrawn = True
             self._fail(problem)
 
+    def _settle(self) -> None:
+        """Have a link to every place, and list no other."""
+        for address in self._sources.brokers:
+            self._places.is_broker(address)
+        wanted = self._places.keys(set().union(*self._found.values()))
+        for key in wanted.keys() - self._links.keys():
+            self._links[key] = self._places.link(self, key, wanted[key])
+        for key, link in self._links.items():
+            link.listed = key in wanted
+
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(_REBALANCE_S)
-            self._links.look(_LINGER)
+            for link in list(self._links.values()):
+                link.idle = 0 if link.lately or link.held else link.idle + 1
+                link.lately = 0
+                if not link.listed and (link.idle > _LINGER or not link.subscribed):
+                    link.task.cancel()
             self.rebalance()
 
     def rebalance(self) -> None:
         """Share `max_in_flight` out again."""
         if self._open:
-            self._sharing.share(self._links.subscribed)
+            self._sharing.share(link for link in self._links.values() if link.subscribed)
 
 
 class _Consent:

@@ -21,9 +21,8 @@ Row = dict[str, Value]
 Point = dict[str, int | float | str]
 
 SLO_MS = 1.0
-VARIANT = (
-    "b_at"  # the column of rows that says at which quantile b was profiled; claims are judged for each of its values
-)
+# The column of rows that says at which quantile b was profiled; claims are judged for each of its values.
+VARIANT = "b_at"
 
 
 class Rows(list[Row]):
@@ -110,7 +109,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A panel of a figure, or a table. `weight` is its cost per message; the longest cells start first."""
+    """A panel of a figure, or a table.
+
+    `run` returns rows that repeat the point: claims and figures find them by its values. `shows` is the sentence above
+    the figure. `tiny` are the points of a quick check, and must suffice to judge every claim. `weight` is the cost per
+    publisher, relative to other results; the longest cells start first.
+    """
 
     name: str
     title: str
@@ -122,9 +126,8 @@ class Result:
     draw: Callable[[Rows], Panel]
     weight: float = 1.0
     version: int = 1  # increment when a change of `run` invalidates kept rows
-    columns: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of rows, for a table, with their headings; none: no table
+    # Of rows, for a table, with their headings; none: no table.
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 def points(**axes: Iterable[int | float | str]) -> list[Point]:

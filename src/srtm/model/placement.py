@@ -143,7 +143,11 @@ def level_out(rate: int, caps: Sequence[int], loads: Sequence[int]) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A way to place a topic: on the fewest brokers or all; by equal shares or equal loads; by group or blindly."""
+    """A way to place a topic: on the fewest brokers or all; by equal shares or equal loads; by group or blindly.
+
+    Who chooses publishers itself reads these traits: `place`, `model.fitting`, `model.halving`, and of the controller
+    `placing.housing` and `placing.shedding`. A new trait that only some of them know is ignored by the others.
+    """
 
     name: str
     concentrates: bool
@@ -171,6 +175,7 @@ class Policy:
         return quotas
 
 
+# In this order everywhere. Of plans that are equally good, the planner prefers the policy that comes later.
 POLICIES = {
     policy.name: policy
     for policy in (

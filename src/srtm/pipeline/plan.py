@@ -224,7 +224,7 @@ def _made(seen: Simulation, cell: _Cell) -> Plan:
 def _preference(plan: Plan) -> tuple[Any, ...]:
     assert plan.latency is not None
     tail_ns = plan.latency.total.p99
-    by_name = -list(POLICIES).index(plan.policy)  # later policies of the table know more
+    by_name = -list(POLICIES).index(plan.policy)  # later policies know more
     if plan.meets_slo:
         return (0, plan.k, tail_ns, by_name)
     return (1, tail_ns, plan.k, by_name)

@@ -1,4 +1,4 @@
-"""The body of an MPUB, which may arrive in many reads: [count 4]{[size 4][body]}…
+"""The body of an MPUB, which may arrive in many reads: `[count 4]{[size 4][body]}…`
 
 In: bytes, in reads of any size. Out: complete messages. A size is checked before a byte of its body is kept.
 """

@@ -1,4 +1,4 @@
-"""HTTP of a broker where clients do not do what they should: bodies without end, bodies that are cut short."""
+"""Broker HTTP with misbehaving clients: endless and truncated bodies, invalid numbers, unknown paths, floods."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def test_a_body_that_is_too_large_is_refused_by_its_header(path: str, limit: int
 
 
 @pytest.mark.parametrize(("path", "limit", "answer"), BODIES)
-def test_a_body_without_end_is_refused_where_it_grows_too_large(
-    path: str, limit: int, answer: bytes, start: Start
-) -> None:
+def test_an_endless_body_is_refused_once_it_is_too_large(path: str, limit: int, answer: bytes, start: Start) -> None:
     broker = start(controller="127.0.0.1:1")
     chunk = b"%x\r\n%s\r\n" % (limit + 1, b"x" * (limit + 1))
     found = said(broker, head(path, "Transfer-Encoding: chunked"), chunk)
@@ -57,13 +55,13 @@ def test_a_body_without_end_is_refused_where_it_grows_too_large(
 
 
 @pytest.mark.memory
-def test_where_to_reach_it_is_the_host_whatever_its_name(start: Start) -> None:
+def test_the_broadcast_address_is_the_host_whatever_the_name(start: Start) -> None:
     info = start(name="host-7150").get("/info")
     assert (info["broadcast_address"], info["hostname"]) == (socket.gethostname(), "host-7150")
     assert start(broadcast_address="b.example").get("/info")["broadcast_address"] == "b.example"
 
 
-def test_a_body_that_is_cut_short_is_nothing(broker: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_truncated_body_changes_nothing(broker: Running, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_connection(("127.0.0.1", broker.broker.http_port), timeout=PATIENCE_S) as sock:
         sock.sendall(head("/pub?topic=t", "Content-Length: 100") + b"x")
     assert broker.post("/pub?topic=u", b"x") == (200, b"OK")
@@ -71,7 +69,7 @@ def test_a_body_that_is_cut_short_is_nothing(broker: Running, caplog: pytest.Log
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_broker_without_a_controller_does_not_read_what_one_would_say(broker: Running) -> None:
+def test_a_broker_without_a_controller_refuses_an_exchange_before_its_body(broker: Running) -> None:
     found = said(broker, head("/srtm/exchange", "Content-Length: 1000"))
     assert b" 409 " in found.splitlines()[0]
     assert b"NOT_MANAGED" in found
@@ -94,7 +92,7 @@ def test_a_broker_without_a_controller_does_not_read_what_one_would_say(broker: 
         ("/topic/create?topic=t&durability=disk&retain_bytes=%C2%B2", b"INVALID_RETAIN_BYTES"),
     ],
 )
-def test_numbers_that_are_none(path: str, problem: bytes, start: Start, tmp_path: Path) -> None:
+def test_invalid_numbers_are_refused(path: str, problem: bytes, start: Start, tmp_path: Path) -> None:
     status, text = start(data_path=str(tmp_path)).post(path, b"x")
     assert status == 400
     assert problem in text
@@ -104,7 +102,7 @@ def test_numbers_that_are_none(path: str, problem: bytes, start: Start, tmp_path
     ("method", "path", "answer"),
     [("GET", "/nothing", (404, {"message": "NOT_FOUND"})), ("GET", "/pub", (405, {"message": "METHOD_NOT_ALLOWED"}))],
 )
-def test_what_is_not_there_is_said_in_json(
+def test_unknown_paths_and_methods_are_answered_in_json(
     method: str, path: str, answer: tuple[int, dict[str, str]], broker: Running
 ) -> None:
     status, text = fetch(urllib.request.Request(broker.url + path, method=method))
@@ -128,7 +126,7 @@ def test_a_disk_topic_does_not_become_one_in_memory(start: Start, tmp_path: Path
 
 
 @pytest.mark.memory
-def test_who_floods_a_topic_is_refused_as_early_as_over_tcp(broker: Running) -> None:
+def test_a_flood_is_refused_as_early_as_over_tcp(broker: Running) -> None:
     broker.post("/topic/limit?topic=t&r=1&b=1")
     assert broker.post("/mpub?topic=t", b"x\n" * 5000) == (200, b"OK")
     broker.wait_until(lambda b: len(b.topics["t"].waiting) > 1000)
@@ -136,7 +134,7 @@ def test_who_floods_a_topic_is_refused_as_early_as_over_tcp(broker: Running) -> 
 
 
 @pytest.mark.memory
-def test_stats_for_people(broker: Running) -> None:
+def test_stats_as_text(broker: Running) -> None:
     with Client(broker.address) as client:
         client.publish("t", b"x", b"y")
         status, text = broker.page("/stats")
@@ -147,7 +145,7 @@ def test_stats_for_people(broker: Running) -> None:
 
 
 @pytest.mark.memory
-def test_what_an_ephemeral_channel_drops_is_in_its_second(start: Start) -> None:
+def test_messages_dropped_by_an_ephemeral_channel_are_counted_in_their_second(start: Start) -> None:
     broker = start(max_held_messages=10)
     with Client(broker.address) as dead, Client(broker.address) as publisher:
         dead.subscribe("t", "c#ephemeral", ready=0)

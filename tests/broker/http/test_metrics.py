@@ -21,7 +21,7 @@ def metrics(broker: Running) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 @pytest.mark.memory
-def test_what_prometheus_reads_is_what_happened(broker: Running) -> None:
+def test_metrics_count_what_happened(broker: Running) -> None:
     broker.post("/topic/limit?topic=t&r=1000.5&b=20")
     with Client(broker.address) as client:
         client.subscribe("t", "c", 1)

@@ -171,7 +171,7 @@ class Load:
     def _report(self, seconds: float, cpu_s: float) -> LoadReport:
         schedule, tally, batch = self.schedule, self.tally, self.schedule.batch
         received = tally.received
-        waiting = (stream.problem for stream in self._streams if stream.in_flight)
+        waiting = (stream.problem for stream in self._streams if stream.unsent or stream.unanswered)
         problem = tally.refusal or next(waiting, None)
         return LoadReport(
             topic=self._options.topic,
@@ -190,9 +190,9 @@ class Load:
             lateness=schedule.lateness,
             cpu_us=cpu_s * 1e6 / max(1, schedule.sent),
             cpu_share=cpu_s / seconds,
-            migrations=sum(stream.migrations for stream in self._streams),
-            throttles=sum(stream.throttles for stream in self._streams),
-            reconnections=sum(stream.reconnections for stream in self._streams),
+            migrations=sum(stream.moves.migrations for stream in self._streams),
+            throttles=sum(stream.moves.throttles for stream in self._streams),
+            reconnections=sum(stream.moves.reconnections for stream in self._streams),
             stopped=self._stopped,
             problem=str(problem) if problem is not None else None,
         )
