@@ -79,7 +79,7 @@ class Processes:
         self.running: list[Program] = []
         self.brokers: dict[str, Program] = {}
         stack.callback(self.stop)
-        free = ["--tcp-port", "0", "--http-port", "0"]
+        free = ["--tcp-port", "0", "--http-port", "0", "--web-port", "none"]
         self.controller = self._started(
             Program("controller", *free, "--data-path", str(folder / "controller"), *controller)
         )

@@ -68,7 +68,7 @@ def nats_tls(address: EngineAddress, info: Mapping[str, Any]) -> bool:
             "the server offers no TLS: give it certificates (tls {} in its configuration), or write nats://"
         )
     if info.get("tls_verify") and not address.cert:
-        raise InputError("the server requires a client certificate: add the options cert and key to the address")
+        raise InputError("the server requires a client certificate: set options cert and key of the address")
     return True
 
 
