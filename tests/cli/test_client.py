@@ -114,7 +114,7 @@ def test_load_says_what_was_refused(broker: Running) -> None:
         (["pub", "t", "--body", "x", "--file", "y"], "exclude each other"),
         (["pub", "t", "--count", "2"], "stdin can only be read once"),
         (["pub", "t", "--body", ""], "at least one byte"),
-        (["pub", "a b", "--body", "x"], "no name of a topic"),
+        (["pub", "a b", "--body", "x"], "invalid topic or channel name"),
         (["sub", "t", "--broker", "a:1", "--lookupd-http-address", "b:1"], "exclude each other"),
         (["load", "t", "--policy", "magic"], "known policies: lb, conc, max_min, srtm"),
         (["load", "t", "--process", "magic"], "poisson or periodic"),

@@ -150,7 +150,7 @@ def test_a_bundle_has_everything_but_secrets(tmp_path: Path, capfd: pytest.Captu
         assert run(command) == 0
         said = capfd.readouterr()
         assert said.out == f"{out}\n"
-        assert "controller/options.json: show the controller's token" in said.err
+        assert "controller/options.json: missing or wrong token" in said.err
         assert run([*command, "--token", SECRET]) == 0
         assert capfd.readouterr().err == ""
     with tarfile.open(out) as archive:
