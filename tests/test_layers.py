@@ -105,6 +105,7 @@ def test_imports_without_spark_and_uvloop(module: str) -> None:
     subprocess.run([sys.executable, "-c", f"{absent}; import {module}"], check=True)
 
 
+@pytest.mark.processes
 def test_the_broker_side_of_the_bucket_needs_no_compiler() -> None:
     code = "import sys, srtm.model.bucket; sys.exit('numba' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

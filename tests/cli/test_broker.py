@@ -13,6 +13,7 @@ from tests.broker.running import PATIENCE_S, Client
 BROKER = [sys.executable, "-m", "srtm", "broker", "--tcp-port", "0", "--http-port", "0"]
 
 
+@pytest.mark.processes
 def test_limits_are_set_by_flags() -> None:
     flags = ["--max-msg-size", "100", "--max-body-size", "150", "--msg-timeout", "1500ms", "--max-held-messages", "5"]
     with subprocess.Popen([*BROKER, *flags], stdout=subprocess.PIPE, text=True) as process:
@@ -36,6 +37,7 @@ def test_limits_are_set_by_flags() -> None:
             process.terminate()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("flags", "remedy"),
     [

@@ -24,6 +24,7 @@ def srtm(*arguments: str, said: bytes = b"") -> subprocess.CompletedProcess[byte
     )
 
 
+@pytest.mark.processes
 def test_what_is_published_is_printed(broker: Running, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"c\nd\r\n")
     done = srtm("pub", "t", "--broker", at(broker), said=b"a\n\nb\n")
@@ -41,6 +42,7 @@ def test_what_is_published_is_printed(broker: Running, tmp_path: Path) -> None:
     assert len(others) == 249
 
 
+@pytest.mark.processes
 def test_through_a_controller(broker: Running) -> None:
     with controlling(Controller({"a": at(broker)})) as controller:
         assert srtm("pub", "t", "--controller", controller.url, "--body", "x", "--id", "p").returncode == 0
@@ -48,6 +50,7 @@ def test_through_a_controller(broker: Running) -> None:
         assert srtm("sub", "t", "--controller", controller.url, "--count", "1").stdout == b"x\n"
 
 
+@pytest.mark.processes
 def test_load_creates_its_topic_and_reports(broker: Running) -> None:
     arguments = ["--publishers", "20", "--rate", "50", "--duration", "1.2s", "--group-size", "5", "--slo-p99", "2ms"]
     with controlling(Controller({"a": at(broker)})) as controller:
@@ -86,6 +89,7 @@ def stopped_once(broker: Running, *arguments: str) -> subprocess.CompletedProces
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
+@pytest.mark.processes
 def test_ctrl_c_of_a_load_prints_its_report(broker: Running) -> None:
     done = stopped_once(broker, "load", "t", "--publishers", "20", "--duration", "600s", "--json")
     report = json.loads(done.stdout)
@@ -95,12 +99,14 @@ def test_ctrl_c_of_a_load_prints_its_report(broker: Running) -> None:
     assert done.stderr.splitlines()[-1] == b"srtm: stopped"
 
 
+@pytest.mark.processes
 def test_ctrl_c_of_pub_is_one_line(broker: Running) -> None:
     broker.post("/topic/limit?topic=t&r=1000&b=1")
     done = stopped_once(broker, "pub", "t", "--body", "x", "--count", "1000000")
     assert (done.returncode, done.stderr) == (1, b"srtm: stopped\n")
 
 
+@pytest.mark.processes
 def test_load_says_what_was_refused(broker: Running) -> None:
     arguments = ["--publishers", "2", "--rate", "2", "--batch", "1", "--duration", "1s", "--size", "1100000"]
     done = srtm("load", "t", "--broker", at(broker), *arguments)
@@ -108,6 +114,7 @@ def test_load_says_what_was_refused(broker: Running) -> None:
     assert b"messages were refused: E_BAD_MESSAGE" in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -127,6 +134,7 @@ def test_bad_usage(arguments: list[str], words: str) -> None:
     assert words in done.stderr.decode()
 
 
+@pytest.mark.processes
 def test_nobody_there() -> None:
     done = srtm("load", "t", "--controller", "http://127.0.0.1:1", "--duration", "1s")
     assert done.returncode == 1

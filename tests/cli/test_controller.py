@@ -35,6 +35,7 @@ def controller(*flags: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
     with controller(*FREE) as process:
@@ -51,6 +52,7 @@ def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
             listen("127.0.0.1", port).close()
 
 
+@pytest.mark.processes
 def test_who_is_watching_does_not_hold_it_up_and_is_no_error() -> None:
     with controller(*FREE) as process:
         assert process.stdout
@@ -71,6 +73,7 @@ def test_a_port_that_is_taken(capfd: pytest.CaptureFixture[str]) -> None:
     assert f"srtm: cannot listen on 127.0.0.1:0, :{port} and :4171: Address already in use" in capfd.readouterr().err
 
 
+@pytest.mark.processes
 def test_without_the_page() -> None:
     with controller(*FREE, "--web-port", "none") as process:
         assert process.stdout

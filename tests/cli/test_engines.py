@@ -121,6 +121,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         up.communicate(timeout=30)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_what_was_published_before_is_received(cluster: Cluster, durability: str) -> None:
     topic = f"before-{durability}"
@@ -133,6 +134,7 @@ def test_what_was_published_before_is_received(cluster: Cluster, durability: str
     assert "secret" not in json.dumps(cluster.delivery(topic))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_who_subscribed_before_receives_what_is_published(cluster: Cluster, durability: str) -> None:
     topic = f"after-{durability}"
@@ -148,6 +150,7 @@ def test_who_subscribed_before_receives_what_is_published(cluster: Cluster, dura
     assert sorted(received.splitlines()) == sorted(BODIES)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_load_hears_all_of_its_messages_and_leaves_later_ones_to_others(cluster: Cluster, durability: str) -> None:
     topic = f"load-{durability}"
@@ -164,6 +167,7 @@ def test_a_load_hears_all_of_its_messages_and_leaves_later_ones_to_others(cluste
     assert (done.returncode, done.stdout) == (0, b"hello\n")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_subscriber_that_cannot_work_says_why_and_costs_nothing(cluster: Cluster, durability: str) -> None:
     topic = f"refused-{durability}"
@@ -183,6 +187,7 @@ def test_a_subscriber_that_cannot_work_says_why_and_costs_nothing(cluster: Clust
     assert sorted(done.stdout.splitlines()) == sorted(BODIES)
 
 
+@pytest.mark.processes
 def test_a_named_broker_says_where_its_messages_are(cluster: Cluster) -> None:
     topic = "signpost"
     cluster.create(topic, "memory")

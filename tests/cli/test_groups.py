@@ -30,6 +30,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.processes
 def test_groups_are_printed_written_and_read_with_drift_and_bad_topics(trace: Path, tmp_path: Path) -> None:
     """One publisher declares another group than it bursts with, and one topic has a message without a time."""
     rows = pq.read_table(trace)

@@ -279,6 +279,7 @@ def test_logs_for_programs_and_for_people(capfd: pytest.CaptureFixture[str]) -> 
     assert "--log-format must be text or json, not 'xml'" in capfd.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_controller_writes_its_log_as_it_is_told(tmp_path: Path) -> None:
     flags = ["--tcp-port", "0", "--http-port", "0", "--web-port", "none", "--log-format", "json"]
     log = tmp_path / "log"

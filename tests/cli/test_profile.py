@@ -22,6 +22,7 @@ def srtm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "srtm", *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("flags", "quantile"), [(["--quantile", "0.99"], "0.99"), ([], "0.995")])
 def test_a_profile_is_the_smallest_bucket_that_lets_enough_pass(
     flags: list[str], quantile: str, tmp_path: Path
@@ -45,6 +46,7 @@ def test_a_profile_is_the_smallest_bucket_that_lets_enough_pass(
     assert tail_ns(topic["b"] - 1) > 0
 
 
+@pytest.mark.processes
 def test_one_bad_topic_is_an_error_and_the_rest_is_printed(tmp_path: Path) -> None:
     columns = {
         "topic": pa.array(["good", "bad"]),
@@ -58,6 +60,7 @@ def test_one_bad_topic_is_an_error_and_the_rest_is_printed(tmp_path: Path) -> No
     assert "good" in done.stdout
 
 
+@pytest.mark.processes
 def test_a_trace_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = srtm("profile", tmp_path / "nowhere")
     assert done.returncode == 1

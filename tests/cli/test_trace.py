@@ -72,6 +72,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "existing folder" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_interrupted_it_leaves_no_file(tmp_path: Path) -> None:
     command = [
         sys.executable,

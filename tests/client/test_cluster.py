@@ -41,6 +41,7 @@ async def until(cluster: Cluster, path: str, holds: Any) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.processes
 def test_publishers_of_a_contract_are_moved_by_the_controller_and_nothing_is_lost_or_doubled(controller: str) -> None:
     count, each = 20, 100
     received: dict[bytes, list[int]] = {}
@@ -91,6 +92,7 @@ def test_publishers_of_a_contract_are_moved_by_the_controller_and_nothing_is_los
     assert all(sorted(found) == list(range(each)) for found in received.values())
 
 
+@pytest.mark.processes
 def test_what_a_controller_refuses_is_a_sentence(controller: str) -> None:
     async def story() -> None:
         async with Cluster(controller) as cluster:

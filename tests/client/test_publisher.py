@@ -149,7 +149,7 @@ def test_bad_input_is_named() -> None:
         ):
             with pytest.raises(InputError, match=words):
                 Publisher("t", **wrong)
-        with pytest.raises(InputError, match="no name of a topic"):
+        with pytest.raises(InputError, match="invalid topic or channel name"):
             Publisher("a b")
         publisher = Publisher("t", broker="127.0.0.1:1", timeout_s=0.2)
         for text in ("text", b""):
@@ -306,6 +306,7 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
             broker.kill()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("away", [False, True], ids=["controller", "controller away"])
 def test_what_a_killed_broker_did_not_acknowledge_is_published_elsewhere_in_order(away: bool) -> None:
     count, each = 50, 100

@@ -32,9 +32,11 @@ def test_publishes_and_subscribes(broker: Running) -> None:
     assert found == [b"two", b"three", b"one"]
 
 
+@pytest.mark.processes
 def test_a_fork_has_a_loop_of_its_own(broker: Running) -> None:
     code = f"""
 import os, sys
+import pytest
 from srtm.client.sync import Publisher
 def publish(body):
     with Publisher("t", broker={at(broker)!r}) as publisher:
@@ -50,6 +52,7 @@ sys.exit(os.waitpid(child, 0)[1])
     assert broker.do(lambda: broker.broker.topics["t"].messages) == 2
 
 
+@pytest.mark.processes
 def test_a_missing_httpx_is_named_with_its_remedy() -> None:
     code = "import sys; sys.modules['httpx'] = None; import srtm.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -103,6 +103,7 @@ def test_what_spoilt_a_run_that_missed_its_slo(
     assert not fairness.Stretch.between(10.0, 11.5, samples, []).short
 
 
+@pytest.mark.processes
 def test_the_probe_notices_a_stall() -> None:
     with subprocess.Popen([sys.executable, str(TRANSPORT / "probe.py")], stdout=subprocess.PIPE) as probe:
         assert probe.stdout is not None

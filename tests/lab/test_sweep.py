@@ -41,6 +41,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, done.stdout
 
 
+@pytest.mark.processes
 def test_one_core_and_two_give_the_same_rows(alone: tuple[Path, str], tmp_path: Path) -> None:
     done = subprocess.run(lab(tmp_path, "--master", "local[2]"), capture_output=True, text=True, check=True)
     assert done.stdout == alone[1]
@@ -57,6 +58,7 @@ def test_rows_are_what_the_result_says_without_spark(alone: tuple[Path, str]) ->
         assert [row for row in rows_of(alone[0])[0] if row in named_too] == named_too  # type: ignore[attr-defined]
 
 
+@pytest.mark.processes
 def test_a_killed_sweep_goes_on_and_ends_with_the_same_table(alone: tuple[Path, str], tmp_path: Path) -> None:
     first = subprocess.Popen(
         lab(tmp_path, "--master", "local[1]"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

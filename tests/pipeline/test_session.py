@@ -50,6 +50,7 @@ def test_no_java_at_all_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> Non
         java.java_home()
 
 
+@pytest.mark.processes
 def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match=f"JAVA_HOME={tmp_path} has no working Java"):

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from srtm.broker.disk.log import Log
 from srtm.model.bucket import TokenBucket
@@ -231,6 +232,7 @@ def test_queues_of_memory_topics_outlive_a_stop(tmp_path: Path) -> None:
             assert bodies_of(other, 1) == [b"x"]
 
 
+@pytest.mark.processes
 def test_kill_9_takes_nothing_that_a_stop_had_saved_and_nobody_had_got(tmp_path: Path) -> None:
     saved = {"unclaimed": 3, "waiting": 5, "queued": 5, "deferred": 1}
     with running(data_path=str(tmp_path)) as broker, Client(broker.address) as client:
@@ -276,6 +278,7 @@ def test_a_stop_saves_all_topics_in_one_transaction(tmp_path: Path) -> None:
     assert said.count("COMMIT") == 1
 
 
+@pytest.mark.processes
 def test_a_stop_that_finds_no_room_says_what_is_lost_and_leaves_some(small_disk: Path) -> None:
     command = f"exec {sys.executable} -m srtm broker --tcp-port 0 --http-port 0 --data-path {small_disk}"
     with subprocess.Popen(
@@ -330,6 +333,7 @@ def test_disk_topics_need_a_folder() -> None:
         assert broker.post("/topic/create?topic=t&durability=tape")[0] == 400
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_the_publishers_error_and_the_broker_lives(tmp_path: Path) -> None:
     """Files may not grow beyond 18 MB: the log's reserve takes 16 of them."""
     with broker_process(tmp_path, "ulimit -f 18432;") as (_, tcp_port, http_port):
@@ -352,6 +356,7 @@ def test_a_full_disk_is_the_publishers_error_and_the_broker_lives(tmp_path: Path
 KILLS = int(os.environ.get("SRTM_KILLS", "12"))
 
 
+@pytest.mark.processes
 def test_kill_9_loses_nothing_that_was_answered(tmp_path: Path) -> None:
     """A broker is killed at random moments while it is published to; then its log is looked at."""
     rng = random.Random(7)

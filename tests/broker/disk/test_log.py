@@ -303,6 +303,7 @@ except LogError as error:
 """
 
 
+@pytest.mark.processes
 def test_what_may_not_be_written_is_refused(tmp_path: Path) -> None:
     """In a user namespace where the tests are root's, who may write everywhere else."""
     powerless = ["unshare", "--user"] if os.geteuid() == 0 else []
@@ -462,6 +463,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.processes
 def test_a_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     log = Log.open(small_disk / "log", options=SMALL)
     filler = small_disk / "filler"
@@ -490,6 +492,7 @@ def test_a_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     log.close()
 
 
+@pytest.mark.processes
 def test_retention_makes_room_on_a_full_disk(small_disk: Path) -> None:
     log = Log.open(small_disk / "log", options=SMALL)
     number = 0
@@ -519,6 +522,7 @@ log.close()
 """
 
 
+@pytest.mark.processes
 def test_the_disk_is_told_to_keep_each_append_before_its_answer(tmp_path: Path) -> None:
     """What no kill can show: the page cache outlives a process."""
     trace = tmp_path / "trace"
@@ -551,6 +555,7 @@ def killed(folder: Path, chance: random.Random) -> list[str]:
     return [line.strip() for line in lines]
 
 
+@pytest.mark.processes
 def test_killed_at_random_points_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     chance = random.Random(KILLS)
     finished = trimmed = 0

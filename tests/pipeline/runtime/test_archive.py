@@ -84,6 +84,7 @@ def test_a_program_that_measures_uses_an_archive_and_makes_none(
     assert archive.archive_options()[0] == f"-XX:SharedArchiveFile={few_classes}"
 
 
+@pytest.mark.processes
 def test_it_is_made_only_when_the_machine_is_idle() -> None:
     look = """if True:
         import os
