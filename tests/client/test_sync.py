@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from srtm.client.sync import Publisher, Subscriber
 from tests.broker.running import Running
 from tests.client.test_publisher import at
