@@ -38,7 +38,6 @@ def test_publishes_and_subscribes(broker: Running) -> None:
 def test_a_fork_has_a_loop_of_its_own(broker: Running) -> None:
     code = f"""
 import os, sys
-import pytest
 from srtm.client.sync import Publisher
 def publish(body):
     with Publisher("t", broker={at(broker)!r}) as publisher:
