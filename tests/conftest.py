@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -34,7 +35,18 @@ FIXTURES = {
     "processes": {"engine"},
 }
 # These take minutes: a worker that began them last would work on alone.
-FIRST = ("examples/", "pipeline/", "lab/", "test_docs_commands", "test_readme", "web/", "cli/", "control/", "client/")
+FIRST = (
+    "test_extras",
+    "examples/",
+    "pipeline/",
+    "lab/",
+    "test_docs_commands",
+    "test_readme",
+    "web/",
+    "cli/",
+    "control/",
+    "client/",
+)
 TOGETHER = ("tests/lab/", "tests/web/")  # folders that share an expensive fixture
 
 
@@ -76,6 +88,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, part in enumerate(FIRST) if part in item.nodeid), len(FIRST))
 
     items.sort(key=rank)
+
+
+@pytest.fixture(autouse=True)
+def _processes_are_declared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep `make test-fast` free of other programs: a test that starts one must be marked."""
+    if "not processes" in request.config.option.markexpr:
+
+        def refuse(*args: object, **_: object) -> None:
+            pytest.fail(f"this test starts {args[1:2]}: mark it with pytest.mark.processes", pytrace=False)
+
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
 @pytest.fixture(autouse=True)

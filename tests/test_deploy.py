@@ -69,6 +69,7 @@ def started(unit: Path, settings: Path, folder: Path, **changes: str) -> Iterato
             assert process.wait(30) == 0
 
 
+@pytest.mark.processes
 def test_units_commands_make_a_cluster(tmp_path: Path) -> None:
     systemd = DEPLOY / "systemd"
     ports = {"LISTEN": "127.0.0.1", "TCP_PORT": "0", "HTTP_PORT": "0"}
@@ -94,10 +95,12 @@ def test_the_dockerfile_finds_what_it_copies() -> None:
             assert f"!{name}" in ignored
 
 
+@pytest.mark.processes
 def test_the_compose_file_is_valid() -> None:
     check(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["brokers.yaml", "controller.yaml"])
 def test_the_manifests_are_valid(name: str) -> None:
     check(BIN / "kubernetes-validate", "--strict", DEPLOY / "kubernetes" / name)
@@ -115,6 +118,7 @@ def containers() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "where", ["compose controller", "compose broker", "kubernetes controller", "kubernetes broker"]
 )
@@ -122,6 +126,7 @@ def test_containers_have_arguments_that_srtm_understands(where: str) -> None:
     assert "Usage: srtm" in check(sys.executable, "-m", "srtm", *containers()[where], "--help")
 
 
+@pytest.mark.processes
 def test_help_does_not_hide_an_argument_that_is_wrong() -> None:
     command = [sys.executable, "-m", "srtm", "broker", "--no-such-flag", "--help"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2

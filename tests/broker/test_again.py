@@ -142,6 +142,7 @@ def test_progress_and_messages_do_not_survive_a_deletion(tmp_path: Path) -> None
         assert consumer.silent()
 
 
+@pytest.mark.processes
 def test_kill_9_after_a_deletion_was_answered(tmp_path: Path) -> None:
     """It is gone, and does not come back in memory either; what is created next is another log."""
     ids = set()
@@ -172,6 +173,7 @@ def test_kill_9_after_a_deletion_was_answered(tmp_path: Path) -> None:
         assert broker.get("/srtm/log?topic=other")["end"] == 6
 
 
+@pytest.mark.processes
 def test_kill_9_after_the_deletion_of_a_channel_was_answered(tmp_path: Path) -> None:
     with broker_process(tmp_path) as (process, _, http):
         url = f"http://127.0.0.1:{http}"
@@ -186,6 +188,7 @@ def test_kill_9_after_the_deletion_of_a_channel_was_answered(tmp_path: Path) -> 
         assert broker.do(lambda: list(broker.broker.topics["t"].channels)) == []
 
 
+@pytest.mark.processes
 def test_messages_that_a_stop_saved_go_with_their_topic(tmp_path: Path) -> None:
     """Also if the broker is killed right after the deletion was answered."""
     with running(data_path=str(tmp_path)) as broker:

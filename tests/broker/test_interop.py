@@ -48,22 +48,26 @@ def check(story: dict[str, Any], broker: Running) -> None:
     assert (channel["requeue_count"], channel["timeout_count"]) == (1, 1)
 
 
+@pytest.mark.processes
 @needs_pynsq
 def test_pynsq(broker: Running) -> None:
     check(told(broker), broker)
 
 
+@pytest.mark.processes
 @needs_pynsq
 def test_pynsq_with_deflate(broker: Running) -> None:
     check(told(broker, deflate=True), broker)
 
 
+@pytest.mark.processes
 @needs_pynsq
 @needs_snappy
 def test_pynsq_with_snappy(broker: Running) -> None:
     check(told(broker, snappy=True), broker)
 
 
+@pytest.mark.processes
 @needs_pynsq
 @needs_trustme
 @pytest.mark.parametrize("more", [{}, {"deflate": True}, pytest.param({"snappy": True}, marks=needs_snappy)])
@@ -75,6 +79,7 @@ def test_pynsq_with_tls(more: dict[str, Any], start: Start, tmp_path: Path) -> N
     check(told(broker, tls_v1=True, tls_options={"ca_certs": certificates.ca}, **more), broker)
 
 
+@pytest.mark.processes
 @needs_pynsq
 def test_pynsq_with_auth(start: Start, authority: Any) -> None:
     broker = start(auth_http_addresses=(authority.address,))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from srtm.broker.disk.log import Known, Log, Record
 from tests.broker.disk.test_durable import bodies_of, broker_process, disk_topic
 from tests.broker.running import Client, Running, fetch, in_memory, running
@@ -64,6 +66,7 @@ def paused(broker: Running) -> dict[str, bool]:
     return found
 
 
+@pytest.mark.processes
 def test_kill_9_ends_no_pause_and_takes_no_names(tmp_path: Path) -> None:
     posts = ["topic/create?topic=t", "channel/create?topic=t&channel=c", "channel/create?topic=t&channel=d#ephemeral"]
     posts += ["topic/create?topic=u", "channel/create?topic=u&channel=c", "topic/create?topic=gone"]

@@ -411,6 +411,7 @@ class Clock:
         return time.monotonic_ns()
 
 
+@pytest.mark.processes
 def test_jetstream_takes_no_new_message_for_one_that_it_has(tmp_path: Path) -> None:
     """Within the time that it remembers ids: a clock that is set back, an empty disk, a topic that is created again."""
     numbers, start_ns = iter(range(1_000)), time.time_ns()

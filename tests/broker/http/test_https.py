@@ -76,6 +76,7 @@ def test_https_needs_a_certificate(start: Start) -> None:
         start(https_port=0)
 
 
+@pytest.mark.processes
 def test_the_program_takes_these_flags(tmp_path: Path, certificates: Certificates) -> None:
     retention = ["--retain-bytes", "1000000", "--retain-age", "36h", "--retain-acknowledged"]
     tls = ["--https-port", "0", "--tls-cert", certificates.cert, "--tls-key", certificates.key, "--tls-required"]
