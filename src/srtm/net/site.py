@@ -45,6 +45,9 @@ class Site:
         self._server.should_exit = True
         with _quiet(logging.getLogger("uvicorn.error")):  # cutting off event streams is not an error
             await self._task
+        for connection in list(self._server.server_state.connections):  # event streams, which uvicorn leaves open
+            connection.transport.abort()
+        await asyncio.sleep(0)  # transports close in the next turn of the loop
         self.close()
 
     def close(self) -> None:
