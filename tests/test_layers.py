@@ -96,6 +96,7 @@ def test_the_rules_can_be_broken() -> None:
     assert not broken_rules("sim", {"srtm.model.law", "numpy", "srtm.__version__"})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "module",
     ["srtm", "srtm.model.bucket", "srtm.model.scan", "srtm.sim", "srtm.protocol.server", "srtm.client", "srtm.cli.app"],

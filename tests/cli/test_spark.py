@@ -18,6 +18,7 @@ def srtm(*arguments: str | Path, **environment: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
 
 
+@pytest.mark.processes
 def test_up_is_used_until_down(tmp_path: Path) -> None:
     trace = tmp_path / "t.parquet"
     assert run(["trace", "synth", "--publishers", "10", "--duration", "5s", "--out", str(trace)]) == 0

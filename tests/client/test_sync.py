@@ -60,6 +60,7 @@ def test_a_missing_httpx_is_named_with_its_remedy() -> None:
     assert "srtm.client needs httpx: pip install 'srtm[client]'" in done.stderr
 
 
+@pytest.mark.processes
 def test_neither_spark_nor_uvloop_nor_a_compiler_is_imported() -> None:
     code = (
         "import sys, srtm.client.sync; sys.exit(bool({'pyspark', 'uvloop', 'numba', 'uvicorn'} & sys.modules.keys()))"
