@@ -39,50 +39,47 @@ async def serving(options: BrokerOptions, clock: Clock = time) -> AsyncIterator[
         from srtm.broker.lookup import Registration
 
         registration = Registration(broker)
-    with _no_collector():
-        sites: list[Site] = []
-        try:
-            broker.listen()
-            sites.append(Site(app(broker), options.host, options.http_port))
-            if options.https_port is not None:
-                sites.append(Site(app(broker, tls=True), options.host, options.https_port, broker.clients.tls))
-        except BrokerError:
-            broker.stop()
-            raise
-        except OSError as error:
-            broker.stop()
-            for site in sites:
-                site.close()
-            ports = [options.tcp_port, options.http_port, options.https_port]
-            remedy = "give an address of this machine with --host, and ports that this user may take"
-            if error.errno == errno.EADDRINUSE:
-                remedy = "is another broker running there? choose others with --tcp-port, --http-port and --https-port"
-            raise BrokerError(
-                f"cannot listen on {options.host}, ports {', '.join(str(port) for port in ports if port is not None)}:"
-                f" {error.strerror}; {remedy}",
-            ) from None
-        broker.http_port, broker.https_port = sites[0].port, sites[-1].port if len(sites) > 1 else 0
+    sites: list[Site] = []
+    try:
+        broker.listen()
+        sites.append(Site(app(broker), options.host, options.http_port))
+        if options.https_port is not None:
+            sites.append(Site(app(broker, tls=True), options.host, options.https_port, broker.clients.tls))
+    except BrokerError:
+        broker.stop()
+        raise
+    except OSError as error:
+        broker.stop()
         for site in sites:
-            site.start()
-        tidying = loop.create_task(_tidy(broker))
+            site.close()
+        ports = [options.tcp_port, options.http_port, options.https_port]
+        remedy = "give an address of this machine with --host, and ports that this user may take"
+        if error.errno == errno.EADDRINUSE:
+            remedy = "is another broker running there? choose others with --tcp-port, --http-port and --https-port"
+        raise BrokerError(
+            f"cannot listen on {options.host}, ports {', '.join(str(port) for port in ports if port is not None)}:"
+            f" {error.strerror}; {remedy}",
+        ) from None
+    broker.http_port, broker.https_port = sites[0].port, sites[-1].port if len(sites) > 1 else 0
+    for site in sites:
+        site.start()
+    if registration:
+        registration.start()
+    try:
+        yield broker
+    finally:
         if registration:
-            registration.start()
+            await registration.stop()
+        if broker.turn.recorder:
+            with contextlib.suppress(SRTMError):
+                await broker.turn.recorder.stop()
         try:
-            yield broker
+            broker.stop()
         finally:
-            tidying.cancel()
-            if registration:
-                await registration.stop()
-            if broker.turn.recorder:
-                with contextlib.suppress(SRTMError):
-                    await broker.turn.recorder.stop()
-            try:
-                broker.stop()
-            finally:
-                if broker.clients.authority:
-                    await broker.clients.authority.close()
-                for site in sites:
-                    await site.stop()
+            if broker.clients.authority:
+                await broker.clients.authority.close()
+            for site in sites:
+                await site.stop()
 
 
 async def run(options: BrokerOptions) -> None:
@@ -91,22 +88,23 @@ async def run(options: BrokerOptions) -> None:
     async with serving(options) as broker:
         ports = {"TCP": broker.tcp_port, "HTTP": broker.http_port, "HTTPS": broker.https_port}
         places = [f"{what} {options.host}:{port}" for what, port in ports.items() if port]
-        print(f"broker {options.name}: {', '.join(places)}", flush=True)
-        await stopped.wait()
+        with _no_collector():
+            tidying = asyncio.create_task(_tidy(broker))
+            print(f"broker {options.name}: {', '.join(places)}", flush=True)
+            await stopped.wait()
+            tidying.cancel()
 
 
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
-    was_on = gc.isenabled()
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
         yield
     finally:
+        gc.enable()
         gc.unfreeze()
-        if was_on:
-            gc.enable()
 
 
 async def _tidy(broker: Broker) -> None:
