@@ -48,14 +48,16 @@ check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# A worker for each core, up to four: each may start a Spark. Files stay together, the longest come first.
-PARALLEL := --numprocesses auto --maxprocesses 4 --no-loadscope-reorder
+# How many workers "auto" is, and which tests run in which, says tests/conftest.py.
+PARALLEL := --numprocesses auto --no-loadscope-reorder
+# Test modules are compiled with their assertions rewritten; a second run need not do it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 test: check
 	$(BIN)/pytest $(PARALLEL) $(PYTEST)
 
 test-fast: $(DEV_READY)
-	$(BIN)/pytest $(PARALLEL) -m 'not spark and not browser and not processes' $(PYTEST)
+	HYPOTHESIS_PROFILE=fast SRTM_SEEDS=5 $(BIN)/pytest $(PARALLEL) -m 'not spark and not browser and not processes' $(PYTEST)
 
 bench: $(DEV_READY)
 	$(BIN)/python -m bench

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -12,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,6 +27,7 @@ pytest_plugins = ["tests.spark"]
 settings.register_profile("default", max_examples=200, deadline=None, print_blob=True)
 # CI repeats the same examples, so that it fails for what a change did and not by chance.
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.register_profile("fast", parent=settings.get_profile("default"), max_examples=30)
 settings.register_profile("long", parent=settings.get_profile("default"), max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
@@ -32,7 +36,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 FIXTURES = {
     "spark": {"spark", "connect_server", "spark_cluster"},
     "browser": {"browser", "site"},
-    "processes": {"engine"},
+    "processes": {"engine", "alone"},
 }
 # These take minutes: a worker that began them last would work on alone.
 FIRST = (
@@ -46,6 +50,15 @@ FIRST = (
     "cli/",
     "control/",
     "client/",
+)
+# Tests of one worker share a Spark session, and a second session would start cold on cores that are busy.
+ON_ONE_SESSION = (
+    "tests/pipeline/importing/",
+    "tests/pipeline/test_",
+    "tests/pipeline/traces/",
+    "tests/lab/",
+    "tests/cli/test_import",
+    "tests/cli/test_recorded",
 )
 TOGETHER = ("tests/lab/", "tests/web/")  # folders that share an expensive fixture
 
@@ -67,10 +80,22 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         file: str = nodeid.partition("::")[0]
         return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
+    def _assign_work_unit(self, node: Any) -> None:
+        """Give the next file: of those on Spark's session to the first worker, of the others to the others."""
+        warm = node is self.nodes[0]
+        fitting = (file for file in self.workqueue if file.startswith(ON_ONE_SESSION) is warm)
+        self.workqueue.move_to_end(next(fitting, next(iter(self.workqueue))), last=False)
+        super()._assign_work_unit(node)
+
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
     """Called by pytest-xdist (`--dist load`, the default)."""
     return ByFile(config, log)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores, because tests also wait; each may start a Spark, so at most four."""
+    return min(4, 1 + len(os.sched_getaffinity(0)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -90,15 +115,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
-@pytest.fixture(autouse=True)
-def _processes_are_declared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector thousands of tests, which stay to the end."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processes_are_declared(request: pytest.FixtureRequest) -> Iterator[None]:
     """Keep `make test-fast` free of other programs: a test that starts one must be marked."""
-    if "not processes" in request.config.option.markexpr:
+    with pytest.MonkeyPatch.context() as patch:
+        if "not processes" in request.config.option.markexpr:
+            patch.setattr(subprocess.Popen, "__init__", _refuse_process)
+            patch.setattr(asyncio, "create_subprocess_exec", _refuse_process)
+        yield
 
-        def refuse(*args: object, **_: object) -> None:
-            pytest.fail(f"this test starts {args[1:2]}: mark it with pytest.mark.processes", pytrace=False)
 
-        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+def _refuse_process(*args: object, **_: object) -> None:
+    pytest.fail(f"this test starts {args}: mark it with pytest.mark.processes", pytrace=False)
 
 
 @pytest.fixture(autouse=True)

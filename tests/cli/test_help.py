@@ -226,6 +226,7 @@ def test_only_the_flag_that_is_wrong_is_named(verb: str, capfd: pytest.CaptureFi
     assert capfd.readouterr().err == "srtm: --log-level must be debug or info or warning or error, not 'foo'\n"
 
 
+@pytest.mark.processes
 def test_a_taken_port_is_answered_with_flags_that_up_has(capfd: pytest.CaptureFixture[str]) -> None:
     with listen("127.0.0.2", 0) as taken:
         assert run(["up", "--host", "127.0.0.2", "--brokers", "1", "--web-port", str(taken.getsockname()[1])]) == 1

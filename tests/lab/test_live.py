@@ -28,6 +28,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.processes
 def test_brokers_do_what_the_model_says(out: Path) -> None:
     settings = Kept(out).settings()
     assert settings == Settings(1, 1, tiny=True, live=SMALL)
@@ -44,6 +45,7 @@ def test_brokers_do_what_the_model_says(out: Path) -> None:
     assert verdicts["the model gives the recorded p99 access delay (within 15 %)"] is True
 
 
+@pytest.mark.processes
 def test_finished_cells_are_not_run_again(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +60,7 @@ def test_finished_cells_are_not_run_again(
     assert "longest gap ms" in said
 
 
+@pytest.mark.processes
 def test_the_report_has_live_results(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, claims = tmp_path / "lab.html", tmp_path / "claims.md"
     assert run(["lab", "report", "--out", str(out), "--page", str(page), "--claims", str(claims)]) == 0
@@ -67,6 +70,7 @@ def test_the_report_has_live_results(out: Path, tmp_path: Path, capsys: pytest.C
     assert "| k | messages | p99 access ms |" in claims.read_text()
 
 
+@pytest.mark.processes
 def test_a_broker_that_stalls_does_not_change_what_the_kernel_says() -> None:
     """The recorded arrivals are the kernel's: the law holds of them, in the order in which they were read."""
     seen = SMALL.steady(SMALL.workload(2), 1, stalls=Stalls(50, 200))

@@ -72,7 +72,7 @@ def run_slowly(path: Path, spark: SparkSession, folder: Path) -> dict[str, str]:
 
 def main(where: str, trace: str, slowly: str | None = None) -> None:
     place = {"remote" if where.startswith("sc:") else "master": where}
-    options = OPTIONS if where.startswith("spark:") else {}
+    options = OPTIONS if where.startswith("spark:") else {"spark.sql.shuffle.partitions": "4"}
     with spark_session(**place, options=options) as spark:  # type: ignore[arg-type]
         said = {"said": run_all(Path(trace), spark)}
         if slowly:

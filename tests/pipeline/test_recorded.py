@@ -99,7 +99,7 @@ def table_of(rows: list[Sent]) -> pa.Table:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=min(100, settings().max_examples))
 @given(runs(), st.data())
 def test_any_files_give_what_the_model_gives(case: tuple[list[Sent], dict[str, Timeline]], data: st.DataObject) -> None:
     rows, contracts = case

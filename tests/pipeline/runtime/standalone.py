@@ -20,8 +20,9 @@ import pyspark
 from srtm.pipeline.runtime.archive import JVM_OPTIONS
 from srtm.pipeline.runtime.java import java_home
 
-# A driver on it: executors that fit its workers, and start quickly.
+# A driver on it: executors that fit its workers and start quickly, and few tasks, because data in tests is small.
 OPTIONS = {
+    "spark.sql.shuffle.partitions": "4",
     "spark.executor.memory": "1g",
     "spark.executor.cores": "1",
     "spark.executor.extraJavaOptions": " ".join(JVM_OPTIONS),

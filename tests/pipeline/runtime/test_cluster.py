@@ -41,7 +41,7 @@ class Disturbed(NamedTuple):
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that two brokers recorded."""
     folder = tmp_path_factory.mktemp("trace") / "run"
-    workload = Workload((Population(100, 100.0, 10, "poisson", 20),), 30 * 10**9, seed=4)
+    workload = Workload((Population(100, 100.0, 10, "poisson", 20),), 10 * 10**9, seed=4)
     folder.mkdir()
     arrivals = workload.arrivals()
     for number in range(2):

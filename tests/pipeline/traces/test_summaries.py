@@ -81,7 +81,7 @@ def _otherwise(field: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, nullable=False)
 
 
-@settings(max_examples=100)
+@settings(max_examples=min(100, settings().max_examples))
 @given(messages(), st.data())
 def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
     """Messages dealt to files at random or by time, row groups of any size, sorted or not, batches of any size."""
@@ -108,7 +108,7 @@ def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.D
             assert profile(folder, spark) == expected(rows)
 
 
-@settings(max_examples=100)
+@settings(max_examples=min(100, settings().max_examples))
 @given(messages(), st.data())
 def test_any_sorted_stretches_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
     """Rows sorted by topic and time, as Spark sorts them, cut into partitions and batches anywhere."""
