@@ -60,7 +60,13 @@ ON_ONE_SESSION = (
     "tests/cli/test_import",
     "tests/cli/test_recorded",
 )
-TOGETHER = ("tests/lab/", "tests/web/")  # folders that share an expensive fixture
+TOGETHER = (  # files that share an expensive fixture
+    ("tests/lab/",),
+    ("tests/web/",),
+    ("tests/pipeline/runtime/test_cluster.py", "tests/pipeline/streaming/test_streaming.py"),
+)
+# Most sessions are short, and much of their time goes into verifying classes.
+QUICK_JVM = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,17 +74,18 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="srtm-tests-")
     os.environ["XDG_CACHE_HOME"] = folder.name
     os.environ["SRTM_CLASS_ARCHIVE"] = "off"  # to make one takes longer than it would save here
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
     config.add_cleanup(folder.cleanup)
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives whole files to parallel workers, and whole folders if their tests share something expensive."""
+    """Gives whole files to parallel workers, and several at once if their tests share something expensive."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = nodeid.partition("::")[0]
-        return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+        return next((files[0] for files in TOGETHER if file.startswith(files)), file)
 
     def _assign_work_unit(self, node: Any) -> None:
         """Give the next file: of those on Spark's session to the first worker, of the others to the others."""

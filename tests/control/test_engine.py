@@ -45,7 +45,7 @@ def test_a_topic_on_jetstream_is_moved_and_adapted_and_loses_a_node(tmp_path: Pa
         await asyncio.sleep(1)
         engine.servers[0].kill()
         killed = time.monotonic()
-        await soon(lambda: all(max(each.acknowledged.values()) > killed + 1 for each in senders))
+        await soon(lambda: all(max(each.acknowledged.values(), default=0) > killed + 1 for each in senders))
         await soon(lambda: (cluster.topic("t")["total_ms"] or {}).get("p50", 0) > 0)
         await stopped(senders)
         return senders
@@ -83,7 +83,7 @@ def test_a_topic_on_disk_goes_on_without_its_engine_under_its_contract(tmp_path:
         await asyncio.sleep(1)
         engine.kill()
         killed = time.monotonic()
-        await soon(lambda: all(max(each.acknowledged.values()) > killed + 2 for each in senders))
+        await soon(lambda: all(max(each.acknowledged.values(), default=0) > killed + 2 for each in senders))
         assert cluster.topic("t")["waiting"] > 0
         await asyncio.to_thread(engine.start)
         await soon(lambda: cluster.topic("t")["waiting"] == 0)

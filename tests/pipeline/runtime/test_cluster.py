@@ -18,7 +18,7 @@ from srtm.model.scan import access_delays
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import Recorded
 from tests.conftest import ROOT
-from tests.pipeline.jobs import OF_FRAMES, OF_PATHS, SLICES, run_all
+from tests.pipeline.jobs import OF_FRAMES, OF_PATHS, SLICES, SLOWLY, run_all
 from tests.pipeline.runtime.standalone import Cluster, wait_for
 
 if TYPE_CHECKING:
@@ -108,4 +108,4 @@ def test_killing_an_executor_in_the_middle_changes_nothing(on_cluster: Disturbed
     assert on_cluster.running_when_killed
     assert on_cluster.executors == 3  # two, and one in the place of the one that was killed
     assert on_cluster.begun > SLICES  # tasks of the one that was killed were run again
-    assert on_cluster.said_slowly == {name: here[name] for name in OF_FRAMES}
+    assert on_cluster.said_slowly == {name: here[name] for name in SLOWLY}
