@@ -88,10 +88,13 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         return next((files[0] for files in TOGETHER if file.startswith(files)), file)
 
     def _assign_work_unit(self, node: Any) -> None:
-        """Give the next file: of those on Spark's session to the first worker, of the others to the others."""
+        """Give the next file: to the first worker of those on Spark's session, to the last one from the end.
+
+        So tests that compute run beside tests that wait, from the beginning to the end.
+        """
         warm = node is self.nodes[0]
-        fitting = (file for file in self.workqueue if file.startswith(ON_ONE_SESSION) is warm)
-        self.workqueue.move_to_end(next(fitting, next(iter(self.workqueue))), last=False)
+        fitting = [file for file in self.workqueue if file.startswith(ON_ONE_SESSION) is warm] or [*self.workqueue]
+        self.workqueue.move_to_end(fitting[-1 if node is self.nodes[-1] else 0], last=False)
         super()._assign_work_unit(node)
 
 
@@ -101,8 +104,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, because tests also wait; each may start a Spark, so at most four."""
-    return min(4, 1 + len(os.sched_getaffinity(0)))
+    """Twice as many as cores, because tests also wait; each may start a Spark, so at most four."""
+    return min(4, 2 * len(os.sched_getaffinity(0)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
