@@ -163,6 +163,8 @@ class Play:
         late = time.monotonic() + LATE_S
         while sensors.poll() is None:
             self.wait(0.1)
+            if seen["access_ms"] is None:  # on a busy host, sensors start late, and the first second is over late
+                seen = self._watch(0.5)
             if time.monotonic() > late:
                 late = float("inf")
                 waiting = self._ask("GET", f"/v1/topics/{city.TRAFFIC}")["waiting"]
