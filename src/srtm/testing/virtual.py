@@ -23,6 +23,7 @@ from srtm.protocol import exchange, identify, orders
 from srtm.protocol.frames import FRAME_HEAD
 from srtm.testing.faulty_network import FaultyNetwork
 from srtm.testing.schedule import Schedule
+from srtm.testing.serving import Serving
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from srtm.control.options import ControllerOptions
     from srtm.control.store import Store
+    from srtm.model.broker_models import ServiceModel
     from srtm.protocol.orders import Order
 
 START_NS = 1_000 * NS_PER_S
@@ -90,6 +92,7 @@ class VirtualBroker:
         turn: Any = _StillTurn()
         self.topics = Topics(turn, None, 10**6, 10**9)
         self.control = self.topics.contracts = Control(self.options, self.topics, turn, {}, self.started_ns)
+        self.serving = Serving(world.service) if world.service else None  # None: messages take no processor time
         self._learned: dict[str, list[tuple[int, int | None]]] = {}  # since when a topic is under which contract
 
     @property
@@ -113,9 +116,13 @@ class VirtualBroker:
             for message in topic.gate.drain(now_ns):
                 under = next(birth for since_ns, birth in reversed(known) if message.release_ns >= since_ns)
                 self.world.released(topic.name, self.name, message, under)
+                if self.serving is not None:
+                    self.serving.release(topic, message)
 
     def second(self) -> None:
         """Close a second of statistics."""
+        if self.serving is not None:
+            self.serving.account(self.world.now_ns)
         for topic in self.topics.values():
             topic.end_second(self.world.now_ns)
 
@@ -132,12 +139,20 @@ class Record:
 class VirtualCluster:
     """Controller, brokers and publishers, and the network between them."""
 
-    def __init__(self, seed: int, options: ControllerOptions, store: Store, brokers: int = 3) -> None:
+    def __init__(
+        self,
+        seed: int,
+        options: ControllerOptions,
+        store: Store,
+        brokers: int = 3,
+        service: ServiceModel | None = None,
+    ) -> None:
+        """Without `service`, a broker is never busy, and latency is access delay alone."""
         self.rng = random.Random(seed)
         self.schedule = Schedule(START_NS)
         self.network = FaultyNetwork(self.rng)
         self.record = Record()
-        self.options, self.store = options, store
+        self.options, self.store, self.service = options, store, service
         self.brokers: dict[str, VirtualBroker] = {}
         self.paused: set[str] = set()  # brokers that stand still
         self.publishers: dict[str, VirtualPublisher] = {}
@@ -282,12 +297,14 @@ class VirtualCluster:
         broker = publisher.broker
         if broker is not None and broker.name not in self.paused:
             topic = broker.topics.touch(publisher.topic)
+            together = []
             for _ in range(publisher.declared.batch):
                 body = b"%b %d" % (publisher.declared.id.encode(), publisher.sent)
-                topic.gate.arrived.append(
-                    Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id)
-                )
+                together.append(Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id))
                 publisher.sent += 1
+            topic.gate.arrived += together
+            if broker.serving is not None:
+                broker.serving.read(together, self.now_ns)
             self.record.arrivals.setdefault(publisher.topic, []).extend([self.now_ns] * publisher.declared.batch)
             topic.recent.largest_batch = max(topic.recent.largest_batch, publisher.declared.batch)
             broker.turn()
