@@ -73,7 +73,7 @@ def report(controller: Controller, number: int, seed: int = 1) -> None:
             parts = [Sketch.of(values).flat for values in (access, access + processing, processing)]
             seen = topic.layout.seen[name]
             seen.waiting, seen.publishers = int(rng.integers(0, 3)), _PUBLISHERS // len(controller.members)
-            seen.hear(Second(number, int(rng.integers(40, 60)), _TOKEN, 1, 60, 0, *parts), now_ns())
+            seen.hear(Second(number, int(rng.integers(40, 60)), _TOKEN, 1, 60, 0, *parts), now_ns(), 10)
 
 
 @asynccontextmanager

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from msgspec import structs
 
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
+from srtm.control.placing.layout import Layout, Places
 from srtm.control.store import Store
 from srtm.model.bucket import TokenBucket
+from srtm.model.burst import needed_b
 from srtm.protocol.exchange import Contract
 from srtm.testing.virtual import VirtualCluster
-from srtm.units import NANO_PER_TOKEN
+from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 
 def shares_over_time(*, adapt: bool) -> list[dict[str, TokenBucket]]:
@@ -35,8 +39,97 @@ def test_shares_follow_the_traffic() -> None:
 
 
 def test_a_contract_can_hold_them() -> None:
-    held = shares_over_time(adapt=False)
-    assert held == [{"broker-1": TokenBucket.of(100, 30), "broker-2": TokenBucket.of(100, 30)}] * 20
+    """Then b goes by what publishers declare: the second sends twenty at once."""
+    first, *later = shares_over_time(adapt=False)
+    assert later == [first] * 19
+    assert {name: share.r for name, share in first.items()} == {"broker-1": 100, "broker-2": 100}
+    assert first["broker-2"].b == pytest.approx(20 * first["broker-1"].b)
+    assert sum(share.b_ntok for share in first.values()) == 60 * NANO_PER_TOKEN
+
+
+def declared(groups: int, size: int, batch: int = 10) -> list[DeclaredPublisher]:
+    return [
+        DeclaredPublisher(f"{group}/{number}", 10.0, f"g{group}", batch=batch)
+        for group in range(groups)
+        for number in range(size)
+    ]
+
+
+def test_shares_of_a_group_that_k_does_not_divide_are_by_members_before_anything_is_sent() -> None:
+    """Five of ten groups have two of three members at the first broker: b is by bursts, r by rates."""
+    world = VirtualCluster(1, ControllerOptions(), Store(), brokers=2)
+    assert world.controller
+    topic = world.controller.create("t", Contract(330_000, 600 * NANO_PER_TOKEN, fit="none"), world.now_ns)
+    publishers = declared(10, 3)
+    places = {each.id: f"broker-{1 + (each.id.endswith('/2'))}" for each in publishers}
+    world.controller.register("t", publishers, world.now_ns)
+    world.controller.placing._relocate(topic, places, "moved", world.now_ns)
+    world.run(3)
+    one, two = (topic.transfer.wanted[f"broker-{number}"] for number in (1, 2))
+    assert (one.r, two.r) == (220, 110)
+    assert one.b == pytest.approx(400)  # twenty come together here, ten there
+    topic.layout.place.assign({f"{group}/1": "broker-2" for group in range(5)}, "moved")
+    topic.sharing.stale = True
+    world.run(1)
+    one, two = (topic.transfer.wanted[f"broker-{number}"] for number in (1, 2))
+    assert (one.r, two.r) == (165, 165)
+    assert one.b == pytest.approx(two.b)
+
+
+def test_jitter_spreads_a_group_while_tokens_come() -> None:
+    layout = Layout(Places("t"))
+    for name, jitter_ns in (("together", 0), ("spread", NS_PER_S)):
+        for number in range(50):
+            layout.publishers[f"{name}/{number}"] = DeclaredPublisher(
+                f"{name}/{number}", 1.0, name, batch=2, jitter_ns=jitter_ns
+            )
+            layout.place.assign({f"{name}/{number}": name}, "registered")
+    bursts = layout.expected_bursts(TokenBucket.of(110, 1_000), "0.99")
+    assert bursts["spread"] == pytest.approx(0.45 * bursts["together"])  # 55 tokens come during a second
+    assert layout.batches() == {"together": 2, "spread": 2}
+
+
+@pytest.mark.parametrize("period_s", [1, 5])
+def test_shares_are_adapted_once_a_period(period_s: int) -> None:
+    world = VirtualCluster(1, ControllerOptions(), Store(), brokers=2)
+    assert world.controller
+    contract = Contract(200_000, 60 * NANO_PER_TOKEN, policy="lb", fit="none", adapt_period_s=period_s)
+    topic = world.controller.create("t", contract, world.now_ns)
+    world.publish("t", [DeclaredPublisher("a", 50.0), DeclaredPublisher("b", 50.0, batch=20)])
+    world.run(5)
+    seen = []
+    for _ in range(20):
+        world.run(1)
+        seen.append(topic.sharing.adapted_ns)
+    assert len(set(seen)) == pytest.approx(20 / period_s, abs=1)
+
+
+def test_the_window_is_the_contracts() -> None:
+    world = VirtualCluster(1, ControllerOptions(), Store(), brokers=2)
+    assert world.controller
+    contract = Contract(200_000, 60 * NANO_PER_TOKEN, policy="lb", fit="none", adapt_window_s=15)
+    topic = world.controller.create("t", contract, world.now_ns)
+    world.publish("t", [DeclaredPublisher("a", 50.0), DeclaredPublisher("b", 50.0)])
+    world.run(25)
+    assert {len(seen.history) for seen in topic.layout.seen.values()} == {15}
+    world.controller.change("t", structs.replace(contract, adapt_window_s=4), world.now_ns)
+    world.run(2)
+    assert {len(seen.history) for seen in topic.layout.seen.values()} == {4}
+
+
+def test_brokers_report_quantiles_of_the_backlog() -> None:
+    """What brokers measure is what the model computes from the same arrivals."""
+    world = VirtualCluster(1, ControllerOptions(), Store(), brokers=1)
+    assert world.controller
+    contract = Contract(60_000, 100 * NANO_PER_TOKEN, fit="none", adapt_window_s=30)
+    topic = world.controller.create("t", contract, world.now_ns)
+    world.publish("t", [DeclaredPublisher(f"p{n}", 5.0, batch=10) for n in range(10)])
+    world.run(25)
+    (seen,) = topic.layout.seen.values()
+    times = np.array(world.record.arrivals["t"])
+    known = needed_b(times, contract.r_mtps, "0.9")
+    assert seen.history.burst_ntok("0.9") / NANO_PER_TOKEN == pytest.approx(known, rel=0.1)
+    assert len(times) == pytest.approx(1250, rel=0.2)
 
 
 @pytest.mark.parametrize("adapt", [True, False])

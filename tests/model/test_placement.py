@@ -2,16 +2,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from srtm.errors import PlacementError, SplitError
-from srtm.model.bucket import TokenBucket
+from srtm.errors import PlacementError
 from srtm.model.placement import (
     POLICIES,
-    UNPLACED,
     Broker,
     Publisher,
     Roster,
@@ -19,7 +16,6 @@ from srtm.model.placement import (
     level_out,
     pick,
     place,
-    shares,
 )
 
 caps_and_loads = st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000)), min_size=1, max_size=12)
@@ -163,16 +159,6 @@ def test_the_papers_8k_topic_on_loaded_brokers() -> None:
     }
     assert place(publishers, brokers, "max_min").k == 3
     assert least["max_min"] > least["conc"]
-
-
-def test_shares_leave_the_part_of_the_unplaced_unused() -> None:
-    roster = Roster([Publisher(f"p{i}", 10.0) for i in range(4)])
-    whole = TokenBucket.of(44, 40)
-    broker_of = np.array([0, 0, 2, UNPLACED], np.int32)
-    parts = shares(whole, roster, broker_of, 3)
-    assert parts == {0: TokenBucket.of(22, 20), 2: TokenBucket.of(11, 10)}
-    with pytest.raises(SplitError, match=r"b = 1\.5 tokens cannot be split into 2 shares"):
-        shares(TokenBucket.of(44, 1.5), roster, broker_of, 3)
 
 
 @pytest.mark.parametrize(

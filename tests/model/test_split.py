@@ -23,7 +23,7 @@ def test_sub_buckets_sum_to_the_whole_exactly(r_mtps: int, b_ntok: int, parts: l
 
 
 def test_a_part_may_stay_unused() -> None:
-    assert split(TokenBucket.of(44, 40), [2, 1], unused=1) == [TokenBucket.of(22, 20), TokenBucket.of(11, 10)]
+    assert split(TokenBucket.of(44, 40), [2, 1], unused=(1, 1)) == [TokenBucket.of(22, 20), TokenBucket.of(11, 10)]
 
 
 def test_a_worked_split() -> None:

@@ -1,27 +1,34 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import InputError
 from srtm.model.bucket import TokenBucket
+from srtm.model.latency import Sketch
 from srtm.model.split import split, within
-from srtm.model.tb_adaptor import LEAST_STEPS, History, Step, adapt
+from srtm.model.tb_adaptor import LEAST_STEPS, History, Step
+from srtm.model.tb_adaptor import adapt as adapt_to
 
 TOKEN = 10**9
 
 
 NOW = 100
+WINDOW = 10
+
+adapt = partial(adapt_to, quantile="0.99", window=WINDOW)
 
 
 def history(*steps: tuple[int, ...], newest: int = NOW) -> History:
     """Steps one after the other, the last of them at `newest`: (messages, largest backlog, largest batch)."""
     result = History()
     for number, step in enumerate(steps, newest + 1 - len(steps)):
-        result.add(Step(number, *step))
+        result.add(Step(number, *step), WINDOW)
     return result
 
 
@@ -104,16 +111,35 @@ def test_small_changes_are_left_alone() -> None:
 
 
 def test_the_window_is_a_stretch_of_time_not_a_number_of_reports() -> None:
-    seen = History(window=3)
+    seen = History()
     for number, messages in ((1, 900), (2, 1), (3, 2), (4, 3)):
-        seen.add(Step(number, messages, messages * TOKEN))
+        seen.add(Step(number, messages, messages * TOKEN), 3)
     assert seen.mean_messages == 2
-    assert seen.max_backlog_ntok == 3 * TOKEN
-    seen.add(Step(4, 77, 0))  # told again
-    seen.add(Step(2, 77, 0))  # told late
+    assert seen.burst_ntok("0.99") == 3 * TOKEN  # of a broker that reports no other
+    seen.add(Step(4, 77, 0), 3)  # told again
+    seen.add(Step(2, 77, 0), 3)  # told late
     assert seen.mean_messages == 2
-    seen.add(Step(9, 5, 0))  # after a silence
+    seen.add(Step(9, 5, 0), 3)  # after a silence
     assert seen.mean_messages == 5
+
+
+def test_one_outlier_does_not_decide() -> None:
+    """Two brokers see backlogs of 10 tokens; one of them, a single message that found 5,000."""
+    whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
+    seen = {"a": History(), "b": History()}
+    for number in range(NOW - 9, NOW + 1):
+        found = np.array([10] * 100 + [5_000] * (number == NOW))
+        seen["a"].add(Step(number, 100, int(found.max()) * TOKEN, 1, Sketch.of(found)), WINDOW)
+        seen["b"].add(Step(number, 100, 10 * TOKEN, 1, Sketch({10: 100})), WINDOW)
+    assert adapt(whole, {"a": half, "b": half}, seen, NOW) == {"a": half, "b": half}
+
+
+def test_backlogs_leave_the_window_with_their_seconds() -> None:
+    seen = History()
+    for number, tokens in enumerate((50, 40, 30, 20), 1):
+        seen.add(Step(number, 10, 0, 1, Sketch({tokens: 10})), 2)
+    assert seen.burst_ntok("0.99") == 30 * TOKEN
+    assert seen.burst_ntok("0.5") == 20 * TOKEN
 
 
 def test_a_history_that_stopped_is_a_silent_broker() -> None:

@@ -3,14 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from srtm.errors import InputError, PlacementError
+from srtm.errors import InputError, PlacementError, SplitError
 from srtm.model import scan
 from srtm.model.broker_models import ServiceModel
 from srtm.model.bucket import TokenBucket
+from srtm.model.burst import needed_b
 from srtm.model.latency import SLO, Distribution
+from srtm.model.placement import UNPLACED
 from srtm.model.service import Background, processing_latencies
 from srtm.model.split import split
 from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
+from srtm.sim.simulate import SimulatedCluster, assess
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 
@@ -90,10 +93,42 @@ def test_the_model_confirms_in_fewer_rounds_what_measuring_finds() -> None:
     assert modelled.rounds < measured.rounds
 
 
-def test_the_law_that_brokers_run_gives_the_simulated_delays() -> None:
+def test_shares_of_b_follow_the_bursts_of_each_broker() -> None:
     case = topic(batch=10)
     result = simulate(case, SIX[:3], "lb", SLO(NS_PER_S))
-    assert list(result.shares.values()) == split(case.bucket, [67, 67, 66])
+    rates = split(case.bucket, [67, 67, 66])
+    times, senders = case.arrivals
+    bursts = [
+        needed_b(times[result.broker_of[senders] == number], share.r_mtps, "0.99") for number, share in enumerate(rates)
+    ]
+    assert len(set(bursts)) > 1
+    assert list(result.shares.values()) == split(case.bucket, [67, 67, 66], bursts)
+
+
+def test_shares_hold_the_largest_batch_that_comes() -> None:
+    case = topic(batch=10)
+    small = SimulatedTopic(case.publishers, case.arrivals, TokenBucket(case.bucket.r_mtps, 31 * 10**9))
+    shares = assess(small, SIX, "lb", 3).shares.values()
+    assert min(share.b for share in shares) == 10
+    assert sum(share.b for share in shares) == 31
+
+
+def test_the_part_of_unplaced_publishers_stays_unused() -> None:
+    case = topic(4)
+    cluster = SimulatedCluster(case, SIX[:3], SLO(), 0)
+    broker_of = np.array([0, 0, 2, UNPLACED], np.int32)
+    parts = cluster.shares(broker_of)
+    assert [parts[number].r_mtps for number in (0, 2)] == [
+        share.r_mtps for share in split(case.bucket, [2, 1], unused=(1, 1))
+    ]
+    assert sum(share.b_ntok for share in parts.values()) < case.bucket.b_ntok
+    # One bucket of the publishers that are placed nowhere counts as a broker.
+    everybody = cluster.shares(np.array([0, 0, 2, 1], np.int32))
+    for number in (0, 2):
+        assert parts[number].b == pytest.approx(everybody[number].b, abs=2e-9)
+    tiny = SimulatedCluster(SimulatedTopic(case.publishers, case.arrivals, TokenBucket.of(44, 1.5)), SIX[:3], SLO(), 0)
+    with pytest.raises(SplitError, match=r"b = 1\.5 tokens cannot be split into 2 shares"):
+        tiny.shares(broker_of)
 
 
 def test_bad_input_is_named() -> None:

@@ -323,4 +323,5 @@ def _second(second: SecondStatistics) -> Second:
         second.access_sketch.flat,
         latencies.flat,
         second.processing_sketch.flat,
+        second.backlog_sketch.flat,
     )

@@ -151,6 +151,9 @@ class Gate:
             dropped: list[Message] = []
             for message in arrived:
                 (passed if limiter.offer(message.arrival_ns) else dropped).append(message)
+            if arrived:  # dropped messages are demand, too
+                self._recent.backlogs.append(limiter.last_backlog + len(dropped))
+                self._recent.arrivals.append(len(arrived))
             self.drop(dropped)
             released += passed
         elif self.closed and self.drops:
@@ -196,6 +199,9 @@ class Gate:
             else:
                 for _, together in groupby(arrived, _by_arrival):
                     self._admit(limiter, list(together), released, now_ns)
+            recent = self._recent
+            recent.backlogs.append(limiter.last_backlog)
+            recent.arrivals.append(len(arrived))
         if self.waiting:
             released += self._due(limiter, now_ns)
         return released

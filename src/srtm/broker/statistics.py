@@ -48,6 +48,7 @@ class SecondStatistics:
     access_sketch: Sketch = field(default_factory=Sketch)
     total_sketch: Sketch = field(default_factory=Sketch)
     processing_sketch: Sketch = field(default_factory=Sketch)
+    backlog_sketch: Sketch = field(default_factory=Sketch)  # that messages found, in whole tokens
 
     @property
     def number(self) -> int:
@@ -198,6 +199,8 @@ class Recent:
 
     __slots__ = (
         "access",
+        "arrivals",
+        "backlogs",
         "dropped",
         "history",
         "largest_batch",
@@ -219,6 +222,9 @@ class Recent:
         self.access = array("q")
         self.processing = array("q")
         self.total = array("q")
+        # Of each turn that let arrivals through the bucket: the backlog behind the last one, in tokens, and how many.
+        self.backlogs = array("q")
+        self.arrivals = array("q")
 
     def close(self, at_ns: int, waiting: int, max_backlog_ntok: int) -> SecondStatistics:
         """End the second, and return its summary; with an SLO, sketches for the controller, too."""
@@ -233,6 +239,8 @@ class Recent:
                 "total_sketch": Sketch.of(total),
                 "processing_sketch": Sketch.of(processing),
             }
+        if self.slo_ns is not None and len(self.backlogs):
+            sketched["backlog_sketch"] = Sketch.of(_found(self.backlogs, self.arrivals))
         second = SecondStatistics(
             at_ns,
             self.messages,
@@ -264,3 +272,11 @@ class Recent:
 
 def _distribution(values: NDArray[np.int64]) -> Distribution | None:
     return Distribution.of(values) if len(values) else None
+
+
+def _found(backlogs: array[int], arrivals: array[int]) -> NDArray[np.int64]:
+    """The backlog that each message found, itself included: arrivals of a turn come a token apart."""
+    counts = np.frombuffer(arrivals, np.int64)
+    behind = np.repeat(np.cumsum(counts), counts) - np.arange(1, counts.sum() + 1)
+    found: NDArray[np.int64] = np.maximum(1, np.repeat(np.frombuffer(backlogs, np.int64), counts) - behind)
+    return found

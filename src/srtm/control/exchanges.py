@@ -196,7 +196,7 @@ class Exchanges:
             if not believable(second, topic.contract.bucket):
                 member.link.oddities += 1
             elif second.number > seen.last_number:
-                seen.hear(second, now_ns)
+                seen.hear(second, now_ns, topic.contract.adapt_window_s)
 
     def _retire(self, name: str, said: Exchange, answer: Answer, now_ns: int) -> None:
         """Void each grant of an answered exchange that is neither in force nor refused."""

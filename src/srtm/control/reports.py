@@ -70,8 +70,8 @@ class Seen:
         self.history = History()
         self.total, self.access, self.processing = Sketch(), Sketch(), Sketch()
 
-    def hear(self, second: Second, now_ns: int) -> None:
-        """Add a second, and drop the oldest."""
+    def hear(self, second: Second, now_ns: int, window_s: int) -> None:
+        """Add a second, and drop the oldest; the TB Adaptor's history covers its own window."""
         forgotten = self.seconds[0] if len(self.seconds) == KEPT_S else None
         self.seconds.append(second)
         self.heard_ns = now_ns
@@ -80,15 +80,17 @@ class Seen:
             window.add(Sketch.read(getattr(second, part)))
             if forgotten is not None:
                 window.remove(Sketch.read(getattr(forgotten, part)))
-        self.history.add(Step(second.number, second.messages, second.max_backlog_ntok, max(1, second.largest_batch)))
+        backlogs, batch = Sketch.read(second.backlogs), max(1, second.largest_batch)
+        self.history.add(Step(second.number, second.messages, second.max_backlog_ntok, batch, backlogs), window_s)
 
 
 def believable(second: Second, bucket: TokenBucket) -> bool:
     """Whether a broker can have seen such a second of a topic under this bucket."""
     try:
-        sketches = Sketch.read(second.access), Sketch.read(second.total), Sketch.read(second.processing)
+        parts = (second.access, second.total, second.processing, second.backlogs)
+        sketches = [Sketch.read(part) for part in parts]
     except InputError:
         return False
     counts = (second.messages, second.largest_batch, second.sent, *(sketch.total for sketch in sketches))
-    backlog_ntok = second.max_backlog_ntok - bucket.b_ntok
+    backlog_ntok = max(second.max_backlog_ntok, sketches[-1].quantile_ns(1) * NANO_PER_TOKEN) - bucket.b_ntok
     return second.over <= second.sent and max(*counts, backlog_ntok // NANO_PER_TOKEN) <= MOST_MESSAGES

@@ -117,6 +117,8 @@ class TopicStatistics:
     overflow: str
     fit: str
     adapt: bool
+    adapt_window_s: int
+    adapt_period_s: int
     publishers: int
     declared_rate: float
     rate: float  # of the last second
@@ -228,6 +230,8 @@ def of_topic(state: ControllerState, topic: ManagedTopic, now_ns: int) -> TopicS
         overflow=contract.overflow,
         fit=contract.fit,
         adapt=contract.adapt,
+        adapt_window_s=contract.adapt_window_s,
+        adapt_period_s=contract.adapt_period_s,
         publishers=len(layout.publishers),
         declared_rate=layout.rate_mps,
         rate=sum(seen.rate_mps for seen in layout.seen.values()),

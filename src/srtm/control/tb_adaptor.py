@@ -1,8 +1,9 @@
 """The TB Adaptor at work: shares of topics follow their traffic. The rule itself is `srtm.model.tb_adaptor`.
 
 In: topics with their layout and what brokers hold (`model.transfer`), once a second (`follow`) and at every change
-(`share`). Out: the shares that brokers should hold, and grants, saved before they are sent. Shares follow observed
-traffic. While a topic is new, its publishers move, or it is fitted, they follow what publishers declare and what waits.
+(`share`). Out: the shares that brokers should hold, and grants, saved before they are sent. r is shared
+by rates and b by bursts (`model.burst`), both as observed. While a topic is new, its publishers move, or it is fitted,
+they are as publishers declare, and what waits counts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
 
 _NOISE = 0.25  # relative change of a measured rate that shares do not follow
+_EARLY_NS = NS_PER_S // 2  # `follow` is called once a second, or a little earlier
 _FRESH_NS = 3 * NS_PER_S  # a broker without a newer second keeps its share
 
 
@@ -33,11 +35,13 @@ class TBAdaptor:
         self._state = state
 
     def follow(self, topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
-        """A period is over: let shares follow the traffic, or, if the contract says not to, the publishers."""
-        if topic.contract.adapt:
+        """Let shares follow the traffic once a period, or, if the contract says not to, the publishers."""
+        contract, sharing = topic.contract, topic.sharing
+        if not contract.adapt:
+            sharing.stale = sharing.stale or _elsewhere(topic, alive)
+        elif now_ns - sharing.adapted_ns >= contract.adapt_period_s * NS_PER_S - _EARLY_NS:
+            sharing.adapted_ns = now_ns
             _adapt(topic, alive, now_ns)
-        else:
-            topic.sharing.stale = topic.sharing.stale or _elsewhere(topic, alive)
 
     def share(self, topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
         """Decide what brokers should hold, and grant what is free now."""
@@ -62,7 +66,7 @@ class TBAdaptor:
 
 def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
     """Let shares follow the observed traffic."""
-    layout, transfer = topic.layout, topic.transfer
+    layout, transfer, contract = topic.layout, topic.transfer, topic.contract
     usable = alive - topic.sharing.refused.keys()
     kept = _kept(topic, usable)
     wanting = layout.brokers() & usable
@@ -77,7 +81,15 @@ def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
         histories = {name: layout.seen[name].history for name in fresh}
         waiting = {name: layout.seen[name].waiting for name in fresh}
         try:
-            target = kept | adapt(left, shares, histories, number=0, waiting=waiting)
+            target = kept | adapt(
+                left,
+                shares,
+                histories,
+                number=0,
+                quantile=contract.quantile,
+                window=contract.adapt_window_s,
+                waiting=waiting,
+            )
         except InputError:  # brokers without fresh seconds hold more than is left
             topic.sharing.stale = True
             return
@@ -86,7 +98,7 @@ def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
 
 
 def _share_out(topic: ManagedTopic, alive: Set[str], *, flush: bool = False) -> None:
-    """Share by declared rates and, while publishers are on the move, by where they are still connected.
+    """Share by declared traffic and, while publishers are on the move, by where they are still connected.
 
     With `flush`, tokens go first to waiting messages. A share without traffic stays where it is, or goes to one broker.
     """
@@ -122,16 +134,33 @@ def _weights(topic: ManagedTopic) -> tuple[Mapping[str, float], set[str]]:
 
 
 def _split(topic: ManagedTopic, rates: Mapping[str, float], usable: Set[str], *, flush: bool) -> dict[str, TokenBucket]:
-    """Shares of r by rates, and of b by rates and backlogs: tokens release a backlog at once, a rate slowly."""
+    """Shares of r by rates, and of b by bursts and backlogs: tokens release a backlog at once, a rate slowly."""
     seen, kept = topic.layout.seen, _kept(topic, usable)
     left = _without(topic.transfer.whole, kept.values())
     shares = {}
     if left and rates:
-        b_each = left.b / sum(rates.values())
+        expected = _bursts(topic, rates)
+        b_each = left.b / sum(expected.values())
         waiting = {name: seen[name].waiting if flush and name in seen else 0 for name in rates}
-        bursts = {name: repr(rate * b_each + min(waiting[name], left.b)) for name, rate in rates.items()}
-        shares = split_among(left, {name: repr(rate) for name, rate in rates.items()}, bursts)
+        bursts = {name: repr(need * b_each + min(waiting[name], left.b)) for name, need in expected.items()}
+        weights = {name: repr(rate) for name, rate in rates.items()}
+        shares = split_among(left, weights, bursts, topic.layout.batches())
     return kept | shares
+
+
+def _bursts(topic: ManagedTopic, rates: Mapping[str, float]) -> dict[str, float]:
+    """The burst to expect at each broker: what its publishers declare, and more if it has more traffic than theirs.
+
+    A broker whose traffic nobody declared counts by its rate.
+    """
+    declared_mps = topic.layout.rates()
+    declared = topic.layout.expected_bursts(topic.contract.bucket, topic.contract.quantile)
+    known = [name for name in rates if name in declared]
+    typical = sum(declared[name] for name in known) / sum(declared_mps[name] for name in known) if known else 1.0
+    return {
+        name: declared[name] * max(1.0, rate / declared_mps[name]) if name in declared else rate * typical
+        for name, rate in rates.items()
+    }
 
 
 def _kept(topic: ManagedTopic, usable: Set[str]) -> dict[str, TokenBucket]:

@@ -51,6 +51,7 @@ class Sharing:
 
     stale: bool = True  # recompute the shares from what publishers declare
     planned: tuple[int, int] = (-1, -1)  # the changes of shares and of brokers that the last plan took into account
+    adapted_ns: int = 0  # when they followed the traffic last
     refused: dict[str, str] = field(default_factory=dict)  # brokers that refuse a share, and why
     short_since_ns: int | None = None  # since when less than (r, b) is in force
     told_short: bool = False

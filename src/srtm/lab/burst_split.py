@@ -1,4 +1,4 @@
-"""Beyond the paper: b split by each broker's own burst instead of in proportion to its rate.
+"""Beyond the paper: b split by each broker's own burst, as everywhere in SRTM, against b in proportion to rates.
 
 A group of 10 on three brokers is cut into 4, 3 and 3. A proportional share is slightly too small for the broker with
 four of them.
@@ -14,8 +14,9 @@ from srtm.lab.fig9 import population
 from srtm.lab.result import Claim, Panel, Point, Result, Row, Rows, Series, points
 from srtm.lab.world import WITH_MARGIN
 from srtm.model import scan
+from srtm.model.burst import needed_b
 from srtm.model.split import split
-from srtm.units import NANO_PER_TOKEN, NS_PER_MS, histogram_percentile, percentile
+from srtm.units import NANO_PER_TOKEN, NS_PER_MS, percentile
 
 if TYPE_CHECKING:
     from srtm.lab.world import World
@@ -34,9 +35,8 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
     bucket_of = placed.broker_of[senders]
     rates = [share.r_mtps for share in placed.shares.values()]
     parts = [times[bucket_of == number] for number in range(k)]
-    counts = [scan.backlog_histogram(part, share)[0] for part, share in zip(parts, placed.shares.values(), strict=True)]
-    bursts = [histogram_percentile(count, WITH_MARGIN) for count in counts]
-    shares = {"rate": split(topic.bucket, rates), "burst": split(topic.bucket, rates, bursts)}
+    bursts = [needed_b(part, r_mtps, WITH_MARGIN) for part, r_mtps in zip(parts, rates, strict=True)]
+    shares = {"rate": split(topic.bucket, rates), "burst": list(placed.shares.values())}
     rows: list[Row] = []
     for rule, held in shares.items():
         delays = scan.split_access_delays(times, bucket_of.astype(np.int32), held)

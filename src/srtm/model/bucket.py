@@ -198,8 +198,13 @@ class Limiter:
         """Unfinished work U(now) in tokens."""
         return Fraction(self._work(now_ns), PICO_PER_TOKEN)
 
+    @property
+    def last_backlog(self) -> int:
+        """The backlog behind the last arrival, in tokens, rounded up; the TB Adaptor shares b by it."""
+        return -(-self._backlog // PICO_PER_TOKEN)
+
     def take_peak_ntok(self) -> int:
-        """The largest backlog since the last call, in nano-tokens; the TB Adaptor shares b by it."""
+        """The largest backlog since the last call, in nano-tokens."""
         peak = -(-self._peak // _PICO_PER_NANO)
         self._peak = 0
         return peak

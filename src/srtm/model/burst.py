@@ -1,23 +1,29 @@
-"""How bursty arrivals are: the envelope, and batches.
+"""How bursty arrivals are: the envelope, batches, and the burst that a broker's share of b must let pass.
 
 The envelope says for each length Δ how many messages the fullest window of that length holds: messages whose first and
 last are less than Δ apart. Divided by Δ, it is the peak rate at that time scale. A token bucket (r, b) drawn beside it
 is the line b + r·Δ. A batch is what one publisher sends at one instant.
+
+A broker's *burst* is the backlog, in tokens, that its messages find at the broker's share of r, at a quantile of the
+messages. b is split in proportion to bursts, whether they are computed from known arrivals (`needed_b`), expected from
+declarations (`expected_b`) or measured (`tb_adaptor.History`): docs/adr/0018-b-follows-bursts.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import expm1, log
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from srtm.errors import InputError
 from srtm.model import scan
 from srtm.model._compiled import compiled
-from srtm.units import NS_PER_US
+from srtm.model.bucket import TokenBucket
+from srtm.units import NANO_PER_TOKEN, NS_PER_US, Number, exact, histogram_percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
 # 1 µs to 10 s, which is the TB Adaptor's history window; three to a decade, so that a line through them looks smooth.
 WINDOWS_NS = (*(step * 10**power * NS_PER_US for power in range(7) for step in (1, 2, 5)), 10**7 * NS_PER_US)
+_BUSIEST = 0.99  # load at which a backlog is expected at most: from 1 on it grows without limit
 _BLOCK = 256  # messages that are compared at once; a few hundred fit into the nearest cache
 
 
@@ -146,3 +153,45 @@ def batches(times: Ints, senders: Indices, known: int) -> tuple[Ints, NDArray[np
     sizes, present = np.zeros(len(times) + 1, np.int64), np.zeros(known, np.bool_)
     largest = count_batches(times, senders, np.zeros(known, np.int64), sizes, present)
     return sizes[: largest + 1].copy(), present
+
+
+def needed_b(arrivals: ArrayLike, r_mtps: int, quantile: Number) -> int:
+    """The burst of known arrivals: the smallest whole b at which this part of the messages finds a token at once."""
+    counts, _ = scan.backlog_histogram(arrivals, TokenBucket(r_mtps, NANO_PER_TOKEN))
+    return histogram_percentile(counts, quantile)
+
+
+class Source(NamedTuple):
+    """Publishers of one broker that send together: their mean rate, and the messages that come at once."""
+
+    rate_mps: float
+    together: float
+
+
+def expected_b(sources: Iterable[Source], r_mps: float, quantile: Number) -> float:
+    """The burst to expect of independent sources, before anything is measured; 1 if they send nothing.
+
+    The backlog of Poisson bursts exceeds x with a probability of about e^(−θx), where θ solves Lundberg's equation
+    Σ λ (e^(θs) − 1) = r θ over sources of λ bursts a second and s messages a burst.
+    """
+    # Sources of one size count as one, so that a thousand groups cost no more than one.
+    sizes: dict[float, float] = {}
+    for rate_mps, together in sources:
+        sizes[together] = sizes.get(together, 0.0) + rate_mps
+    total_mps = sum(sizes.values())
+    if not total_mps:
+        return 1.0
+    r_mps = max(r_mps, total_mps / _BUSIEST)
+
+    def excess(theta: float) -> float:
+        """Positive if θ is too large."""
+        return sum(rate / size * expm1(min(theta * size, 500.0)) for size, rate in sizes.items()) - r_mps * theta
+
+    low, high = 0.0, 1.0 / max(sizes)
+    while excess(high) < 0:
+        high *= 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    late = float(1 - exact(quantile, "quantile"))
+    return max(1.0, -log(max(late, 1e-9)) / high)

@@ -22,15 +22,12 @@ import numpy as np
 
 from srtm.errors import PlacementError
 from srtm.model.apportion import proportional_table
-from srtm.model.split import split
 from srtm.units import Number, exact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
-
-    from srtm.model.bucket import TokenBucket
 
     Ints = NDArray[np.int64]
     BrokerOf = NDArray[np.int32]
@@ -256,14 +253,6 @@ def check_fits(roster: Roster, brokers: Sequence[Broker]) -> None:
             f" {rcap(largest) / _MILLI:g} msg/s that broker {largest.name!r}, the least loaded, has left",
             publisher=roster.ids[fastest],
         )
-
-
-def shares(whole: TokenBucket, roster: Roster, broker_of: BrokerOf, brokers: int) -> dict[int, TokenBucket]:
-    """The sub-token bucket of every broker in use, by its rate; the part of unplaced publishers stays unused."""
-    rates = roster.rates_by_broker(broker_of, brokers).tolist()
-    used = [broker for broker, rate in enumerate(rates) if rate]
-    parts = split(whole, [rates[broker] for broker in used], unused=roster.rate - sum(rates))
-    return dict(zip(used, parts, strict=True))
 
 
 def pick(

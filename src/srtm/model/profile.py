@@ -12,10 +12,10 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
-from srtm.model import scan
+from srtm.model import burst, scan
 from srtm.model.bucket import TokenBucket
 from srtm.model.defaults import HEADROOM, QUANTILE
-from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, Number, exact, histogram_percentile
+from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, Number, exact
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -54,6 +54,5 @@ def profile(arrivals: ArrayLike, *, headroom: Number = HEADROOM, quantile: Numbe
     times = scan.as_arrivals(arrivals)
     rate_mps = mean_rate(len(times), int(times[0]), int(times[-1]))
     r_mtps = token_rate(rate_mps, headroom)
-    counts, _ = scan.backlog_histogram(times, TokenBucket(r_mtps, NANO_PER_TOKEN))
-    b = histogram_percentile(counts, quantile)
+    b = burst.needed_b(times, r_mtps, quantile)
     return Profile(len(times), rate_mps, TokenBucket(r_mtps, b * NANO_PER_TOKEN))

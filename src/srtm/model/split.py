@@ -23,9 +23,9 @@ def split(
     b_weights: Sequence[Number] | None = None,
     *,
     min_b: Number | Sequence[Number] = 1,
-    unused: Number = 0,
+    unused: tuple[Number, Number] = (0, 0),
 ) -> list[TokenBucket]:
-    """Sub-token buckets: r by `r_weights`, b by `b_weights` (the same unless given); `unused` is a weight kept back.
+    """Sub-token buckets: r by `r_weights`, b by `b_weights` (the same unless given); `unused` are weights kept back.
 
     `min_b` is the least b of each share: at least 1 token, better the largest batch that its publishers send.
     """
@@ -42,22 +42,37 @@ def split(
             f" {sum(floors) / NANO_PER_TOKEN:g} together: use fewer brokers or a larger b",
             b=bucket.b,
         )
-    rest = [unused] if unused else []
-    rates = apportion(bucket.r_mtps, [*r_weights, *rest], [1] * len(floors) + [0] * len(rest))
-    bursts = apportion(bucket.b_ntok, [*b_weights, *rest], [*floors, *[0] * len(rest)])
+    r_rest, b_rest = [[weight] for weight in unused] if any(unused) else ([], [])
+    rates = apportion(bucket.r_mtps, [*r_weights, *r_rest], [1] * len(floors) + [0] * len(r_rest))
+    bursts = apportion(bucket.b_ntok, [*b_weights, *b_rest], floors + [0] * len(b_rest))
     pairs = zip(rates, bursts, strict=True)
     return [TokenBucket(r_mtps, b_ntok) for _, (r_mtps, b_ntok) in zip(floors, pairs, strict=False)]
 
 
 def split_among(
-    bucket: TokenBucket, r_weights: Mapping[str, Number], b_weights: Mapping[str, Number] | None = None
+    bucket: TokenBucket,
+    r_weights: Mapping[str, Number],
+    b_weights: Mapping[str, Number] | None = None,
+    batches: Mapping[str, int] | None = None,
 ) -> dict[str, TokenBucket]:
-    """`split` by name; if the bucket is too small for all, those with the least weight get none."""
+    """`split` by name; if the bucket is too small for all, those with the least weight get none.
+
+    `batches` are the largest ones that publishers send.
+    """
     b_weights = r_weights if b_weights is None else b_weights
     names = sorted(r_weights, key=lambda name: (-exact(r_weights[name], "weight"), name))
     names = names[: min(bucket.b_ntok // NANO_PER_TOKEN, bucket.r_mtps)]
-    shares = split(bucket, [r_weights[name] for name in names], [b_weights[name] for name in names]) if names else []
-    return dict(zip(names, shares, strict=True))
+    if not names:
+        return {}
+    rates, bursts = [r_weights[name] for name in names], [b_weights[name] for name in names]
+    least = least_b(bucket.b_ntok, [(batches or {}).get(name, 1) for name in names])
+    return dict(zip(names, split(bucket, rates, bursts, min_b=least), strict=True))
+
+
+def least_b(b_ntok: int, batches: Sequence[int]) -> list[int]:
+    """The least b of each share, in tokens: its largest batch; if b is too small for all batches, one token."""
+    least = [max(1, batch) for batch in batches]
+    return least if sum(least) * NANO_PER_TOKEN <= b_ntok else [1] * len(least)
 
 
 def within(whole: TokenBucket, shares: Iterable[TokenBucket]) -> bool:

@@ -1,4 +1,7 @@
-"""The TB Adaptor's rule (paper, section 5.4): shares follow the traffic, r by mean rates and b by largest backlogs.
+"""The TB Adaptor's rule (paper, section 5.4): shares follow the traffic, r by mean rates and b by bursts.
+
+A burst is a quantile of the backlogs that messages found (`model.burst`), so a single outlier decides nothing. The
+paper takes the largest backlog. That of brokers which report no other is taken, too.
 
 Beyond the paper, waiting messages count as traffic of the next window. By rates alone, a queue that an outage left at
 one broker would stay for good, while other brokers have tokens to spare.
@@ -14,20 +17,20 @@ with traffic, the brokers take turns.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
 from srtm.model.apportion import apportion
 from srtm.model.bucket import TokenBucket
-from srtm.model.split import within
-from srtm.units import NANO_PER_TOKEN
+from srtm.model.latency import Sketch
+from srtm.model.split import least_b, within
+from srtm.units import NANO_PER_TOKEN, Number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WINDOW_STEPS = 10
 LEAST_STEPS = 3  # publishers of one broker may start a second before those of another
 HYSTERESIS = Fraction(5, 100)
 # The least r of an idle broker, as a part of an equal share: enough to start with, and little enough to leave 99 % of r
@@ -43,6 +46,7 @@ class Step:
     messages: int
     max_backlog_ntok: int
     largest_batch: int = 1
+    backlogs: Sketch = field(default_factory=Sketch)  # that messages found, in whole tokens; empty if not reported
 
     def __post_init__(self) -> None:
         """Check that counts are whole and not negative; they come from a broker."""
@@ -55,17 +59,18 @@ class Step:
 class History:
     """The last steps of one broker: a window of time, whether or not every step was reported."""
 
-    def __init__(self, window: int = WINDOW_STEPS) -> None:
-        self._window = window
+    def __init__(self) -> None:
         self._steps: deque[Step] = deque()
+        self._backlogs = Sketch()  # of all steps
 
-    def add(self, step: Step) -> None:
-        """Add the newest step; ignore one that is not newer than the last."""
+    def add(self, step: Step, window: int) -> None:
+        """Add the newest step, and forget those before the window; ignore one that is not newer than the last."""
         if self._steps and step.number <= self._steps[-1].number:
             return
         self._steps.append(step)
-        while self._steps[0].number <= step.number - self._window:
-            self._steps.popleft()
+        self._backlogs.add(step.backlogs)
+        while self._steps[0].number <= step.number - window:
+            self._backlogs.remove(self._steps.popleft().backlogs)
 
     def is_current(self, number: int) -> bool:
         """Whether step `number`, or the one before it, was reported."""
@@ -80,9 +85,10 @@ class History:
         """Messages per reported step."""
         return Fraction(sum(step.messages for step in self._steps), max(1, len(self._steps)))
 
-    @property
-    def max_backlog_ntok(self) -> int:
-        """The largest backlog of the window."""
+    def burst_ntok(self, quantile: Number) -> int:
+        """The backlog of the window at this quantile; the largest one if the broker reports no other."""
+        if self._backlogs.counts:
+            return self._backlogs.quantile_ns(quantile) * NANO_PER_TOKEN
         return max((step.max_backlog_ntok for step in self._steps), default=0)
 
     @property
@@ -97,13 +103,15 @@ def adapt(
     histories: Mapping[str, History],
     number: int,
     *,
+    quantile: Number,
+    window: int,
     waiting: Mapping[str, int] | None = None,
     hysteresis: Fraction = HYSTERESIS,
 ) -> dict[str, TokenBucket]:
     """The shares that fit the traffic at step `number`; if none would change by `hysteresis`, the present ones.
 
     In that case, the present shares grow by what no broker holds. A broker whose share is None has traffic but no share
-    yet. `waiting` maps brokers to messages without tokens.
+    yet. `waiting` maps brokers to messages without tokens, which count as traffic of the next `window` of steps.
     """
     held = {name: share for name, share in shares.items() if share}
     known = [
@@ -121,26 +129,24 @@ def adapt(
     r_left = whole.r_mtps - sum(share.r_mtps for share in silent)
     b_left = whole.b_ntok - sum(share.b_ntok for share in silent)
     queues = waiting or {}
-    demand = {name: histories[name].mean_messages + Fraction(queues.get(name, 0), WINDOW_STEPS) for name in known}
+    demand = {name: histories[name].mean_messages + Fraction(queues.get(name, 0), window) for name in known}
     served = _in_turn(known, shares, queues, demand, min(r_left, b_left // NANO_PER_TOKEN))
     if not served:
         return {name: share for name, share in held.items() if name not in known}
     seen, demands = [histories[name] for name in served], [demand[name] for name in served]
     # A broker cannot use more than the whole, so a long queue counts for no more than a full bucket.
-    backlogs = [min(history.max_backlog_ntok, whole.b_ntok) for history in seen]
+    needs = [min(history.burst_ntok(quantile), whole.b_ntok) for history in seen]
     present = {name: share for name in served if (share := shares[name])}
     r_floor = min(r_left // len(served), max(1, int(Fraction(r_left, len(served)) * IDLE_R)))
     rates = apportion(r_left, demands, r_floor)
-    b_floors = [max(1, history.largest_batch) * NANO_PER_TOKEN for history in seen]
-    if sum(b_floors) > b_left:  # b is too small for all batches: a token for each broker, the rest by backlog
-        b_floors = [NANO_PER_TOKEN] * len(served)
-    bursts = apportion(b_left, backlogs, b_floors)
+    least = least_b(b_left, [history.largest_batch for history in seen])
+    bursts = apportion(b_left, needs, [tokens * NANO_PER_TOKEN for tokens in least])
     wanted = {name: TokenBucket(*pair) for name, *pair in zip(served, rates, bursts, strict=True)}
     unchanged = set(served) == set(known) == present.keys() and within(whole, held.values())
     if unchanged and not any(_differs(present[name], wanted[name], hysteresis) for name in served):
         r_spare = r_left - sum(share.r_mtps for share in present.values())
         b_spare = b_left - sum(share.b_ntok for share in present.values())
-        more = zip(served, apportion(r_spare, demands), apportion(b_spare, backlogs), strict=True)
+        more = zip(served, apportion(r_spare, demands), apportion(b_spare, needs), strict=True)
         wanted = {name: TokenBucket(present[name].r_mtps + r, present[name].b_ntok + b) for name, r, b in more}
     return {name: share for name, share in held.items() if name not in known} | wanted
 

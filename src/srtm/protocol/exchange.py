@@ -54,6 +54,8 @@ class Contract(msgspec.Struct, frozen=True):
     overflow: str = "wait"
     fit: str = "model"
     adapt: bool = True  # shares follow the traffic, and publishers leave overloaded brokers
+    adapt_window_s: Annotated[int, msgspec.Meta(ge=3, le=3_600)] = 10  # of traffic that shares follow
+    adapt_period_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = 1  # between two adaptations
 
     @property
     def bucket(self) -> TokenBucket:
@@ -121,6 +123,7 @@ class Second(msgspec.Struct, frozen=True):
     access: list[Count]  # a sketch: bin, count, bin, count, …
     total: list[Count]
     processing: list[Count] = []
+    backlogs: list[Count] = []  # that messages found, in whole tokens; older brokers report the largest alone
 
 
 class TopicReport(msgspec.Struct, frozen=True):

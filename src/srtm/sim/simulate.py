@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from srtm.errors import InputError, PlacementError
-from srtm.model import fitting, scan
+from srtm.model import burst, fitting, scan
 from srtm.model._compiled import compiled
 from srtm.model.broker_models import ServiceModel, broker_model
+from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO, Latency
-from srtm.model.placement import Broker, Roster, place, shares
+from srtm.model.placement import UNPLACED, Broker, Roster, place
 from srtm.model.profile import profile
 from srtm.model.service import Background, processing_latencies
+from srtm.model.split import least_b, split
 from srtm.units import NS_PER_S, percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from srtm.model.bucket import TokenBucket
     from srtm.model.placement import Publisher
     from srtm.workload.publishers import Arrivals, Workload
 
@@ -110,6 +111,8 @@ class SimulatedCluster:
         ):
             raise InputError(f"every arrival must come from one of the {len(topic.publishers)} publishers of the topic")
         self._sent = np.bincount(topic.arrivals.publisher_of, minlength=len(topic.publishers))
+        self._batches = np.ones(len(topic.publishers), np.int64)
+        _largest_batches(*topic.arrivals, self._batches)
         first, last = int(topic.arrivals.times_ns[0]), int(topic.arrivals.times_ns[-1])
         self._reads = [
             broker.background.reads(first, last, np.random.default_rng([seed, number])) if broker.background else None
@@ -132,9 +135,11 @@ class SimulatedCluster:
 
     def observe(self, broker_of: Indices, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
         """Access and processing latencies of every message, broker by broker."""
-        shares = self.shares(broker_of)
+        dealt = self._dealt(broker_of)
+        shares = self._shares(broker_of, dealt)
         seen = {}
-        for broker, times, senders in self._dealt(broker_of, brokers):
+        for broker in brokers:
+            times, senders = dealt[broker]
             if not len(times):  # its publishers were silent
                 seen[broker] = (_NOTHING, _NOTHING)
                 continue
@@ -150,20 +155,38 @@ class SimulatedCluster:
             seen[broker] = (access, processing)
         return seen
 
-    def _dealt(self, broker_of: Indices, brokers: Sequence[int]) -> Iterator[tuple[int, Ints, Indices]]:
-        """Each broker's messages in order, in one pass over all of them."""
-        placed = broker_of >= 0
-        counts = np.bincount(broker_of[placed], self._sent[placed], len(self._brokers)).astype(np.int64)
+    def _dealt(self, broker_of: Indices) -> dict[int, tuple[Ints, Indices]]:
+        """Each broker's messages in order, and those of unplaced publishers, in one pass over all of them."""
+        place = broker_of - UNPLACED  # unplaced publishers come first
+        counts = np.bincount(place, self._sent, len(self._brokers) + 1).astype(np.int64)
         ends = np.cumsum(counts)
         times, senders = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int32)
-        _deal(*self._topic.arrivals, broker_of, ends - counts, times, senders)
-        for broker in brokers:
-            here = slice(int(ends[broker] - counts[broker]), int(ends[broker]))
-            yield broker, times[here], senders[here]
+        _deal(*self._topic.arrivals, place, ends - counts, times, senders)
+        parts = zip(np.split(times, ends[:-1]), np.split(senders, ends[:-1]), strict=True)
+        return dict(enumerate(parts, UNPLACED))
 
     def shares(self, broker_of: Indices) -> dict[int, TokenBucket]:
-        """Sub-token buckets under an assignment."""
-        return shares(self._topic.bucket, self._roster, broker_of, len(self._brokers))
+        """Sub-token buckets under an assignment; the part of unplaced publishers stays unused."""
+        return self._shares(broker_of, self._dealt(broker_of))
+
+    def _shares(self, broker_of: Indices, dealt: Mapping[int, tuple[Ints, Indices]]) -> dict[int, TokenBucket]:
+        """Shares of r by rates, and of b by the bursts of what was dealt to each broker."""
+        whole, roster = self._topic.bucket, self._roster
+        carried = roster.rates_by_broker(broker_of, len(self._brokers)).tolist()
+        rates = {broker: rate for broker, rate in enumerate(carried) if rate}
+        left = roster.rate - sum(carried)
+        r_parts = split(whole, list(rates.values()), unused=(left, left))
+        parts = dict(zip(rates, r_parts, strict=True))
+        if left:
+            parts[UNPLACED] = TokenBucket(max(1, whole.r_mtps * left // roster.rate), whole.b_ntok)
+        bursts = {
+            broker: burst.needed_b(times, share.r_mtps, self._slo.quantile) if len(times := dealt[broker][0]) else 0
+            for broker, share in parts.items()
+        }
+        unused = (left, bursts.pop(UNPLACED, 0))
+        least = least_b(whole.b_ntok, [int(self._batches[broker_of == broker].max()) for broker in rates])
+        shared = split(whole, list(rates.values()), list(bursts.values()), min_b=least, unused=unused)
+        return dict(zip(rates, shared, strict=True))
 
 
 @compiled
@@ -172,11 +195,19 @@ def _deal(
 ) -> None:
     for i in range(len(times)):
         broker = broker_of[senders[i]]
-        if broker >= 0:
-            place = places[broker]
-            places[broker] = place + 1
-            out_times[place] = times[i]
-            out_senders[place] = senders[i]
+        place = places[broker]
+        places[broker] = place + 1
+        out_times[place] = times[i]
+        out_senders[place] = senders[i]
+
+
+@compiled
+def _largest_batches(times: Ints, senders: Indices, largest: Ints) -> None:
+    size = 0
+    for i in range(len(times)):
+        together = i > 0 and times[i] == times[i - 1] and senders[i] == senders[i - 1]
+        size = size + 1 if together else 1
+        largest[senders[i]] = max(largest[senders[i]], size)
 
 
 def simulate(

@@ -68,7 +68,7 @@ def filled() -> Controller:
     )
     for name in "ab":
         controller.joined(name, "127.0.0.1", 1, 2, 1)
-        topic.layout.seen[name].hear(second(7), 1)
+        topic.layout.seen[name].hear(second(7), 1, 10)
     return controller
 
 
@@ -102,7 +102,7 @@ def test_viewers_get_a_snapshot_then_patches_and_who_does_not_read_a_snapshot_ag
             assert (await waiting)[0] == "snapshot"
             assert document["topics"]["t"]["brokers"].keys() == {"a", "b"}
             for number in range(8, 8 + 2 * module._UNREAD):
-                controller.topics["t"].layout.seen["a"].hear(second(number), number)
+                controller.topics["t"].layout.seen["a"].hear(second(number), number, 10)
                 feed._woken.set()
                 kind, patch = await next_event(events)
                 assert kind == "patch"
@@ -194,7 +194,7 @@ def test_a_window_is_the_sum_of_the_seconds_that_are_remembered(sketches: list[l
     seen = Seen()
     for number, pairs in enumerate(sketches, 1):
         flat = [value for pair in dict(pairs).items() for value in pair]
-        seen.hear(Second(number, 0, 0, 0, 0, 0, flat, flat, flat), number)
+        seen.hear(Second(number, 0, 0, 0, 0, 0, flat, flat, flat), number, 10)
     whole = Sketch()
     for kept in seen.seconds:
         whole.add(Sketch.read(kept.total))

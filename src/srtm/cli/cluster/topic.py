@@ -29,7 +29,7 @@ from srtm.cli.remote import HERE, Controller, Token, ask, topic_at
 from srtm.errors import InputError
 from srtm.model import defaults
 from srtm.model.placement import POLICIES
-from srtm.units import NS_PER_MS, parse_duration_ns
+from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
@@ -87,6 +87,12 @@ def create(
         Overflow, typer.Option(metavar="ACTION", help="Messages without a token: wait or drop")
     ] = Overflow.WAIT,
     adapt: Annotated[bool, typer.Option(help="Let the shares of brokers follow the traffic")] = True,
+    adapt_window: Annotated[
+        str, typer.Option(metavar="DURATION", help="Traffic that shares follow; a bare number is in seconds")
+    ] = "10s",
+    adapt_period: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time between two adaptations; a bare number is in seconds")
+    ] = "1s",
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -117,6 +123,8 @@ def create(
         "durability": durability.value,
         "overflow": overflow.value,
         "adapt": adapt,
+        "adapt_window_s": _seconds(adapt_window),
+        "adapt_period_s": _seconds(adapt_period),
         "publishers": publishers,
     }
     made = ask(controller, token, "PUT", topic_at(name), wish)
@@ -160,6 +168,20 @@ def set_(
         bool | None,
         typer.Option(help="Let the shares of brokers follow the traffic", show_default=_UNCHANGED),
     ] = None,
+    adapt_window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Traffic that shares follow; a bare number is in seconds", show_default=_UNCHANGED
+        ),
+    ] = None,
+    adapt_period: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Time between two adaptations; a bare number is in seconds",
+            show_default=_UNCHANGED,
+        ),
+    ] = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -182,15 +204,27 @@ def set_(
         "policy": policy,
         "fit": fit.value if fit else None,
         "adapt": adapt,
+        "adapt_window_s": _seconds(adapt_window) if adapt_window is not None else None,
+        "adapt_period_s": _seconds(adapt_period) if adapt_period is not None else None,
     }
     asked = {key: value for key, value in wish.items() if value is not None}
     if not asked:
-        raise InputError("nothing to change; give --r, --b, --slo-p99, --policy, --fit or --adapt")
+        raise InputError(
+            "nothing to change; give --r, --b, --slo-p99, --policy, --fit, --adapt, --adapt-window or --adapt-period"
+        )
     made = ask(controller, token, "PATCH", topic_at(name), asked)
     if as_json:
         print_json(made)
     else:
         print(_contract(made))
+
+
+def _seconds(duration: str) -> int:
+    """Whole seconds: brokers count by the second."""
+    seconds, rest = divmod(parse_duration_ns(duration, bare="s"), NS_PER_S)
+    if rest:
+        raise InputError(f"{duration} is not a whole number of seconds; brokers report their traffic once a second")
+    return seconds
 
 
 def _contract(topic: dict[str, Any]) -> str:

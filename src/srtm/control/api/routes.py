@@ -141,7 +141,7 @@ def router(service: Service) -> APIRouter:
         found = known(topic)
         try:
             contract = wish.applied_to(found.contract)
-        except SRTMError as problem:
+        except (ValueError, SRTMError) as problem:
             raise HTTPException(422, str(problem)) from None
         controller.change(topic, contract, now_ns())
         done(request, "change", topic=topic, **wish.model_dump(exclude_none=True))

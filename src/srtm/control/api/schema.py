@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 else:
     Policy = Literal[tuple(POLICIES)]  # one list; the schema shows its names
 FitBy = Literal["model", "measure", "none"]
+WindowSeconds = Annotated[int, Field(ge=3, le=3_600)]  # shares are not judged by fewer seconds
+PeriodSeconds = Annotated[int, Field(ge=1, le=3_600)]  # brokers count by the second
 
 
 def _larger_than_0(quantile: str) -> str:
@@ -50,6 +52,14 @@ Quantile = Annotated[str, Field(pattern=r"^0?\.[0-9]{1,9}$"), AfterValidator(_la
 def slo_ns(slo_ms: float) -> int:
     """An SLO in nanoseconds."""
     return max(1, round(slo_ms * NS_PER_MS))
+
+
+def _check_period(window_s: int, period_s: int) -> None:
+    if period_s > window_s:
+        raise ValueError(
+            f"adapt_period_s is {period_s}, longer than adapt_window_s ({window_s}): shares would miss traffic between"
+            " two windows; use a shorter period or a longer window"
+        )
 
 
 class _Strict(BaseModel):
@@ -99,6 +109,8 @@ class TopicIn(_Strict):
     adapt: bool = Field(
         True, description="whether shares follow the traffic; otherwise they follow the placement alone"
     )
+    adapt_window_s: WindowSeconds = Field(10, description="seconds of traffic that shares follow")
+    adapt_period_s: PeriodSeconds = Field(1, description="seconds between two adaptations of shares")
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
     @model_validator(mode="after")
@@ -111,6 +123,7 @@ class TopicIn(_Strict):
             raise ValueError(
                 "a disk topic cannot drop messages that it has acknowledged; use overflow wait, or durability memory"
             )
+        _check_period(self.adapt_window_s, self.adapt_period_s)
         return self
 
     def contract(self, bucket: TokenBucket) -> Contract:
@@ -125,6 +138,8 @@ class TopicIn(_Strict):
             self.overflow,
             self.fit,
             self.adapt,
+            self.adapt_window_s,
+            self.adapt_period_s,
         )
 
 
@@ -138,17 +153,22 @@ class ContractChange(_Strict):
     policy: Policy | None = None
     fit: FitBy | None = None
     adapt: bool | None = None
+    adapt_window_s: WindowSeconds | None = None
+    adapt_period_s: PeriodSeconds | None = None
 
     def applied_to(self, contract: Contract) -> Contract:
         """The changed contract."""
-        asked = self.model_dump(include={"quantile", "policy", "fit", "adapt"}, exclude_none=True)
+        same = {"quantile", "policy", "fit", "adapt", "adapt_window_s", "adapt_period_s"}
+        asked = self.model_dump(include=same, exclude_none=True)
         if self.r is not None:
             asked["r_mtps"] = round(exact(self.r, "r") * MILLI_PER_TOKEN)
         if self.b is not None:
             asked["b_ntok"] = round(exact(self.b, "b") * NANO_PER_TOKEN)
         if self.slo_ms is not None:
             asked["slo_ns"] = slo_ns(self.slo_ms)
-        return msgspec.structs.replace(contract, **asked)
+        changed = msgspec.structs.replace(contract, **asked)
+        _check_period(changed.adapt_window_s, changed.adapt_period_s)
+        return changed
 
 
 class MoveIn(_Strict):

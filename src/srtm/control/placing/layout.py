@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Literal
 
 from srtm.control.placing.attendance import Attendance
 from srtm.control.reports import Seen
+from srtm.model.burst import Source, expected_b
 from srtm.model.tb_adaptor import LEAST_STEPS, History
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 
     from srtm.control.members import DeclaredPublisher
+    from srtm.model.bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +145,34 @@ class Layout:
             largest[broker] = max(largest.get(broker, 1), together[key])
         return largest
 
+    def expected_bursts(self, whole: TokenBucket, quantile: str) -> dict[str, float]:
+        """The burst to expect at each broker, by what its publishers declare.
+
+        Publishers of one correlation group send together, spread over the jitter while tokens come.
+        """
+        groups: defaultdict[str, dict[str, list[DeclaredPublisher]]] = defaultdict(dict)
+        for publisher, broker in self.place.items():
+            declared = self.publishers[publisher]
+            key = declared.group if declared.group is not None else f"\0{publisher}"
+            groups[broker].setdefault(key, []).append(declared)
+        rates = self.rates()
+        r_each = whole.r / sum(rates.values()) if rates else 0.0
+        return {
+            broker: expected_b(
+                (_source(members, r_each * rates[broker]) for members in here.values()),
+                r_each * rates[broker],
+                quantile,
+            )
+            for broker, here in groups.items()
+        }
+
+    def batches(self) -> dict[str, int]:
+        """The largest batch that publishers of each broker declare."""
+        largest: dict[str, int] = {}
+        for publisher, broker in self.place.items():
+            largest[broker] = max(largest.get(broker, 1), self.publishers[publisher].batch)
+        return largest
+
     def misplaced(self) -> dict[str, set[str]]:
         """Publishers connected to another broker than theirs, by the broker they are connected to."""
         return {
@@ -158,3 +189,10 @@ class Layout:
         """Drop the history of all brokers: publishers moved, and the traffic of each broker with them."""
         for seen in self.seen.values():
             seen.history = History()
+
+
+def _source(members: list[DeclaredPublisher], r_mps: float) -> Source:
+    batches = [declared.batch for declared in members]
+    jitter_s = max(declared.jitter_ns for declared in members) / NS_PER_S
+    together = max(sum(batches) - r_mps * jitter_s, max(batches))
+    return Source(sum(declared.rate_mps for declared in members), together)

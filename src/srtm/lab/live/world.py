@@ -29,7 +29,6 @@ from srtm.lab.world import PAPERS_RULE
 from srtm.model import scan
 from srtm.model.bucket import TokenBucket
 from srtm.model.profile import profile
-from srtm.model.tb_adaptor import WINDOW_STEPS
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import batches
@@ -291,7 +290,7 @@ async def _calm(controller: Cluster) -> None:
         if topic["state"] != "moving" and topic["waiting"] == 0:
             break
         await asyncio.sleep(_POLL_S)
-    await asyncio.sleep(WINDOW_STEPS)
+    await asyncio.sleep(topic["adapt_window_s"])
 
 
 @asynccontextmanager
