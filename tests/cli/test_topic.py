@@ -66,6 +66,18 @@ def test_a_contract_is_changed_in_place(capfd: pytest.CaptureFixture[str]) -> No
         assert run(["topic", "set", "u", "--no-adapt", "--fit", "measure", "--policy", "lb", "--json", *at]) == 0
         now = json.loads(capfd.readouterr().out)
         assert (now["r"], now["b"], now["fit"], now["policy"]) == (20, 5, "measure", "lb")
+        assert (now["adapt_window_s"], now["adapt_period_s"]) == (10, 1)
+        adaptation = ["--adapt-window", "1m", "--adapt-period", "5"]
+        assert run(["topic", "set", "u", *adaptation, "--json", *at]) == 0
+        now = json.loads(capfd.readouterr().out)
+        assert (now["adapt_window_s"], now["adapt_period_s"]) == (60, 5)
+        assert run(["topic", "create", "v", *CONTRACT, *adaptation, "--json", *at]) == 0
+        now = json.loads(capfd.readouterr().out)
+        assert (now["adapt_window_s"], now["adapt_period_s"]) == (60, 5)
+        assert run(["topic", "set", "u", "--adapt-period", "1500ms", *at]) == 2
+        assert "--adapt-period must be whole seconds, not 1500ms" in capfd.readouterr().err
+        assert run(["topic", "set", "u", "--adapt-period", "61", *at]) == 1
+        assert "use a shorter period or a longer window" in capfd.readouterr().err
         assert run(["topic", "set", "u", *at]) == 2
         assert "give --r" in capfd.readouterr().err
         assert run(["topic", "set", "nobody", "--r", "1", *at]) == 1

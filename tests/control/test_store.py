@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from srtm.control.controller import Controller
 from srtm.control.members import DeclaredPublisher
@@ -74,6 +76,27 @@ def test_what_was_granted_is_in_the_books_before_it_is_sent(tmp_path: Path) -> N
                 assert possible.r_mtps >= grant.share.r_mtps
                 assert possible.b_ntok >= grant.share.b_ntok
     assert sent
+
+
+def test_a_contract_of_an_older_version_gets_the_default_window_and_period(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    controller = Controller(ControllerOptions(), store, 1)
+    controller.create("t", structs.replace(CONTRACT, adapt_window_s=30, adapt_period_s=5), 1)
+    store.close()
+    store = Store(tmp_path)
+    (kept,) = store.topics()
+    assert (kept.contract.adapt_window_s, kept.contract.adapt_period_s) == (30, 5)
+    store.close()
+    with sqlite3.connect(tmp_path / "controller.sqlite") as db:
+        (text,) = db.execute("SELECT contract FROM topics").fetchone()
+        old = {key: value for key, value in json.loads(text).items() if not key.startswith("adapt_")}
+        assert len(old) < len(json.loads(text))
+        db.execute("UPDATE topics SET contract = ?", (json.dumps(old),))
+    store = Store(tmp_path)
+    (kept,) = store.topics()
+    store.close()
+    assert kept.contract == CONTRACT
+    assert (kept.contract.adapt_window_s, kept.contract.adapt_period_s) == (10, 1)
 
 
 def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> None:

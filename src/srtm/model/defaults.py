@@ -8,3 +8,5 @@ HEADROOM = "1.1"  # r over the mean rate; the paper's 10 %
 # (docs/adr/0005-paper-testbed.md).
 QUANTILE = "0.995"
 POLICY = "srtm"
+ADAPT_WINDOW_S = 10  # seconds of traffic that the TB Adaptor follows; the paper's history window
+ADAPT_PERIOD_S = 1  # seconds between two adaptations

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from srtm.errors import ProtocolError
+from srtm.model import defaults
 from srtm.model.bucket import TokenBucket
 from srtm.protocol.names import valid_name
 
@@ -54,8 +55,8 @@ class Contract(msgspec.Struct, frozen=True):
     overflow: str = "wait"
     fit: str = "model"
     adapt: bool = True  # shares follow the traffic, and publishers leave overloaded brokers
-    adapt_window_s: Annotated[int, msgspec.Meta(ge=3, le=3_600)] = 10  # of traffic that shares follow
-    adapt_period_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = 1  # between two adaptations
+    adapt_window_s: Annotated[int, msgspec.Meta(ge=3, le=3_600)] = defaults.ADAPT_WINDOW_S
+    adapt_period_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = defaults.ADAPT_PERIOD_S
 
     @property
     def bucket(self) -> TokenBucket:

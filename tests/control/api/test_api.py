@@ -128,6 +128,10 @@ def contract(**changes: Any) -> str:
         (contract(slo_ms=0), "slo_ms"),
         (contract(slo_ms=float("nan")), "slo_ms"),
         (contract(policy="best"), "policy"),
+        (contract(adapt_window_s=2), "adapt_window_s"),
+        (contract(adapt_window_s=10.5), "adapt_window_s"),
+        (contract(adapt_period_s=0), "adapt_period_s"),
+        (contract(adapt_period_s=11), "longer than adapt_window_s (10)"),
         (contract(durability="tape"), "durability"),
         (contract(durability="disk", overflow="drop"), "cannot drop messages"),
         (contract(surprise=1), "surprise"),
@@ -208,7 +212,19 @@ def test_a_contract_is_changed_while_the_topic_goes_on(api: httpx.Client) -> Non
     assert (kept["r"], kept["b"], kept["policy"]) == (200, 20, "lb")
     newest = next(each for each in api.get("/v1/audit").json()["entries"] if each["action"] == "change")
     assert newest["arguments"] == {"topic": topic, "slo_ms": 7.0, "policy": "lb"}
-    for wrong in ({"b": 0}, {"r": -1}, {"durability": "disk"}, {"quantile": "0.0"}, {"policy": "best"}, {"r": 1e-9}):
+    adapted = api.patch(f"/v1/topics/{topic}", json={"adapt_window_s": 30, "adapt_period_s": 5}).json()
+    assert (adapted["adapt_window_s"], adapted["adapt_period_s"], adapted["r"]) == (30, 5, 200)
+    longer = api.patch(f"/v1/topics/{topic}", json={"adapt_period_s": 31})
+    assert (longer.status_code, "use a shorter period" in longer.text) == (422, True)
+    for wrong in (
+        {"b": 0},
+        {"r": -1},
+        {"adapt_window_s": 0},
+        {"durability": "disk"},
+        {"quantile": "0.0"},
+        {"policy": "best"},
+        {"r": 1e-9},
+    ):
         assert api.patch(f"/v1/topics/{topic}", json=wrong).status_code == 422
     api.delete(f"/v1/topics/{topic}").raise_for_status()
     assert api.patch("/v1/topics/unknown", json={"r": 1}).status_code == 404

@@ -38,6 +38,8 @@ app = App("Put topics under contract, watch them, and change them.")
 
 _POLL_S = 0.5
 _CONTRACT, _UNCHANGED = "Contract", "unchanged"
+_WINDOW = "Traffic that shares follow; a bare number is in seconds"
+_PERIOD = "Time between two adaptations of shares; a bare number is in seconds"
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic", show_default=False)]
 R = Annotated[float | None, typer.Option("--r", metavar="RATE", help="Tokens per second", rich_help_panel=_CONTRACT)]
 B = Annotated[float | None, typer.Option("--b", metavar="TOKENS", help="Bucket size", rich_help_panel=_CONTRACT)]
@@ -88,11 +90,11 @@ def create(
     ] = Overflow.WAIT,
     adapt: Annotated[bool, typer.Option(help="Let the shares of brokers follow the traffic")] = True,
     adapt_window: Annotated[
-        str, typer.Option(metavar="DURATION", help="Traffic that shares follow; a bare number is in seconds")
-    ] = "10s",
+        str | None, typer.Option(metavar="DURATION", help=_WINDOW, show_default=f"{defaults.ADAPT_WINDOW_S}s")
+    ] = None,
     adapt_period: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time between two adaptations; a bare number is in seconds")
-    ] = "1s",
+        str | None, typer.Option(metavar="DURATION", help=_PERIOD, show_default=f"{defaults.ADAPT_PERIOD_S}s")
+    ] = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -123,8 +125,7 @@ def create(
         "durability": durability.value,
         "overflow": overflow.value,
         "adapt": adapt,
-        "adapt_window_s": _seconds(adapt_window),
-        "adapt_period_s": _seconds(adapt_period),
+        **_adaptation(adapt_window, adapt_period),
         "publishers": publishers,
     }
     made = ask(controller, token, "PUT", topic_at(name), wish)
@@ -168,20 +169,8 @@ def set_(
         bool | None,
         typer.Option(help="Let the shares of brokers follow the traffic", show_default=_UNCHANGED),
     ] = None,
-    adapt_window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION", help="Traffic that shares follow; a bare number is in seconds", show_default=_UNCHANGED
-        ),
-    ] = None,
-    adapt_period: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Time between two adaptations; a bare number is in seconds",
-            show_default=_UNCHANGED,
-        ),
-    ] = None,
+    adapt_window: Annotated[str | None, typer.Option(metavar="DURATION", help=_WINDOW, show_default=_UNCHANGED)] = None,
+    adapt_period: Annotated[str | None, typer.Option(metavar="DURATION", help=_PERIOD, show_default=_UNCHANGED)] = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -204,8 +193,7 @@ def set_(
         "policy": policy,
         "fit": fit.value if fit else None,
         "adapt": adapt,
-        "adapt_window_s": _seconds(adapt_window) if adapt_window is not None else None,
-        "adapt_period_s": _seconds(adapt_period) if adapt_period is not None else None,
+        **_adaptation(adapt_window, adapt_period),
     }
     asked = {key: value for key, value in wish.items() if value is not None}
     if not asked:
@@ -219,12 +207,17 @@ def set_(
         print(_contract(made))
 
 
-def _seconds(duration: str) -> int:
-    """Whole seconds: brokers count by the second."""
-    seconds, rest = divmod(parse_duration_ns(duration, bare="s"), NS_PER_S)
-    if rest:
-        raise InputError(f"{duration} is not a whole number of seconds; brokers report their traffic once a second")
-    return seconds
+def _adaptation(window: str | None, period: str | None) -> dict[str, int]:
+    """The settings of the TB Adaptor that were given, in whole seconds."""
+    found = {}
+    for name, duration in (("window", window), ("period", period)):
+        if duration is not None:
+            found[f"adapt_{name}_s"], rest = divmod(parse_duration_ns(duration, bare="s"), NS_PER_S)
+            if rest:
+                raise InputError(
+                    f"--adapt-{name} must be whole seconds, not {duration}: brokers report traffic once a second"
+                )
+    return found
 
 
 def _contract(topic: dict[str, Any]) -> str:

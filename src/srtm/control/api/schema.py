@@ -109,8 +109,10 @@ class TopicIn(_Strict):
     adapt: bool = Field(
         True, description="whether shares follow the traffic; otherwise they follow the placement alone"
     )
-    adapt_window_s: WindowSeconds = Field(10, description="seconds of traffic that shares follow")
-    adapt_period_s: PeriodSeconds = Field(1, description="seconds between two adaptations of shares")
+    adapt_window_s: WindowSeconds = Field(defaults.ADAPT_WINDOW_S, description="seconds of traffic that shares follow")
+    adapt_period_s: PeriodSeconds = Field(
+        defaults.ADAPT_PERIOD_S, description="seconds between two adaptations of shares"
+    )
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
     @model_validator(mode="after")
