@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from srtm.broker.receipts import settle
 from srtm.model.bucket import Limiter, TokenBucket
+from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -152,7 +153,7 @@ class Gate:
             for message in arrived:
                 (passed if limiter.offer(message.arrival_ns) else dropped).append(message)
             if arrived:  # dropped messages are demand, too
-                self._recent.backlogs.append(limiter.last_backlog + len(dropped))
+                self._recent.backlogs.append(limiter.last_backlog + len(dropped) * PICO_PER_TOKEN)
                 self._recent.arrivals.append(len(arrived))
             self.drop(dropped)
             released += passed

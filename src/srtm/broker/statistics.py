@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from srtm.model.latency import Distribution, Sketch
-from srtm.units import NANO_PER_TOKEN, NS_PER_S
+from srtm.units import NANO_PER_TOKEN, NS_PER_S, PICO_PER_TOKEN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -222,9 +222,10 @@ class Recent:
         self.access = array("q")
         self.processing = array("q")
         self.total = array("q")
-        # Of each turn that let arrivals through the bucket: the backlog behind the last one, in tokens, and how many.
-        self.backlogs = array("q")
-        self.arrivals = array("q")
+        # Of each turn that let arrivals through the bucket: the backlog behind the last one, in pico-tokens, which may
+        # exceed 64 bits, and how many there were.
+        self.backlogs: list[int] = []
+        self.arrivals: list[int] = []
 
     def close(self, at_ns: int, waiting: int, max_backlog_ntok: int) -> SecondStatistics:
         """End the second, and return its summary; with an SLO, sketches for the controller, too."""
@@ -274,9 +275,10 @@ def _distribution(values: NDArray[np.int64]) -> Distribution | None:
     return Distribution.of(values) if len(values) else None
 
 
-def _found(backlogs: array[int], arrivals: array[int]) -> NDArray[np.int64]:
-    """The backlog that each message found, itself included: arrivals of a turn come a token apart."""
-    counts = np.frombuffer(arrivals, np.int64)
+def _found(backlogs: list[int], arrivals: list[int]) -> NDArray[np.int64]:
+    """The backlog that each message found, itself included, in whole tokens: arrivals of a turn come a token apart."""
+    last = np.ceil(np.array(backlogs, np.float64) / PICO_PER_TOKEN).astype(np.int64)
+    counts = np.array(arrivals, np.int64)
     behind = np.repeat(np.cumsum(counts), counts) - np.arange(1, counts.sum() + 1)
-    found: NDArray[np.int64] = np.maximum(1, np.repeat(np.frombuffer(backlogs, np.int64), counts) - behind)
+    found: NDArray[np.int64] = np.maximum(1, np.repeat(last, counts) - behind)
     return found

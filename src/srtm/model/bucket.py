@@ -111,13 +111,14 @@ class Limiter:
     `admit`, asks `due` how many may go now, and `next_release_ns` when to look again: one timer per topic.
     """
 
-    __slots__ = ("_backlog", "_burst", "_last_ns", "_peak", "_rate", "bucket", "late")
+    __slots__ = ("_burst", "_last_ns", "_peak", "_rate", "bucket", "last_backlog", "late")
 
     def __init__(self, bucket: TokenBucket, now_ns: int = 0, tokens_ntok: int | None = None) -> None:
         """Start with `tokens_ntok` nano-tokens: a full bucket by default, a gift for a new share of an old topic."""
         self.bucket = bucket
         self._rate, _, self._burst = bucket.pico_law
-        self._backlog = 0 if tokens_ntok is None else max(0, bucket.b_ntok - tokens_ntok) * _PICO_PER_NANO
+        # Unfinished work behind the last event, in pico-tokens; the TB Adaptor shares b by it.
+        self.last_backlog = 0 if tokens_ntok is None else max(0, bucket.b_ntok - tokens_ntok) * _PICO_PER_NANO
         self._peak = 0
         self._last_ns = now_ns
         self.late = 0
@@ -132,10 +133,10 @@ class Limiter:
             self.late += count
             arrival_ns, gap_ns = self._last_ns, 0
         self._last_ns = arrival_ns
-        backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
+        backlog = step(self.last_backlog, gap_ns, self._rate, PICO_PER_TOKEN)
         if count > 1:
             backlog += (count - 1) * PICO_PER_TOKEN
-        self._backlog = backlog
+        self.last_backlog = backlog
         if backlog > self._peak:
             self._peak = backlog
         return arrival_ns + delay_ns(backlog, self._burst, self._rate)
@@ -147,11 +148,11 @@ class Limiter:
             self.late += 1
             arrival_ns, gap_ns = self._last_ns, 0
         self._last_ns = arrival_ns
-        backlog = step(self._backlog, gap_ns, self._rate, PICO_PER_TOKEN)
+        backlog = step(self.last_backlog, gap_ns, self._rate, PICO_PER_TOKEN)
         if backlog > self._peak:
             self._peak = backlog  # including dropped messages: they are demand, too
         passes = backlog <= self._burst
-        self._backlog = backlog if passes else backlog - PICO_PER_TOKEN
+        self.last_backlog = backlog if passes else backlog - PICO_PER_TOKEN
         return passes
 
     def due(self, now_ns: int, waiting: int) -> int:
@@ -163,7 +164,7 @@ class Limiter:
 
     def next_release_ns(self, waiting: int) -> int:
         """When the oldest of the `waiting` messages gets its token: every later one owes one token more."""
-        oldest = self._backlog - (waiting - 1) * PICO_PER_TOKEN
+        oldest = self.last_backlog - (waiting - 1) * PICO_PER_TOKEN
         return self._last_ns + delay_ns(oldest, self._burst, self._rate)
 
     def reconfigure(self, now_ns: int, bucket: TokenBucket, gift_ntok: int = 0) -> int:
@@ -172,18 +173,18 @@ class Limiter:
         Tokens are kept, not the unfinished work: a larger b starts with the tokens that were there plus
         `gift_ntok`, which another bucket gave up. Messages that wait keep their place and count on at the new r.
         """
-        self._backlog = self._work(now_ns)
+        self.last_backlog = self._work(now_ns)
         self._last_ns = max(now_ns, self._last_ns)
         old_burst = self._burst
         self.bucket = bucket
         self._rate, _, self._burst = bucket.pico_law
-        backlog = self._backlog + self._burst - old_burst - gift_ntok * _PICO_PER_NANO
-        self._backlog = max(0, backlog)
+        backlog = self.last_backlog + self._burst - old_burst - gift_ntok * _PICO_PER_NANO
+        self.last_backlog = max(0, backlog)
         return max(0, -backlog) // _PICO_PER_NANO
 
     def retract(self, now_ns: int, waiting: int) -> None:
         """Waiting messages give up their claims on tokens, to be admitted again later."""
-        self._backlog = max(0, self._work(now_ns) - waiting * PICO_PER_TOKEN)
+        self.last_backlog = max(0, self._work(now_ns) - waiting * PICO_PER_TOKEN)
         self._last_ns = max(now_ns, self._last_ns)
 
     def surrender(self, now_ns: int) -> int:
@@ -198,11 +199,6 @@ class Limiter:
         """Unfinished work U(now) in tokens."""
         return Fraction(self._work(now_ns), PICO_PER_TOKEN)
 
-    @property
-    def last_backlog(self) -> int:
-        """The backlog behind the last arrival, in tokens, rounded up; the TB Adaptor shares b by it."""
-        return -(-self._backlog // PICO_PER_TOKEN)
-
     def take_peak_ntok(self) -> int:
         """The largest backlog since the last call, in nano-tokens."""
         peak = -(-self._peak // _PICO_PER_NANO)
@@ -210,4 +206,4 @@ class Limiter:
         return peak
 
     def _work(self, now_ns: int) -> int:
-        return max(0, self._backlog - self._rate * max(0, now_ns - self._last_ns))
+        return max(0, self.last_backlog - self._rate * max(0, now_ns - self._last_ns))
