@@ -225,9 +225,10 @@ class Controller:
         alive = set(self.state.alive)
         for topic in self.topics.values():
             self.membership.forget_missing(topic, now_ns)
-            if topic.opened and topic.fitting.running is None and not topic.layout.migration.publishers:
-                if not topic.settling(now_ns):
-                    self.adaptor.follow(topic, alive, now_ns)
+            fitted = topic.fitting.running is None
+            if topic.opened and not topic.settling(now_ns) and (fitted or topic.established):
+                self.adaptor.follow(topic, alive, now_ns)
+            if topic.opened and fitted and not topic.layout.migration.publishers:
                 self.placing.fit_when_steady(topic, now_ns)
                 if topic.contract.adapt:
                     self.placing.relieve(topic, now_ns)

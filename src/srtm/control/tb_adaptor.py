@@ -2,8 +2,8 @@
 
 In: topics with their layout and what brokers hold (`model.transfer`), once a second (`follow`) and at every change
 (`share`). Out: the shares that brokers should hold, and grants, saved before they are sent. r is shared
-by rates and b by bursts (`model.burst`), both as observed. While a topic is new, its publishers move, or it is fitted,
-they are as publishers declare, and what waits counts.
+by rates and b by bursts (`model.burst`), both as observed. While a topic is new, or its publishers move, and until
+brokers have seen enough of a round of a fitting, they are as publishers declare, and what waits counts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class TBAdaptor:
         """Decide what brokers should hold, and grant what is free now."""
         sharing, transfer = topic.sharing, topic.transfer
         settling = topic.settling(now_ns)
-        busy = sharing.stale or settling or topic.fitting.running is not None
+        fitting = topic.fitting.running is not None and not topic.established
+        busy = sharing.stale or settling or fitting
         if not busy and sharing.planned == (transfer.changes, self._state.turns):
             return
         if busy:
