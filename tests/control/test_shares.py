@@ -8,11 +8,16 @@ from msgspec import structs
 
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
+from srtm.control.placing.expected import expected
 from srtm.control.placing.layout import Layout, Places
 from srtm.control.store import Store
 from srtm.model.bucket import TokenBucket
 from srtm.model.burst import needed_b
+from srtm.model.latency import SLO
+from srtm.model.profile import profile
+from srtm.model.split import split_among
 from srtm.protocol.exchange import Contract
+from srtm.sim.simulate import SimulatedBroker, SimulatedCluster, SimulatedTopic
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
@@ -74,6 +79,28 @@ def test_shares_of_a_group_that_k_does_not_divide_are_by_members_before_anything
     one, two = (topic.transfer.wanted[f"broker-{number}"] for number in (1, 2))
     assert (one.r, two.r) == (165, 165)
     assert one.b == pytest.approx(two.b)
+
+
+def test_the_simulator_agrees_with_the_controller_on_shares() -> None:
+    """A group of ten on three brokers is 4, 3 and 3: b by what is declared is b by what is simulated."""
+    publishers = declared(20, 10)
+    layout = Layout(Places("t"))
+    broker_of = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2] * 20, np.int32)
+    for each, broker in zip(publishers, broker_of.tolist(), strict=True):
+        layout.publishers[each.id] = each
+        layout.place.assign({each.id: f"b{broker}"}, "registered")
+    arrivals = expected(publishers, 1)
+    whole = profile(arrivals.times_ns).bucket
+    brokers = [SimulatedBroker(f"b{number}") for number in range(3)]
+    topic = SimulatedTopic([each.publisher for each in publishers], arrivals, whole)
+    simulated = SimulatedCluster(topic, brokers, SLO(), 0).shares(broker_of)
+    bursts = layout.expected_bursts(whole, "0.99")
+    by_declaration = split_among(whole, layout.rates(), bursts)
+    for number, share in simulated.items():
+        mine = by_declaration[f"b{number}"]
+        assert mine.r == pytest.approx(share.r)
+        assert mine.b == pytest.approx(share.b, rel=0.08)
+    assert by_declaration["b0"].b == pytest.approx(4 / 3 * by_declaration["b2"].b, rel=0.01)
 
 
 def test_jitter_spreads_a_group_while_tokens_come() -> None:

@@ -68,7 +68,7 @@ class Simulated:
     @property
     def name(self) -> str:
         """Identifies kept rows."""
-        return f"simulated, {self.seconds:g} s, at most {self.most_messages} messages"
+        return f"simulated, {self.seconds:g} s, at most {self.most_messages} messages, b by bursts"
 
     def workload(self, population: Population, seed: int) -> Workload:
         """The traffic, for the duration of this world."""
