@@ -29,7 +29,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.split import split
 from srtm.sim.simulate import SimulatedCluster
 
-_simulate = sys.modules["srtm.sim.simulate"]  # the package exports a function of that name
+_simulate: Any = sys.modules["srtm.sim.simulate"]  # the package exports a function of that name
 
 
 class ByRates(SimulatedCluster):

@@ -40,7 +40,7 @@ class Instant:
     time_s: float
     bucket: float
     tokens: float
-    share: float
+    shares: list[float]
     tokens_of: list[float]  # below zero: messages that wait
 
 
@@ -61,7 +61,7 @@ def measured() -> tuple[Instant, list[float]]:
         for number, share in enumerate(shares)
     ]
     one = topic.bucket.b - scan.work_at(times, topic.bucket, at)[0] / PICO_PER_TOKEN
-    instant = Instant(at[0] / NS_PER_S, topic.bucket.b, one, shares[0].b, held)
+    instant = Instant(at[0] / NS_PER_S, topic.bucket.b, one, [share.b for share in shares], held)
     return instant, [run.latency.access.p99 / NS_PER_MS for run in runs]
 
 
@@ -82,11 +82,11 @@ def _instant(instant: Instant) -> list[str]:
         *_gauge(90, 40, instant.bucket, instant.tokens),
         _text(90, 76, f"{instant.tokens:.0f} of {instant.bucket:.0f} tokens available: no message waits", "small"),
     ]
-    for number, tokens in enumerate(instant.tokens_of):
+    for number, (share, tokens) in enumerate(zip(instant.shares, instant.tokens_of, strict=True)):
         y = 96 + 27 * number
-        parts += [_text(10, y + 12, f"broker {number + 1}", "small"), *_gauge(90, y, instant.share, max(0.0, tokens))]
+        parts += [_text(10, y + 12, f"broker {number + 1}", "small"), *_gauge(90, y, share, max(0.0, tokens))]
         waiting = round(max(0.0, -tokens))
-        parts += [_rect("waits", 98 + (instant.share + each) * TOKEN, y + 4, TOKEN - 2, 8) for each in range(waiting)]
+        parts += [_rect("waits", 98 + (share + each) * TOKEN, y + 4, TOKEN - 2, 8) for each in range(waiting)]
     idle = sum(max(0.0, tokens) for tokens in instant.tokens_of)
     waiting = sum(round(max(0.0, -tokens)) for tokens in instant.tokens_of)
     return [*parts, _text(90, 276, f"{waiting} messages wait while {idle:.0f} tokens lie idle elsewhere", "small")]

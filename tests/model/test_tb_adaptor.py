@@ -28,7 +28,8 @@ def history(*steps: tuple[int, ...], newest: int = NOW) -> History:
     """Steps one after the other, the last of them at `newest`: (messages, largest backlog, largest batch)."""
     result = History()
     for number, step in enumerate(steps, newest + 1 - len(steps)):
-        result.add(Step(number, *step), WINDOW)
+        messages, backlog_ntok, *batch = step
+        result.add(Step(number, messages, backlog_ntok, batch[0] if batch else 1), WINDOW)
     return result
 
 
