@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
+from srtm.model.latency import Sketch
 from srtm.protocol import client as say
 from srtm.protocol.client import Response
 from srtm.protocol.exchange import (
@@ -283,6 +284,10 @@ def test_what_a_second_was_like() -> None:
         assert (busy.messages, busy.largest_batch, busy.sent, busy.over) == (7, 7, 7, 7)
         assert sum(busy.total[1::2]) == 7
         assert busy.max_backlog_ntok > 100 * TOKEN  # no tokens had come along
+        found = Sketch.read(busy.backlogs)  # a token more for each of the batch
+        assert found.total == 7
+        assert found.quantile_ns("0.01") < found.quantile_ns("0.99")
+        assert found.quantile_ns(1) == pytest.approx(busy.max_backlog_ntok / TOKEN, rel=1 / 16)
         assert not exchange(broker, said(3, heard=seconds[-1].number)).topics["t"].seconds[:-1]
 
 
