@@ -1,8 +1,10 @@
-"""`python -m bench.bursts [tables|split|live]`: b split by bursts against b split by rates, in turn.
+"""`python -m bench.bursts [tables|split|virtual|live]`: b split by bursts against b split by rates, in turn.
 
 tables: Table 1 and Fig. 9 in simulation, with b at 99 % (the paper's rule) and at 99.5 %.
 split: groups that k does and does not divide, in simulation, without a fitting.
-live: 1,000 publishers on a live cluster of this tree and of another one (--before), which splits by rates.
+virtual: 1,000 publishers, real controllers and brokers' gates in virtual time, of this tree and of another one
+(--before), which splits by rates.
+live: the same on live clusters.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -21,13 +24,23 @@ from typing import Any
 
 from bench import host
 from bench.cluster import cluster, load, said
+from srtm.control.members import DeclaredPublisher
+from srtm.control.options import ControllerOptions
+from srtm.control.placing.expected import expected
+from srtm.control.reports import KEPT_S
+from srtm.control.store import Store
 from srtm.lab import burst_split
 from srtm.lab.fig9 import GROUP_SIZES, population
 from srtm.lab.result import Row, Rows
 from srtm.lab.world import QUANTILES, Simulated, facts
 from srtm.model.bucket import TokenBucket
+from srtm.model.latency import Sketch
+from srtm.model.profile import profile
 from srtm.model.split import split
+from srtm.protocol.exchange import Contract
 from srtm.sim.simulate import SimulatedCluster
+from srtm.testing.virtual import VirtualCluster
+from srtm.units import NS_PER_MS
 
 _simulate: Any = sys.modules["srtm.sim.simulate"]  # the package exports a function of that name
 
@@ -106,15 +119,61 @@ def sources(tree: Path) -> Iterator[None]:
         os.environ["PYTHONPATH"] = before
 
 
-def live(options: argparse.Namespace) -> None:
+def trees(options: argparse.Namespace) -> dict[str, Path]:
     if options.before is None:
         raise SystemExit("give --before TREE: a checkout that splits b by rates")
-    here = Path(__file__).parent.parent
-    trees = {"rates": options.before.absolute(), "bursts": here}
+    return {"rates": options.before.absolute(), "bursts": Path(__file__).parent.parent}
+
+
+def virtual(options: argparse.Namespace) -> None:
+    found: dict[tuple[int, str], list[float]] = {}
+    print(f"{'run':<4}{'group':>6}  {'b by':<8}{'k':>3}{'p99 access ms at the worst broker':>35}")
+    for run in range(options.runs):
+        for size, (rule, tree) in product(options.group_sizes, trees(options).items()):
+            command = [sys.executable, "-m", "bench.bursts", "one", *(f"--group-sizes {size} --runs {run + 1}").split()]
+            for name in ("seconds", "brokers", "mcap", "publishers", "rate", "quantile"):
+                command += [f"--{name}", str(getattr(options, name))]
+            with sources(tree):
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+            k, worst = json.loads(done.stdout.splitlines()[-1])
+            found.setdefault((size, rule), []).append(worst)
+            print(f"{run + 1:<4}{size:>6}  {rule:<8}{k:>3}{worst:>35.3f}", flush=True)
+    summed_up(found)
+
+
+def one(options: argparse.Namespace) -> None:
+    """One run in virtual time; `runs` is its seed."""
+    (size,), rate = options.group_sizes, options.rate
+    publishers = [DeclaredPublisher(f"p{n}", rate, f"g{n // size}") for n in range(options.publishers)]
+    bucket = profile(expected(publishers, options.runs).times_ns, quantile=options.quantile).bucket
+    world = VirtualCluster(options.runs, ControllerOptions(mcap_mps=options.mcap), Store(), options.brokers)
+    assert world.controller
+    topic = world.controller.create("t", Contract(bucket.r_mtps, bucket.b_ntok, fit="none"), world.now_ns)
+    world.run(1)
+    world.publish("t", publishers)
+    access: dict[str, Sketch] = {}
+    world.run(2)  # until the contract is open and publishers are in place
+    for _ in range(options.seconds // KEPT_S):
+        world.run(KEPT_S)
+        for broker, seen in topic.layout.seen.items():
+            access.setdefault(broker, Sketch()).add(seen.access)
+    worst_ns = max(sketch.quantile_ns("0.99") for sketch in access.values())
+    print(json.dumps([len(topic.layout.place.brokers), worst_ns / NS_PER_MS]))
+
+
+def summed_up(found: Mapping[tuple[int, str], list[float]]) -> None:
+    for (size, rule), tails in found.items():
+        print(
+            f"groups of {size}, b by {rule}: p99 access at the worst broker {statistics.median(tails):.3f} ms (median),"
+            f" {statistics.mean(tails):.3f} (mean), {max(tails):.3f} (most)"
+        )
+
+
+def live(options: argparse.Namespace) -> None:
     print(f"{'run':<4}{'group':>6}  {'b by':<8}{'k':>3}{'p99 access ms':>15}{'at the worst':>14}{'load late ms':>14}")
     found: dict[tuple[int, str], list[float]] = {}
     for run in range(options.runs):
-        for size, (rule, tree) in product(options.group_sizes, trees.items()):
+        for size, (rule, tree) in product(options.group_sizes, trees(options).items()):
             options.group_size = size
             with sources(tree), cluster(options.brokers, "--mcap-mps", str(options.mcap)) as url:
                 sending = load(url, "t", options, "srtm", run + 1, "none")
@@ -129,27 +188,27 @@ def live(options: argparse.Namespace) -> None:
                 f"{worst:>14.3f}{late:>14.2f}",
                 flush=True,
             )
-    for (size, rule), tails in found.items():
-        print(f"groups of {size}, b by {rule}: median p99 access at the worst broker {statistics.median(tails):.3f} ms")
+    summed_up(found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.bursts", description=__doc__)
-    parser.add_argument("part", nargs="?", choices=("tables", "split", "live"), default="tables")
+    parser.add_argument("part", nargs="?", choices=("tables", "split", "virtual", "one", "live"), default="tables")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--before", type=Path, help="live: a tree that splits b by rates")
-    parser.add_argument("--brokers", type=int, default=3, help="live")
-    parser.add_argument("--mcap", type=float, default=900.0, help="live: low enough for several brokers")
-    parser.add_argument("--publishers", type=int, default=1_000, help="live")
-    parser.add_argument("--rate", type=float, default=2.0, help="live: of a publisher")
-    parser.add_argument("--group-sizes", type=int, nargs="+", default=[30, 31], help="live")
+    parser.add_argument("--before", type=Path, help="virtual, live: a tree that splits b by rates")
+    parser.add_argument("--brokers", type=int, default=3, help="virtual, live")
+    parser.add_argument("--mcap", type=float, default=900.0, help="virtual and live: low enough for several brokers")
+    parser.add_argument("--publishers", type=int, default=1_000, help="virtual, live")
+    parser.add_argument("--rate", type=float, default=2.0, help="virtual, live: of a publisher")
+    parser.add_argument("--group-sizes", type=int, nargs="+", default=[30, 31], help="virtual, live")
     parser.add_argument("--slo", default="20ms", help="live")
-    parser.add_argument("--quantile", default="0.995", help="live: of the profile")
+    parser.add_argument("--quantile", default="0.995", help="virtual, live: of the profile")
     options = parser.parse_args()
-    print(host.describe(1))
-    print(" ".join(f"{name}={value}" for name, value in vars(options).items()))
-    {"tables": tables, "split": splits, "live": live}[options.part](options)
+    if options.part != "one":
+        print(host.describe(1))
+        print(" ".join(f"{name}={value}" for name, value in vars(options).items()))
+    {"tables": tables, "split": splits, "virtual": virtual, "one": one, "live": live}[options.part](options)
 
 
 if __name__ == "__main__":
