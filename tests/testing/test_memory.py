@@ -16,7 +16,7 @@ from srtm.testing import memory
 from srtm.testing.loop import VirtualLoop
 from srtm.testing.memory import MemoryBroker
 from srtm.testing.network import BUFFER_BYTES
-from srtm.units import NS_PER_S
+from srtm.units import NS_PER_MS, NS_PER_S
 from tests.broker.running import Client
 
 
@@ -59,7 +59,12 @@ def test_an_hour_passes_in_a_moment_and_heartbeats_keep_a_client() -> None:
         assert broker.loop.time() >= 3_600
 
 
-def test_a_read_is_stamped_with_the_arrival_of_its_newest_bytes(loop: VirtualLoop) -> None:
+@pytest.mark.parametrize(("merges", "ages_ms"), [(1, [100, 50]), (2, [50, 50])])
+def test_a_read_is_stamped_with_the_arrival_of_its_last_segment(
+    merges: int, ages_ms: list[int], loop: VirtualLoop
+) -> None:
+    """Segments that wait may become one, with the newest stamp; a look takes nothing."""
+    loop.network.merges = merges
     near, far = loop.network.pair()
     far.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     view = memoryview(bytearray(100))
@@ -67,11 +72,14 @@ def test_a_read_is_stamped_with_the_arrival_of_its_newest_bytes(loop: VirtualLoo
     loop.clock.advance(0.05)
     near.send(b"two")
     loop.clock.advance(0.05)
-    for size in (3, 97):  # the first bytes alone carry the newest stamp, too
-        taken, [(_, _, stamp)], _, _ = far.recvmsg_into([view[:size]], 64)
+
+    def age_ms(size: int, flags: int = 0) -> tuple[int, int]:
+        taken, [(_, _, stamp)], _, _ = far.recvmsg_into([view[:size]], 64, flags)
         seconds, nanoseconds = unpack("@ll", stamp)
-        assert taken == 3
-        assert loop.clock.time_ns() - (seconds * NS_PER_S + nanoseconds) == 50_000_000
+        return taken, (loop.clock.time_ns() - (seconds * NS_PER_S + nanoseconds)) // NS_PER_MS
+
+    assert [age_ms(size, socket.MSG_PEEK) for size in (3, 4, 97)] == [(3, ages_ms[0]), (4, ages_ms[1]), (6, ages_ms[1])]
+    assert [age_ms(size) for size in (3, 97)] == [(3, ages_ms[0]), (3, ages_ms[1])]
     with pytest.raises(BlockingIOError):
         far.recv(1)
 

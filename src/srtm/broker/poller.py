@@ -3,6 +3,9 @@
 In: sockets and who reads them. Out: the readers of those that are ready, AT_ONCE at most: a turn of the broker, which
 is told whether another follows at once. Those that did not fit come first in that one, because the kernel puts whom it
 has reported at the end of its list. Where there is no epoll, each socket makes a turn.
+
+A look is late if the one before it was much longer ago than looks usually are. Then the loop may have stood still; or
+nobody spoke. Only arrival stamps tell which, and reading them costs calls (`clients/reads.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Reader = Callable[[], None]
+    Received = tuple[int, list[Any], int, Any]
 
 AT_ONCE = 64  # reads of one turn: the first messages of a burst need not wait for the last
 TURNS = 16  # that follow each other at once; then others in the loop have theirs
+_RARELY = 8  # times as long as usual between two looks: one in 3,000, if messages come at random
+_LEAST_USUAL_NS = 250_000  # so that a look is not late before 2 ms
 
 
 class Socket(Protocol):
@@ -27,8 +33,8 @@ class Socket(Protocol):
     def fileno(self) -> int:
         """Return a number of its own; -1 once it is closed."""
 
-    def recvmsg_into(self, buffers: list[memoryview], ancillary: int, /) -> tuple[int, list[Any], int, Any]:
-        """Read bytes, with the kernel's stamp beside them."""
+    def recvmsg_into(self, buffers: list[memoryview], ancillary: int, flags: int = 0, /) -> Received:
+        """Read bytes, with the kernel's stamp of the last of them beside them."""
 
     def send(self, data: bytes | bytearray, /) -> int:
         """Take some bytes and return how many; BlockingIOError if none fit, OSError if the peer is gone."""
@@ -85,6 +91,8 @@ class Poller:
         self._now_ns = now_ns
         self._readers: dict[int, Reader] = {}
         self.began_ns = 0  # when it was last looked for those that are ready
+        self.late = False  # whether the look before was so long ago that the loop may have stood still
+        self._usual_ns = _LEAST_USUAL_NS  # between two looks
         self._epoll: Epoll | None = epoll or (select.epoll() if hasattr(select, "epoll") else None)
         if self._epoll is not None:
             loop.add_reader(self._epoll.fileno(), self._ready)
@@ -121,7 +129,7 @@ class Poller:
     def _ready(self) -> None:
         assert self._epoll is not None
         readers = self._readers
-        self.began_ns = self._now_ns()
+        self._look()
         for left in reversed(range(TURNS)):
             found = self._epoll.poll(0, AT_ONCE)
             more = left > 0 and len(found) == AT_ONCE
@@ -129,6 +137,15 @@ class Poller:
             self._turn((readers[fd] for fd, _ in found if fd in readers), more=more)
             if not more:
                 break
+        self.late = False
+
+    def _look(self) -> None:
+        before_ns, self.began_ns = self.began_ns, self._now_ns()
+        gap_ns, usual_ns = self.began_ns - before_ns, self._usual_ns
+        self.late = gap_ns > _RARELY * usual_ns
+        # A single stall is not usual yet, but several are.
+        usual_ns += usual_ns if self.late else (gap_ns - usual_ns) >> 3
+        self._usual_ns = max(usual_ns, _LEAST_USUAL_NS)
 
     def again(self) -> Iterable[Reader]:
         """Those who can be read now, to be read in this same turn."""

@@ -1,7 +1,8 @@
 """A network in memory: socket pairs with arrival stamps, an epoll for them, and listeners by address.
 
-Sockets behave as TCP sockets of Linux do, as far as brokers and clients look. With SO_TIMESTAMPNS, reads are stamped
-with the arrival of the newest bytes that wait (docs/adr/0011-arrival-times.md). Buffers are bounded, and writable again
+Sockets behave as TCP sockets of Linux do, as far as brokers and clients look. With SO_TIMESTAMPNS, a read is stamped
+with the arrival of the last segment that it took from; segments that wait may be merged, as the kernel does it, and
+have the stamp of the newest then (docs/adr/0011-arrival-times.md). Buffers are bounded, and writable again
 when a third of them is free. A half-closed connection can still be read. Closing a socket with unread bytes resets the
 connection. Bytes arrive at once.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import errno
 import select
 import socket
+from collections import deque
 from itertools import count
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,7 @@ class Network:
     def __init__(self, clock: VirtualClock, wait: Wait) -> None:
         self.clock = clock  # stamps what arrives
         self.wait = wait  # lets time pass until something is true, for calls that block
+        self.merges = 1  # segments that wait in a socket become one, up to this number
         self._numbers = count(_FIRST_NUMBER)
         self._ports = count(50_000)
         self._files: dict[int, MemorySocket | MemoryEpoll] = {}
@@ -101,7 +104,7 @@ class MemorySocket:
         self._network = network
         self._number = network.add(self)
         self._incoming = bytearray()
-        self._stamp_ns = 0
+        self._segments: deque[list[int]] = deque()  # their sizes, stamps, and how many each was made of
         self._peer_ended = self._ended = self._reset = False
         self._stamped = False
         self._timeout_s: float | None = 0.0
@@ -158,15 +161,52 @@ class MemorySocket:
         """Wait in calls for so long, in virtual time; then TimeoutError."""
         self._timeout_s = timeout_s
 
-    def recvmsg_into(self, buffers: list[memoryview], _ancillary: int = 0) -> tuple[int, list[Any], int, Any]:
-        """Read bytes into the first buffer, with the stamp of the newest ones."""
-        stamp_ns = self._stamp_ns
-        size = self.recv_into(buffers[0])
+    def recvmsg_into(
+        self, buffers: list[memoryview], _ancillary: int = 0, flags: int = 0
+    ) -> tuple[int, list[Any], int, Any]:
+        """Read bytes into the first buffer, or look at them, with the stamp of the last of them."""
+        if flags & socket.MSG_PEEK:
+            self._wait(lambda: self.can_read)
+            self._check()
+            size = min(len(buffers[0]), len(self._incoming))
+            stamp_ns = self._stamp_ns(size)
+        else:
+            stamp_ns = self._stamp_ns(len(buffers[0]))
+            size = self.recv_into(buffers[0])
         ancillary = []
         if size and self._stamped:
             stamp = _TIMESPEC.pack(*divmod(stamp_ns, NS_PER_S))
             ancillary.append((socket.SOL_SOCKET, SO_TIMESTAMPNS, stamp))
         return size, ancillary, 0, None
+
+    def _stamp_ns(self, size: int) -> int:
+        """The stamp of the last of so many bytes, or of all."""
+        stamp_ns = 0
+        for length, arrived_ns, _ in self._segments:
+            if size <= 0:
+                break
+            stamp_ns = arrived_ns
+            size -= length
+        return stamp_ns
+
+    def _arrive(self, data: bytes | bytearray | memoryview) -> None:
+        self._incoming += data
+        now_ns, segments = self._network.clock.time_ns(), self._segments
+        if segments and (segments[-1][2] < self._network.merges or segments[-1][1] == now_ns):
+            segments[-1][0] += len(data)
+            segments[-1][1] = now_ns
+            segments[-1][2] += 1
+        else:
+            segments.append([len(data), now_ns, 1])
+
+    def _taken(self, size: int) -> None:
+        segments = self._segments
+        while size:
+            taken = min(size, segments[0][0])
+            segments[0][0] -= taken
+            size -= taken
+            if not segments[0][0]:
+                segments.popleft()
 
     def recv_into(self, buffer: memoryview) -> int:
         """Read bytes into a buffer."""
@@ -180,6 +220,7 @@ class MemorySocket:
         self._check()
         data = bytes(self._incoming[:size])
         del self._incoming[:size]
+        self._taken(len(data))
         return data
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
@@ -193,8 +234,8 @@ class MemorySocket:
             self._reset = True
             return len(data)
         taken = data[: self._room]
-        peer._incoming += taken
-        peer._stamp_ns = self._network.clock.time_ns()
+        if taken:
+            peer._arrive(taken)
         return len(taken)
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
@@ -223,6 +264,7 @@ class MemorySocket:
             raise OSError(errno.EBADF, "Bad file descriptor")
         if self._reset:
             self._incoming.clear()
+            self._segments.clear()
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
     def _wait(self, ready: Callable[[], bool]) -> None:

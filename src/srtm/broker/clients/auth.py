@@ -163,6 +163,11 @@ class Guard:
         """What the client may do, as far as is known."""
         return self._permit
 
+    @property
+    def asking(self) -> bool:
+        """Whether commands wait for the authority's answer."""
+        return self._asking is not None
+
     def admit(self, events: list[Any], arrival_ns: int) -> list[Any]:
         """What may be carried out now. If an authority has to be asked, the rest follows when it has answered."""
         for number, event in enumerate(events):

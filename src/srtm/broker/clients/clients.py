@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from srtm.broker.clients.connection import Buffers, Connection
+from srtm.broker.clients.connection import Connection
 from srtm.broker.clients.heartbeats import Heartbeats
+from srtm.broker.clients.reads import Buffers
 from srtm.broker.clients.resting import Resting
 from srtm.broker.clients.verbs import Verbs
 from srtm.broker.options import tls_of

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from srtm.broker.clients.reads import Buffers
     from srtm.broker.poller import Poller, Socket
     from srtm.broker.statistics import ClientStatistics
     from srtm.broker.turn import Turn
@@ -32,23 +33,10 @@ if TYPE_CHECKING:
 
 LAST_WORDS_S = 5.0  # for a client that is being closed to read what it was sent
 AGAIN_S = 0.1  # before a held client's read is looked at again
-_LITTLE = 4096  # about thirty messages: less than a tenth of a millisecond's work
 _NOT_SOON_NS = NS_PER_S  # since the read before, for bytes that came with an earlier read
 _TIMESPEC = Struct("@ll")
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 _timespec = _TIMESPEC.unpack
-
-
-class Buffers:
-    """The buffer of all reads, whole or only its beginning, and the number of reads without a kernel stamp."""
-
-    __slots__ = ("little", "unstamped", "view", "whole")
-
-    def __init__(self, size: int) -> None:
-        self.view = memoryview(bytearray(size))
-        self.whole = [self.view]
-        self.little = [self.view[:_LITTLE]]  # for publishers whose messages must wait for tokens
-        self.unstamped = 0
 
 
 class Keeper(Protocol):
@@ -74,8 +62,14 @@ class Keeper(Protocol):
 class Speaker(Protocol):
     """What a client says, command by command."""
 
-    def hear(self, events: list[Any], arrival_ns: int, since_ns: int) -> None:
-        """Carry out the commands of a read, which came so long after the read before."""
+    def hear(self, events: list[Any], arrival_ns: int, gap_ns: int, late_since_ns: int = 0) -> None:
+        """Carry out the commands of a read, which came so long after the read before.
+
+        `late_since_ns` is set after a stall: they have come between that time and `arrival_ns`.
+        """
+
+    def attentive(self) -> bool:
+        """Whether more commands may follow: none before them waits for an answer or an authority."""
 
     def drained(self) -> None:
         """Go on: everything is written that the kernel had not taken at first."""
@@ -145,38 +139,53 @@ class Connection:
 
     def readable(self) -> None:
         """Read what is there, and carry out what it says; the caller ends the turn."""
-        buffers = self.keeper.buffers
-        read_into, self.read_into = self.read_into, buffers.whole
+        keeper = self.keeper
+        read_into, self.read_into = self.read_into, keeper.buffers.whole
+        if keeper.poller.late:
+            keeper.buffers.read_late(self.sock, read_into, keeper.poller.began_ns, self._read)
+        else:
+            self._read(read_into)
+
+    def _read(self, read_into: list[memoryview], late_since_ns: int = 0) -> bool:
+        """Read once; returns whether more may be read, though the disk may have to store this first."""
         try:
             size, ancillary, _, _ = self.sock.recvmsg_into(read_into, _ANCILLARY)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             self.close()
-            return
+            return False
         if not size:
             self._ended()
-            return
+            return False
+        buffers = self.keeper.buffers
         if ancillary:
             seconds, nanoseconds = _timespec(ancillary[0][2])
             arrival_ns = seconds * NS_PER_S + nanoseconds
         else:
             arrival_ns = self.keeper.turn.now_ns()
+            late_since_ns = 0
             buffers.unstamped += 1
-        since_ns = arrival_ns - self.heard_ns
-        self.heard_ns = arrival_ns
+        heard_ns, self.heard_ns = self.heard_ns, arrival_ns
+        if late_since_ns < heard_ns and late_since_ns:
+            late_since_ns = heard_ns
         if self.transport is None:
-            self._take(buffers.view[:size], arrival_ns, since_ns)
+            self._take(buffers.view[:size], arrival_ns, arrival_ns - heard_ns, late_since_ns)
         else:
-            self._receive(self.transport, buffers.view[:size], arrival_ns, since_ns)
+            self._receive(self.transport, buffers.view[:size], arrival_ns, arrival_ns - heard_ns, late_since_ns)
+        if self.closing or self.closed or (self.transport is not None and self.transport.more):
+            return False
+        return self.speaker.attentive()
 
-    def _take(self, data: bytes | memoryview, arrival_ns: int, since_ns: int) -> None:
-        self.speaker.hear(self.protocol.feed(data), arrival_ns, since_ns)
+    def _take(self, data: bytes | memoryview, arrival_ns: int, gap_ns: int, late_since_ns: int = 0) -> None:
+        self.speaker.hear(self.protocol.feed(data), arrival_ns, gap_ns, late_since_ns)
         if self.writing and not self.choked and len(self.out) > self.keeper.most_unsent:
             self.choked = True
             self.hold()
 
-    def _receive(self, transport: Transport, data: bytes | memoryview, arrival_ns: int, since_ns: int) -> None:
+    def _receive(
+        self, transport: Transport, data: bytes | memoryview, arrival_ns: int, gap_ns: int, late_since_ns: int = 0
+    ) -> None:
         """Take what comes out of the layers."""
         try:
             plain = transport.receive(data)
@@ -188,7 +197,7 @@ class Connection:
             return
         self.protocol.tls = transport.tls is not None and transport.ready
         self.keeper.turn.to_flush.append(self)
-        self._take(plain, arrival_ns, since_ns)
+        self._take(plain, arrival_ns, gap_ns, late_since_ns)
         if self.closed:
             return
         if transport.more:

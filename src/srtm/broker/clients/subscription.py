@@ -55,6 +55,11 @@ class Subscription:
         self._max_unsent = max_unsent
         connection.sent = self._account
 
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Messages that it may have in flight, has, was sent, finished and gave back."""
+        return self.ready, len(self.flights), self.messages, self.finished, self.requeued
+
     def statistics(self) -> ClientStatistics:
         """A snapshot of the client."""
         return self._connection.speaker.statistics()

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from srtm.broker.backpressure import PARTING_S, resume, throttle
+from srtm.broker.clients.reads import carry_out_evenly
 from srtm.broker.clients.subscription import Subscription
 from srtm.broker.receipts import Receipt
 from srtm.broker.statistics import ClientStatistics
@@ -107,11 +108,7 @@ class Verbs:
             identity.hostname or host,
             connection.address,
             _STATES[connection.protocol.state],
-            subscription.ready if subscription else 0,
-            len(subscription.flights) if subscription else 0,
-            subscription.messages if subscription else 0,
-            subscription.finished if subscription else 0,
-            subscription.requeued if subscription else 0,
+            *(subscription.counts if subscription else (0,) * 5),
             tuple(self.published.items()),
             self.connected_ns,
             identity.msg_timeout_ms,
@@ -123,15 +120,18 @@ class Verbs:
             (permit.identity, permit.identity_url) if permit else None,
         )
 
-    def hear(self, events: list[Any], arrival_ns: int, since_ns: int) -> None:
+    def hear(self, events: list[Any], arrival_ns: int, gap_ns: int, late_since_ns: int = 0) -> None:
         """Carry out the commands of a read, as far as they may be."""
-        if since_ns < _REST_NS and self.subscription is not None:
+        if gap_ns < _REST_NS and self.subscription is not None:
             connection = self.connection
             if not connection.resting and self.subscription.may_rest(events):
                 connection.keeper.rest(connection)
         if self.guard is not None:
             events = self.guard.admit(events, arrival_ns)
-        self.carry_out(events, arrival_ns)
+        if late_since_ns:
+            carry_out_evenly(self, events, arrival_ns, late_since_ns)
+        else:
+            self.carry_out(events, arrival_ns)
 
     def carry_out(self, events: list[Any], arrival_ns: int) -> None:
         """Carry out commands, in order."""
@@ -241,8 +241,11 @@ class Verbs:
         self.connection.read_into = self.connection.keeper.buffers.little
 
     def block(self, topic: Topic) -> bool:
-        """Read no more until the topic has room; False for a consumer, which cannot wait."""
-        if self.connection.closed or self.subscription is not None:
+        """Read no more until the topic has room; False for a consumer, which cannot wait.
+
+        Messages to other topics would wait behind it: who publishes to several is stopped by a full topic only.
+        """
+        if self.connection.closed or self.subscription is not None or (len(self.published) > 1 and not topic.full):
             return False
         if self.connection.protocol.identity.srtm is not None:
             self.connection.send(throttle(topic))
@@ -345,6 +348,10 @@ class Verbs:
     def hungry(self) -> bool:
         """Whether it must be read soon to be sent more messages."""
         return self.subscription is None or self.subscription.hungry
+
+    def attentive(self) -> bool:
+        """Whether more commands may follow: none before them waits for an answer or an authority."""
+        return self._postponed is None and (self.guard is None or not self.guard.asking)
 
     def drained(self) -> None:
         """Everything is written: a consumer may be sent more."""
