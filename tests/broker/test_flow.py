@@ -191,6 +191,33 @@ def test_who_floods_a_topic_is_stopped_long_before_memory_is(broker: Running) ->
 
 
 @memory
+def test_two_topics_on_one_connection_do_not_wait_for_each_other(broker: Running) -> None:
+    """The flooded topic's messages wait for tokens, more than would stop a publisher of it alone."""
+    broker.post("/topic/limit?topic=flood&r=10&b=1")
+    with Client(broker.address) as publisher, Client(broker.address) as subscriber:
+        subscriber.subscribe("calm", "c", ready=100)
+        for number in range(50):
+            publisher.send(say.pub("flood", b"x") * 100, say.pub("calm", b"%d" % number))
+            began = broker.monotonic()
+            assert subscriber.message().body == b"%d" % number
+            assert broker.monotonic() - began < 0.01
+        flood = broker.do(lambda: broker.broker.topics["flood"])
+        assert flood.crowded
+        assert len(flood.waiting) > 4_900
+
+
+@memory
+def test_a_full_topic_stops_the_connection_whatever_else_it_says(start: Start) -> None:
+    """Memory is bounded, and TCP has no second lane."""
+    broker = start(max_held_messages=500)
+    broker.post("/topic/limit?topic=flood&r=10&b=1")
+    with Client(broker.address) as publisher:
+        publisher.publish("calm", b"x")
+        sent_until_stopped(publisher, say.pub("flood", b"x" * 100) * 400, 2000)
+        assert broker.do(lambda: len(broker.broker.topics["flood"].waiting)) < 5_000
+
+
+@memory
 def test_many_who_flooded_are_read_again_in_turn(broker: Running) -> None:
     """They wait one after another, and all get through in the end."""
     broker.post("/topic/limit?topic=t&r=5000&b=10")

@@ -180,7 +180,8 @@ def test_commands_keep_their_order_after_a_stall(start: Start, tmp_path: Path) -
         with broker.stalled():
             steadily(broker, client, len(said), said.__getitem__)
             broker.sleep(0.01)
-        answers, bodies = 0, []
+        answers = 0
+        bodies: list[bytes] = []
         while answers < 104 or len(bodies) < 3:
             found = client.next()
             if isinstance(found, say.Message):
@@ -220,3 +221,33 @@ def test_other_commands_are_not_taken_apart() -> None:
     told, events = Told(), [Pub("t", b"x"), Nop(), Pub("t", b"x")]
     reads.carry_out_evenly(told, events, 100, 20)
     assert told.heard == [(events, 100)]
+
+
+def test_segments_of_a_real_socket_are_told_apart(start_on_sockets: Start) -> None:
+    """Linux merges some of them; those that it keeps have times of their own, and none is later than the read's."""
+    broker = start_on_sockets()
+    broker.wait_for_stamps()
+    arrivals: list[int] = []
+
+    class Arrivals(Releases):
+        def released(self, _topic: str, messages: list[Message]) -> None:
+            arrivals.extend(message.arrival_ns for message in messages)
+
+    broker.do(lambda: Arrivals(broker))
+    with Client(broker.address) as client:
+        for _ in range(30):  # by now, the kernel acknowledges answers with what follows, and not at once
+            broker.sleep(0.001)
+            client.publish("t", b"x")
+        began_ns = broker.now_ns()
+        with broker.stalled():
+            for _ in range(5):
+                broker.sleep(0.01)
+                client.send(say.pub("t", b"x"))
+            ended_ns = broker.now_ns()
+        for _ in range(5):
+            assert client.response() == b"OK"
+    broker.do(lambda: setattr(broker.broker.turn, "recorder", None))
+    late = arrivals[-5:]
+    assert late == sorted(late)
+    assert len(set(late)) == 5
+    assert began_ns < late[0] < ended_ns - 30 * MS

@@ -94,6 +94,37 @@ def test_messages_go_both_ways(layers: str, start_on_sockets: Start, certificate
     )
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "tls",
+        "deflate",
+        "tls deflate",
+        pytest.param("snappy", marks=needs_snappy),
+        pytest.param("tls snappy", marks=needs_snappy),
+    ],
+)
+def test_stamps_of_single_messages_pass_through_the_layers(
+    layers: str, start: Start, certificates: Certificates
+) -> None:
+    """Forty messages come while the loop stands still, one a millisecond, as the bucket allows."""
+    broker = start(**certificates.options)
+    broker.post("/topic/limit?topic=t&r=1000&b=5")
+    with upgraded(broker, certificates, layers) as client:
+        for _ in range(100):
+            broker.sleep(0.001)
+            client.send(say.pub("t", b"x"))
+        with broker.stalled():
+            for _ in range(40):
+                broker.sleep(0.001)
+                client.send(say.pub("t", b"x"))
+        for _ in range(140):
+            assert client.response() == b"OK"
+    broker.wait_until(lambda b: sum(second.messages for second in b.statistics().topics[0].seconds) == 140)
+    seconds = broker.do(lambda: broker.broker.statistics().topics[0].seconds)
+    assert max(second.access.p99 for second in seconds if second.access) == 0
+
+
 @pytest.mark.parametrize("layers", ["tls", "deflate", "tls deflate"])
 def test_what_comes_with_identify_is_read_through_the_layers(
     layers: str, start_on_sockets: Start, certificates: Certificates

@@ -14,7 +14,7 @@ Always holds:
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from srtm.net.stamps import ANCILLARY, arrival_ns
 from srtm.protocol.commands import Dpub, Mpub, Pub
@@ -22,7 +22,6 @@ from srtm.protocol.commands import Dpub, Mpub, Pub
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from srtm.broker.clients.auth import Guarded
     from srtm.broker.poller import Socket
 
     Read = Callable[[list[memoryview], int], bool]
@@ -95,7 +94,26 @@ class Buffers:
         return there, arrival_ns(ancillary)
 
 
-def carry_out_evenly(client: Guarded, events: list[Any], last_ns: int, since_ns: int) -> None:
+class Closing(Protocol):
+    """A connection."""
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is being closed."""
+
+
+class Client(Protocol):
+    """A client that carries out commands."""
+
+    @property
+    def connection(self) -> Closing:
+        """Its connection."""
+
+    def carry_out(self, events: list[Any], arrival_ns: int) -> None:
+        """Carry out commands, in order."""
+
+
+def carry_out_evenly(client: Client, events: list[Any], last_ns: int, since_ns: int) -> None:
     """Carry out commands of one stamp; messages are taken to have come evenly, the last of them at the stamp."""
     if not since_ns < last_ns or len(events) < 2 or not _PUBLISHING.issuperset(map(type, events)):
         client.carry_out(events, last_ns)

@@ -83,16 +83,13 @@ class Verbs:
         introduce: Callable[[Verbs, Identity], bytes],
     ) -> None:
         """`introduce` makes an identity known and returns the answer to it."""
-        self.connection = connection
-        self.connected_ns = connection.heard_ns
+        self.connection, self.connected_ns = connection, connection.heard_ns
         self.guard: Guard | None = None
         self.publisher = connection.address
         self.published: dict[str, int] = {}  # messages by topic
         self.too_full: Callable[[Topic], bool] | None = None  # a consumer cannot wait: its FINs would, too
         self.subscription: Subscription | None = None
-        self._intake = intake
-        self._topics = topics
-        self._introduce = introduce
+        self._intake, self._topics, self._introduce = intake, topics, introduce
         self._pending: deque[Receipt] = deque()  # commands whose messages are not safe yet, and those after them
         self._postponed: tuple[list[Any], int] | None = None  # commands that wait for the answers to these
         self._parting = False  # it is closed when these are answered
@@ -241,10 +238,8 @@ class Verbs:
         self.connection.read_into = self.connection.keeper.buffers.little
 
     def block(self, topic: Topic) -> bool:
-        """Read no more until the topic has room; False for a consumer, which cannot wait.
-
-        Messages to other topics would wait behind it: who publishes to several is stopped by a full topic only.
-        """
+        """Read no more until the topic has room; False for a consumer, which cannot wait."""
+        # Messages to other topics would wait, too: a client of several is stopped by a full one only.
         if self.connection.closed or self.subscription is not None or (len(self.published) > 1 and not topic.full):
             return False
         if self.connection.protocol.identity.srtm is not None:
