@@ -139,16 +139,19 @@ def test_claims_of_table1_can_fail() -> None:
 
 
 def test_claims_of_kernel_time_can_fail() -> None:
-    rows = table(
+    many = table(
+        connections=["many"] * 4,
         stall_ms=[0, 0, 80, 80],
         stamps=["kernel", "user space"] * 2,
         access_p99_ms=[0.0, 0.0, 0.3, 40.0],
         true_p99_ms=[0.0] * 4,
         mistaken=[0.0, 0.001, 0.002, 0.5],
     )
-    assert holds("kernel_time-live", rows) == [True, True]
+    four = table(connections=["four"] * 2, stall_ms=[0, 80], stamps=["kernel"] * 2, mistaken=[0.0, 0.0009])
+    assert holds("kernel_time-live", [*many, *four]) == [True, True, True]
     late = {"kernel": "user space", "user space": "kernel"}
-    assert holds("kernel_time-live", [{**row, "stamps": late[str(row["stamps"])]} for row in rows]) == [False, False]
+    worse = [{**row, "stamps": late[str(row["stamps"])]} for row in many] + [{**row, "mistaken": 0.001} for row in four]
+    assert holds("kernel_time-live", worse) == [False, False, False]
 
 
 def test_cells_of_another_scale_are_others() -> None:
