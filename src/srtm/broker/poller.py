@@ -4,8 +4,8 @@ In: sockets and who reads them. Out: the readers of those that are ready, AT_ONC
 is told whether another follows at once. Those that did not fit come first in that one, because the kernel puts whom it
 has reported at the end of its list. Where there is no epoll, each socket makes a turn.
 
-A look is late if the one before it was much longer ago than looks usually are. Then the loop may have stood still; or
-nobody spoke. Only arrival stamps tell which, and reading them costs calls (`clients/reads.py`).
+A read is late if the look before it was much longer ago than looks usually are. Then the loop may have stood still; or
+nobody spoke. Only arrival stamps tell which, and to ask for them costs calls (`clients/reads.py`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Poller:
         self._now_ns = now_ns
         self._readers: dict[int, Reader] = {}
         self.began_ns = 0  # when it was last looked for those that are ready
-        self.late = False  # whether the look before was so long ago that the loop may have stood still
+        self.late_ns = 0  # from when on reads are late
         self._usual_ns = _LEAST_USUAL_NS  # between two looks
         self._epoll: Epoll | None = epoll or (select.epoll() if hasattr(select, "epoll") else None)
         if self._epoll is not None:
@@ -137,19 +137,22 @@ class Poller:
             self._turn((readers[fd] for fd, _ in found if fd in readers), more=more)
             if not more:
                 break
-        self.late = False
+        self.late_ns = self.began_ns + _RARELY * self._usual_ns
 
     def _look(self) -> None:
         before_ns, self.began_ns = self.began_ns, self._now_ns()
-        gap_ns, usual_ns = self.began_ns - before_ns, self._usual_ns
-        self.late = gap_ns > _RARELY * usual_ns
-        # A single stall is not usual yet, but several are.
-        usual_ns += usual_ns if self.late else (gap_ns - usual_ns) >> 3
+        usual_ns = self._usual_ns
+        if self.began_ns > self.late_ns:
+            usual_ns *= 2  # a single stall is not usual, but several are
+            self.late_ns = 0  # all that is read now is late
+        else:
+            usual_ns += (self.began_ns - before_ns - usual_ns) >> 3
+            self.late_ns = self.began_ns + _RARELY * usual_ns
         self._usual_ns = max(usual_ns, _LEAST_USUAL_NS)
 
     def again(self) -> Iterable[Reader]:
         """Those who can be read now, to be read in this same turn."""
-        self.began_ns = self._now_ns()
+        self._look()
         found = self._epoll.poll(0, AT_ONCE * TURNS) if self._epoll is not None else ()
         return (self._readers[fd] for fd, _ in found if fd in self._readers)
 

@@ -141,12 +141,13 @@ class Connection:
         """Read what is there, and carry out what it says; the caller ends the turn."""
         keeper = self.keeper
         read_into, self.read_into = self.read_into, keeper.buffers.whole
-        if keeper.poller.late:
-            keeper.buffers.read_late(self.sock, read_into, keeper.poller.began_ns, self._read)
+        now_ns, poller = keeper.turn.now_ns(), keeper.poller
+        if now_ns > poller.late_ns:
+            keeper.buffers.read_late(self.sock, read_into, (poller.began_ns, now_ns), self.read)
         else:
-            self._read(read_into)
+            self.read(read_into)
 
-    def _read(self, read_into: list[memoryview], late_since_ns: int = 0) -> bool:
+    def read(self, read_into: list[memoryview], late_since_ns: int = 0) -> bool:
         """Read once; returns whether more may be read, though the disk may have to store this first."""
         try:
             size, ancillary, _, _ = self.sock.recvmsg_into(read_into, _ANCILLARY)

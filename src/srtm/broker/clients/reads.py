@@ -36,27 +36,28 @@ _PUBLISHING: Final = frozenset({Pub, Mpub, Dpub})
 class Buffers:
     """The buffer of all reads, whole or only its beginning, and the number of reads without a kernel stamp."""
 
-    __slots__ = ("_began_ns", "_oldest_ns", "_peeks", "little", "unstamped", "view", "whole")
+    __slots__ = ("_looked_ns", "_oldest_ns", "_peeks", "little", "unstamped", "view", "whole")
 
     def __init__(self, size: int) -> None:
         self.view = memoryview(bytearray(size))
         self.whole = [self.view]
         self.little = [self.view[:_LITTLE]]  # for publishers whose messages must wait for tokens
         self.unstamped = 0
-        self._began_ns = 0  # when the last late look began
-        self._oldest_ns = 0  # the oldest stamp that it found
-        self._peeks = 0  # that it may still make
+        self._looked_ns = 0  # the look that late reads belong to
+        self._oldest_ns = 0  # the oldest stamp that they found
+        self._peeks = 0  # that they may still make
 
-    def read_late(self, sock: Socket, most: list[memoryview], began_ns: int, read: Read) -> None:
-        """Read what waits in a socket, after a look that was late: if bytes are old, each run by itself.
+    def read_late(self, sock: Socket, most: list[memoryview], since_until: tuple[int, int], read: Read) -> None:
+        """Read what waits in a socket long after the last look: if bytes are old, each run by itself.
 
-        `read` gets a buffer and, if the loop stood still, a time before which none of its bytes came; it returns
-        whether it may go on.
+        `since_until` are the times of that look and of this read. `read` gets a buffer and, if the loop stood still, a
+        time before which none of its bytes came; it returns whether it may go on.
         """
-        if self._began_ns != began_ns:
-            self._began_ns, self._oldest_ns, self._peeks = began_ns, began_ns, PEEKS
+        looked_ns, now_ns = since_until
+        if self._looked_ns != looked_ns:
+            self._looked_ns, self._oldest_ns, self._peeks = looked_ns, now_ns, PEEKS
         _, first_ns = self._peek(sock, 1)
-        if not first_ns or began_ns - first_ns < OLD_NS:  # the loop slept, and these bytes woke it
+        if not first_ns or now_ns - first_ns < OLD_NS:  # the loop slept, and these bytes woke it
             read(most, 0)
             return
         self._oldest_ns = min(self._oldest_ns, first_ns)

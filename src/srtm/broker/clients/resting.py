@@ -49,7 +49,7 @@ class Resting:
         for connection in list(self._resting):
             heard_ns = connection.heard_ns
             if not connection.holds:
-                connection.readable()
+                connection.read(connection.keeper.buffers.whole)
             if connection.resting and (connection.heard_ns == heard_ns or connection.speaker.hungry()):
                 self.end(connection)
         self._turn.end()
