@@ -2,8 +2,8 @@
 
 A turn begins with the reads that the poller found ready. Each read is stamped by the kernel and parsed whole; the
 intake puts its messages before their topics with that stamp. When all reads are done, `Turn.end` lets every touched
-topic release what has tokens. docs/adr/0011-arrival-times.md says which stamp a read gets; a read without one gets the
-time of reading, and `/stats` counts it.
+topic release what has tokens. docs/adr/0011-arrival-times.md says which stamp a read gets, and how a connection is read
+after a stall; a read without a stamp gets the time of reading, and `/stats` counts it.
 
 Loop, clock, poller and sockets are arguments: `listen` serves a TCP port, `clients.add` any object that behaves like a
 non-blocking socket.
