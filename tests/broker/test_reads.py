@@ -8,10 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from srtm.broker.clients import reads
 from srtm.broker.message import Message
+from srtm.model import scan
+from srtm.model.bucket import TokenBucket
 from srtm.protocol import client as say
 from srtm.protocol.commands import Nop, Pub
 from srtm.testing.network import MemorySocket
@@ -192,16 +197,17 @@ def test_commands_keep_their_order_after_a_stall(start: Start, tmp_path: Path) -
 
 
 class Told:
-    """A client that carries out nothing, and closes at the third command."""
+    """A client that carries out nothing, and closes at some command."""
 
-    def __init__(self) -> None:
+    def __init__(self, closes_at: int = 3) -> None:
         self.connection: Any = self
+        self._closes_at = closes_at
         self.closing = False
         self.heard: list[tuple[list[Any], int]] = []
 
     def carry_out(self, events: list[Any], arrival_ns: int) -> None:
         self.heard.append((events, arrival_ns))
-        self.closing = len(self.heard) == 3
+        self.closing = len(self.heard) == self._closes_at
 
 
 def test_messages_are_spread_up_to_the_stamp_until_one_fails() -> None:
@@ -221,6 +227,29 @@ def test_other_commands_are_not_taken_apart() -> None:
     told, events = Told(), [Pub("t", b"x"), Nop(), Pub("t", b"x")]
     reads.carry_out_evenly(told, events, 100, 20)
     assert told.heard == [(events, 100)]
+
+
+@given(
+    st.lists(st.integers(0, 20 * MS), min_size=1, max_size=40),
+    st.integers(2, 40),
+    st.integers(1, 20),
+    st.sampled_from([100, 1000, 5000]),
+)
+def test_no_release_is_later_than_with_the_stamp_of_all(others: list[int], merged: int, b: int, r: int) -> None:
+    """The n-th of them, whoever sent it: a run of merged messages, spread over 20 ms, among messages of others."""
+    bucket, last_ns = TokenBucket.of(r, b), 20 * MS
+    told = Told(closes_at=0)
+    reads.carry_out_evenly(told, [Pub("t", b"x")] * merged, last_ns, 0)
+    evenly = [arrival_ns for _, arrival_ns in told.heard]
+    assert evenly == sorted(evenly)
+    assert evenly[0] > 0
+    assert evenly[-1] == last_ns
+
+    def releases(arrivals_ns: list[int]) -> Any:
+        arrivals = np.array(sorted(arrivals_ns), np.int64)
+        return arrivals + scan.access_delays(arrivals, bucket)
+
+    assert (releases([*others, *evenly]) <= releases([*others, *[last_ns] * merged])).all()
 
 
 def test_segments_of_a_real_socket_are_told_apart(start_on_sockets: Start) -> None:
