@@ -103,6 +103,7 @@ class Contracts:
         topic.journal.note(now_ns, "created", f"with {contract.bucket}, policy {contract.policy}")
         state.store.save_topic(topic)
         state.hurry_all()
+        state.changed(topic)
         return topic
 
     def change(self, topic: ManagedTopic, contract: Contract, now_ns: int) -> None:

@@ -193,7 +193,7 @@ class Controller:
     @property
     def urgent(self) -> bool:
         """Whether a broker should hear something new at once."""
-        return bool(self.state.due)
+        return not self.state.due.isdisjoint(self.state.alive)
 
     def compose(self, name: str) -> Exchange:
         """The next exchange with a broker. What it grants is in the store."""

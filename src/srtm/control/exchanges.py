@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _SILENT_S = 3.0  # of exchanges without an answer before a broker counts as silent
 _HURRY_S = 0.1  # between exchanges while something is under way
 _AT_ONCE_S = 0.02  # between exchanges if there is news
+_OPENING_S = 0.005  # the same while a contract opens or publishers move: messages may wait for it
 _DEAD = 5  # times as long between exchanges with a dead broker, in case it is not dead
 _YOUNG_NS = 5 * NS_PER_S  # how long publishers of a new contract are sent home as soon as they are seen
 _SET_BACK_NS = 10 * NS_PER_S  # without a new second from a broker that answers: its clock was set back
@@ -44,6 +45,7 @@ class Exchanges:
         self._contracts = contracts
         self._placing = placing
         self._hurried: set[str] = set()  # brokers that something is under way with
+        self._settling = False  # a contract opens, or publishers move
 
     def due(self, name: str, last_sent_ns: int, now_ns: int) -> bool:
         """Whether it is time for the next exchange with a broker."""
@@ -55,7 +57,7 @@ class Exchanges:
         if member.status == "dead":
             gap_s *= _DEAD
         elif name in self._state.due:
-            gap_s = min(gap_s, _AT_ONCE_S)
+            gap_s = min(gap_s, _OPENING_S if self._settling else _AT_ONCE_S)
         elif name in self._hurried:
             gap_s = min(gap_s, _HURRY_S)
         return waited_s >= gap_s
@@ -64,6 +66,7 @@ class Exchanges:
         """Exchange more often with brokers that must do something before a topic is at rest."""
         topics = self._state.topics.values()
         self._hurried = set().union(*(self._under_way(topic, now_ns) for topic in topics))
+        self._settling = any(topic.settling(now_ns) for topic in topics)
 
     def compose(self, name: str) -> Exchange:
         """The next exchange with a broker."""

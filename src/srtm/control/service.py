@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
+_SOON_S = 0.005  # the same while a broker should hear something new
 _ANSWER_S = 2.0
 _CONNECT_S = 1.0
 _NO_SUCH_PATH = (404, 405, 501)  # answers of programs that are not SRTM brokers
@@ -133,7 +134,7 @@ class Service:
                 self._once()
             except Exception:  # one topic's failure must not end the leases of all others
                 log.exception("CONTROLLER: tick failed; continuing")
-            await _within(self._wake, _TICK_S)
+            await _within(self._wake, _SOON_S if self.controller.urgent else _TICK_S)
             self._wake.clear()
 
     def _once(self) -> None:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 START_NS = 1_000 * NS_PER_S
 _TICK_NS = 100 * NS_PER_MS
 _DRAIN_NS = 20 * NS_PER_MS
+_WAKE_NS = NS_PER_MS  # from news until the controller acts on it
+_SOON_NS = 5 * NS_PER_MS  # until it tries again what came too soon after the last exchange
 
 
 @dataclass(eq=False)
@@ -156,9 +158,11 @@ class VirtualCluster:
         self.brokers: dict[str, VirtualBroker] = {}
         self.paused: set[str] = set()  # brokers that stand still
         self.publishers: dict[str, VirtualPublisher] = {}
-        self.controller: Controller | None = Controller(options, store, self.now_ns)
+        self.controller: Controller | None = None
+        self._awake = False
         self._bodies = count()
         self._last_sent: dict[str, int] = {}
+        self.start_controller()
         for number in range(1, brokers + 1):
             self.start_broker(f"broker-{number}", number)
         self.at(0, self._tick)
@@ -214,6 +218,7 @@ class VirtualCluster:
     def start_controller(self, first_epoch: int = 1) -> None:
         """Start a controller; on another store than before, give it a later epoch than the last one had."""
         self.controller = Controller(self.options, self.store, self.now_ns, first_epoch)
+        self.controller.watch(lambda _: self._wake())
         for name in self.brokers:
             self._register(name)
 
@@ -338,10 +343,22 @@ class VirtualCluster:
             controller.done(fit, self.now_ns)
         self._speak(controller)
 
+    def _wake(self, after_ns: int = _WAKE_NS) -> None:
+        """There is news, as for `control.service`."""
+        if not self._awake:
+            self._awake = True
+            self.at(after_ns, self._woken)
+
+    def _woken(self) -> None:
+        self._awake = False
+        if self.controller:
+            self.controller.tick(self.now_ns)
+            self._speak(self.controller)
+            if self.controller.urgent:
+                self._wake(_SOON_NS)
+
     def _speak(self, controller: Controller) -> None:
         """Send all exchanges that are due."""
-        if controller is not self.controller:
-            return
         for name in list(controller.members):
             if controller.due(name, self._last_sent.get(name, 0), self.now_ns):
                 self._last_sent[name] = self.now_ns
@@ -370,4 +387,4 @@ class VirtualCluster:
         if controller is self.controller and name not in self.network.cut:
             controller.heard(name, said, exchange.read(text, exchange.Answer), self.now_ns)
             if controller.urgent:
-                self.at(NS_PER_MS, self._speak, controller)
+                self._wake()
