@@ -178,13 +178,15 @@ def register_later(world: Opening, found: Opened) -> None:
     world.look(topic, found, FIRST_S)
 
 
-def stopped(before_s: float) -> Callable[[Opening, Opened], None]:
+def stopped(before_s: float, *, declared: bool = False) -> Callable[[Opening, Opened], None]:
+    """A broker stands still, from so long before PUT; publishers connect 20 ms after it."""
+
     def case(world: Opening, found: Opened) -> None:
         world.stopped.add("broker-2")
         world.pause_broker("broker-2", 60 * NS_PER_S)
         world.run(before_s)
-        topic = world.put()
-        world.look(topic, found, 0.02)
+        topic = world.put(declared=declared)
+        world.run(0.02)
         world.publish(TOPIC, publishers())
         world.look(topic, found, 2 * FIRST_S)
 
@@ -198,8 +200,10 @@ CASES: dict[str, Callable[[Opening, Opened], None]] = {
     "connect at once after PUT": connect_at_once,
     "deleted and created again": created_again,
     "register when it is open, connect after 1 ms": register_later,
-    "a broker stops with PUT": stopped(0.0),
+    "a broker stops at PUT": stopped(0.0),
     "a broker stopped 2 s before PUT": stopped(2.0),
+    "a broker stopped 2 s before PUT, which names publishers": stopped(2.0, declared=True),
+    "a broker stops at PUT, which names publishers": stopped(0.0, declared=True),
 }
 
 

@@ -236,5 +236,6 @@ class Exchanges:
         if layout.migration.publishers or moving or not topic.opened:
             return set(self._state.members)
         if now_ns < layout.migration.settling_until_ns:
-            return layout.brokers() | topic.transfer.awaited
+            # A broker that nobody uses any more holds a share until it reports that.
+            return layout.brokers() | topic.transfer.wanted.keys() | topic.transfer.awaited
         return topic.transfer.awaited

@@ -5,14 +5,18 @@ The rule is `srtm.model.shares`. docs/adr/0016-identity-and-liveness.md has the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from srtm.model.shares import patience_s, short
-from srtm.units import NS_PER_S
+from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from srtm.control.state import ControllerState
     from srtm.control.topic import ManagedTopic
+
+# After PUT, or after its last exchange was due.
+_LATE_NS, _MISSING_NS = 15 * NS_PER_MS, 250 * NS_PER_MS
 
 
 def unaware_of(state: ControllerState, topic: ManagedTopic) -> list[str]:
@@ -21,6 +25,33 @@ def unaware_of(state: ControllerState, topic: ManagedTopic) -> list[str]:
         member.name
         for member in state.members.values()
         if member.status != "dead" and member.link.version < topic.version
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Live brokers that have not answered a new contract: in time yet, late, or no longer waited for.
+
+    What a broker was sent may be in force there for a lease, whether it answers or not. So one that is late gets its
+    share when it answers. If it is very late, others get what it was never sent.
+    """
+
+    expected: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
+
+
+def unanswered(state: ControllerState, topic: ManagedTopic, now_ns: int) -> Unanswered:
+    """Who has yet to answer a new contract."""
+    waited_ns = {}
+    for name in unaware_of(state, topic) if not topic.opened else ():
+        overdue_ns = now_ns - state.members[name].link.stamp_heard_ns - round(state.options.exchange_s * NS_PER_S)
+        if state.members[name].status == "alive":
+            waited_ns[name] = max(now_ns - topic.since_ns, overdue_ns)
+    return Unanswered(
+        frozenset(name for name, waited in waited_ns.items() if waited <= _MISSING_NS),
+        frozenset(name for name, waited in waited_ns.items() if waited > _LATE_NS),
+        frozenset(name for name, waited in waited_ns.items() if waited > _MISSING_NS),
     )
 
 

@@ -201,7 +201,8 @@ class Store:
     def remains(self) -> dict[str, Remains]:
         """What brokers may have in force of contracts that are over, by topic."""
         rows = self._db.execute("SELECT topic, shares FROM remains").fetchall()
-        return {topic: Remains(_shares(shares)) for topic, shares in rows}
+        found = {topic: _shares(shares) for topic, shares in rows}
+        return {topic: Remains(shares, doubtful=frozenset(shares)) for topic, shares in found.items()}
 
     def topics(self, numbers: Iterator[int] | None = None) -> list[ManagedTopic]:
         """All topics with their publishers; `numbers` numbers the grants of all of them."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from srtm.control.liveness import unanswered
 from srtm.errors import InputError
+from srtm.model.placement import policy_named
 from srtm.model.split import split_among, within
 from srtm.model.tb_adaptor import adapt
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
@@ -51,6 +53,10 @@ class TBAdaptor:
         busy = sharing.stale or settling or fitting
         if not busy and sharing.planned == (transfer.changes, self._state.turns):
             return
+        asked = unanswered(self._state, topic, now_ns)
+        if asked.expected and not topic.layout.registered:  # they will say where there is traffic
+            return
+        alive -= asked.missing
         if busy:
             _share_out(topic, alive, flush=settling)
         elif alive and not _all_wanted(topic, alive):  # a part is assigned to no broker: find one that can use it
@@ -58,7 +64,7 @@ class TBAdaptor:
                 _adapt(topic, alive, now_ns)
             if not _all_wanted(topic, alive):
                 _share_out(topic, alive)
-        grants = transfer.orders()
+        grants = transfer.orders(asked.late)
         if grants:
             self._state.store.save_topic(topic)
             self._state.due |= {grant.broker for grant in grants}
@@ -101,20 +107,27 @@ def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
 def _share_out(topic: ManagedTopic, alive: Set[str], *, flush: bool = False) -> None:
     """Share by declared traffic and, while publishers are on the move, by where they are still connected.
 
-    With `flush`, tokens go first to waiting messages. A share without traffic stays where it is, or goes to one broker.
+    With `flush`, tokens go first to waiting messages. A share without traffic stays, or goes where publishers will.
     """
     transfer = topic.transfer
     usable = alive - topic.sharing.refused.keys()
     weights, guessed = _weights(topic)
     wanting = {broker: weight for broker, weight in weights.items() if broker in usable}
     if not wanting and usable:
-        idle = transfer.wanted.keys() & usable or {min(usable)}
+        idle = transfer.wanted.keys() & usable or _first(topic, usable)
         wanting = dict.fromkeys(idle, 1.0)
+    flush = flush and any(seen.waiting for seen in topic.layout.seen.values())
     target = _split(topic, wanting, usable, flush=flush)
     # Measured rates always vary a little. Shares that follow every change are never in force: they are on their way.
     if flush or not guessed or _changed_much(transfer.wanted, target) or not _all_wanted(topic, usable):
         transfer.retarget(target)
     topic.sharing.stale = False
+
+
+def _first(topic: ManagedTopic, usable: Set[str]) -> list[str]:
+    """Where publishers of an empty topic will be: anywhere if its policy spreads them, else at one broker first."""
+    most = 1 if policy_named(topic.contract.policy).concentrates else int(topic.contract.bucket.b)
+    return sorted(usable)[: max(1, most)]
 
 
 def _weights(topic: ManagedTopic) -> tuple[Mapping[str, float], set[str]]:

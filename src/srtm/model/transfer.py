@@ -26,7 +26,7 @@ from srtm.model.split import split_among, within
 from srtm.units import NANO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Set
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,19 @@ class PendingGrant:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What brokers may still have in force of a contract that is over; `firm` brokers cut it when their lease ends."""
+    """What brokers may still have in force of a contract that is over; `firm` brokers cut it when their lease ends.
+
+    `doubtful` brokers may have it of a contract before that one, or less by now: they are heard before they are granted.
+    """
 
     shares: Mapping[str, TokenBucket] = field(default_factory=dict)
     firm: frozenset[str] = frozenset()
+    doubtful: frozenset[str] = frozenset()
 
     def only(self, brokers: set[str]) -> Remains:
         """The part of these brokers."""
         shares = {name: share for name, share in self.shares.items() if name in brokers}
-        return Remains(shares, self.firm & brokers)
+        return Remains(shares, self.firm & brokers, self.doubtful & brokers)
 
 
 class _Amount(NamedTuple):
@@ -99,7 +103,7 @@ class Transfer:
         # Grants that are no longer waited for but may still be put in force, with the exchange that settles them.
         self._loose: dict[str, tuple[int, _Amount]] = {}
         self._firm = set(remains.firm) if remains else set()  # brokers that cut their share when their lease ends
-        self._unheard = set(held) if kept else set()
+        self._unheard = {*held, *self._former} if kept else set(remains.doubtful) if remains else set()
         self._pool_ntok = pool_ntok
         self._numbers = numbers or count(1)
         self.changes = 0  # counts changes of everything that `orders` depends on
@@ -172,7 +176,7 @@ class Transfer:
     @property
     def remains(self) -> Remains:
         """What brokers may have in force if this contract ends now."""
-        return Remains(self.possible, frozenset(self._firm))
+        return Remains(self.possible, frozenset(self._firm), frozenset(self._former))
 
     @property
     def unanswered(self) -> list[PendingGrant]:
@@ -195,8 +199,8 @@ class Transfer:
         """Whether every broker has acknowledged what it should hold."""
         return not self.unsettled
 
-    def orders(self) -> list[PendingGrant]:
-        """Grants to send now: cuts first, then increases from what is free."""
+    def orders(self, withheld: Set[str] = frozenset()) -> list[PendingGrant]:
+        """Grants to send now: cuts first, then increases from what is free, but none for brokers in `withheld`."""
         idle = sorted((self._known() | self._wanted.keys()) - self._sent.keys() - self._unheard)
         grants = [
             self._send(name, cut)
@@ -207,7 +211,9 @@ class Transfer:
         free = self._free()
         for name in idle:
             has = self._has(name)
-            if name not in self._sent and has != self._goal(name) and (given := self._give(name, free)) != has:
+            if name in withheld or name in self._sent:
+                continue
+            if has != self._goal(name) and (given := self._give(name, free)) != has:
                 grants.append(self._send(name, given))
                 free = self._free()
         return grants
@@ -232,6 +238,8 @@ class Transfer:
 
     def learned(self, broker: str) -> None:
         """The broker knows this contract, and has dropped its share of the one before."""
+        if broker not in self._held:
+            self._unheard.discard(broker)
         former = self._former.pop(broker, None)
         if former is not None:
             self.changes += 1

@@ -118,6 +118,11 @@ class Layout:
         return sum(publisher.rate_mps for publisher in self.publishers.values())
 
     @property
+    def registered(self) -> bool:
+        """Whether any publisher has declared itself."""
+        return len(self.publishers) > len(self.undeclared)
+
+    @property
     def observed(self) -> bool:
         """Whether every broker with publishers has reported enough traffic to judge it by."""
         return all(len(self.seen[broker].history) >= LEAST_STEPS for broker in self.place.brokers)
