@@ -1,7 +1,7 @@
-"""`python -m bench.opening`: how soon all of r is in force after PUT, and how long messages wait meanwhile.
+"""`python -m bench.opening [virtual|live]`: how soon all of r is in force after PUT, and how long messages wait.
 
-Four brokers, 200 publishers that send 1,000 messages a second, under (1300/s, 200). Everything is in virtual time, with
-exchanges that take 0.1 to 5 ms each way; each run has a seed, and PUT comes at any phase of the controller's second.
+Four brokers, 200 publishers that send 1,000 messages a second, under (1300/s, 200). In virtual time, exchanges take 0.1
+to 5 ms each way. Each run has a seed, and PUT comes at any phase of the controller's second.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench import host
 from bench.measure import show
 from srtm.broker.message import Message
 from srtm.control.members import DeclaredPublisher
@@ -216,36 +217,40 @@ def opened(case: str, policy: str, seed: int) -> Opened:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.opening", description=__doc__)
-    parser.add_argument("--runs", type=int, default=20, help="of each case")
+    parser.add_argument("part", nargs="?", choices=["virtual", "live"], default="virtual")
+    parser.add_argument("--runs", type=int, help="of each case (default: 20 virtual, 5 live)")
     options = parser.parse_args()
+    if options.part == "live":
+        from bench import opening_live
+
+        print(host.describe(0), flush=True)
+        return report("with processes", opening_live.CASES, opening_live.measured, options.runs or 5)
+    return report("in virtual time", CASES, opened, options.runs or 20)
+
+
+def report(title: str, cases: Iterable[str], run: Callable[[str, str, int], Opened], runs: int) -> int:
+    """Print the table; 1 if more than the contract was ever in force."""
     rows, exceeded = [], 0
-    for case in CASES:
+    for case in cases:
         for policy in POLICIES:
-            runs = [opened(case, policy, seed) for seed in range(options.runs)]
-            times = [np.inf if each.in_force_s is None else 1000 * each.in_force_s for each in runs]
-            exceeded += sum(each.exceeded for each in runs)
-            rows.append(
-                [
-                    case,
-                    policy,
-                    _ms(float(np.median(times))),
-                    _ms(max(times)),
-                    _ms(1000 * max(each.dips_s for each in runs)),
-                    _ms(float(np.median([each.p99_ms for each in runs]))),
-                    _ms(float(np.median([each.worst_ms for each in runs]))),
-                    _ms(max(each.worst_ms for each in runs)),
-                ]
-            )
-    columns = ["case", "policy", "in force", "worst", "dips", "p99", "longest", "worst"]
-    print(f"{options.runs} runs each, in ms. in force: from PUT until 99 % of r is where publishers are placed, median and")
-    print(f"worst; dips: longest that less was later; access delay of the first {FIRST_S:g} s: median p99, median longest, longest")
-    show("Opening a contract, in virtual time", columns, rows)
+            found = [run(case, policy, seed) for seed in range(runs)]
+            times = [np.inf if each.in_force_s is None else 1000 * each.in_force_s for each in found]
+            exceeded += sum(each.exceeded for each in found)
+            numbers = [
+                np.median(times),
+                max(times),
+                1000 * max(each.dips_s for each in found),
+                np.median([each.p99_ms for each in found]),
+                np.median([each.worst_ms for each in found]),
+                max(each.worst_ms for each in found),
+            ]
+            rows.append([case, policy, *(f"{each:,.1f}" if np.isfinite(each) else "never" for each in numbers)])
+    print(f"{runs} runs each, in ms. In force: from PUT until {ENOUGH:.0%} of r is where publishers are placed; dips: how")
+    print(f"long less was in force later; access: delay of messages of the first {FIRST_S:g} s, p99 and longest of each run")
+    columns = ["case", "policy", "in force", "worst", "dips, worst", "p99 access", "longest", "worst"]
+    show(f"Opening a contract, {title}", columns, rows)
     print(f"runs in which more than the contract was in force: {exceeded}")
     return int(exceeded > 0)
-
-
-def _ms(time: float) -> str:
-    return f"{time:,.1f}" if np.isfinite(time) else "never"
 
 
 if __name__ == "__main__":

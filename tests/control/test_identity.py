@@ -127,13 +127,15 @@ def test_statistics_of_one_contract_do_not_steer_the_next() -> None:
     assert max(histories) <= 1
 
 
-def test_all_of_a_topic_that_nobody_uses_yet_is_at_one_broker() -> None:
+@pytest.mark.parametrize(("policy", "brokers"), [("srtm", {"broker-1"}), ("lb", {"broker-1", "broker-2", "broker-3"})])
+def test_all_of_a_topic_that_nobody_uses_yet_is_where_publishers_will_be(policy: str, brokers: set[str]) -> None:
     world = VirtualCluster(1, ControllerOptions(lease_s=LEASE_S), Store(), 3)
     world.run(1)
     assert world.controller
-    topic = world.controller.create("t", SMALL, world.now_ns)
+    topic = world.controller.create("t", structs.replace(SMALL, policy=policy), world.now_ns)
     world.run(0.5)
-    assert topic.transfer.held == {"broker-1": SMALL.bucket}
+    assert topic.transfer.held.keys() == brokers
+    assert in_force_ratio(SMALL.bucket, topic.transfer.held) == 1
     world.publish("t", [DeclaredPublisher("p", 5.0)])
     world.run(1)
     assert in_force_ratio(SMALL.bucket, topic.transfer.held) == 1

@@ -349,3 +349,28 @@ def test_a_new_contract_counts_what_brokers_may_hold_of_the_one_before() -> None
     transfer.learned("b")
     (give,) = transfer.orders()
     assert (give.broker, give.share) == ("a", whole)
+
+
+def test_a_broker_that_may_not_know_the_contract_before_the_last_is_heard_before_it_is_granted() -> None:
+    """It may have less by now than it had under the first: what looks like a cut would give it more."""
+    large, small = TokenBucket.of(100, 8), TokenBucket.of(100, 4)
+    first = Transfer(large, {"a": TokenBucket.of(40, 3), "b": TokenBucket.of(60, 5)}, {})
+    second = Transfer.begun(small, count(9), first.remains)
+    second.retarget({"a": TokenBucket.of(40, 1), "b": TokenBucket.of(60, 3)})
+    assert {grant.broker for grant in second.orders()} == {"a", "b"}
+    third = Transfer.begun(small, count(19), second.remains)
+    third.retarget({"a": small})
+    assert third.orders() == []
+    third.learned("a")
+    assert third.orders() == []  # "b" may have more than all of it
+    third.learned("b")
+    assert [(grant.broker, grant.share) for grant in third.orders()] == [("a", small)]
+
+
+def test_what_is_withheld_from_one_broker_is_neither_sent_nor_given_away() -> None:
+    whole = TokenBucket.of(100, 8)
+    transfer = Transfer.begun(whole, count(1), Transfer(whole, {}, {}).remains)
+    half = TokenBucket.of(50, 4)
+    transfer.retarget({"a": half, "b": half})
+    assert [(grant.broker, grant.share) for grant in transfer.orders({"a"})] == [("b", half)]
+    assert [(grant.broker, grant.share) for grant in transfer.orders()] == [("a", half)]
