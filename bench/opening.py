@@ -25,7 +25,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.split import within
 from srtm.protocol.exchange import Contract
 from srtm.testing.virtual import VirtualCluster
-from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S
+from srtm.units import NS_PER_MS, NS_PER_S
 
 TOPIC = "traffic"
 BROKERS, PUBLISHERS, RATE_MPS = 4, 200, 5.0
@@ -245,8 +245,9 @@ def report(title: str, cases: Iterable[str], run: Callable[[str, str, int], Open
                 max(each.worst_ms for each in found),
             ]
             rows.append([case, policy, *(f"{each:,.1f}" if np.isfinite(each) else "never" for each in numbers)])
-    print(f"{runs} runs each, in ms. In force: from PUT until {ENOUGH:.0%} of r is where publishers are placed; dips: how")
-    print(f"long less was in force later; access: delay of messages of the first {FIRST_S:g} s, p99 and longest of each run")
+    print(f"{runs} runs each, in ms. In force: from PUT until {ENOUGH:.0%} of r is where publishers are placed")
+    print("dips: how long less was in force later")
+    print(f"access: delay of messages of the first {FIRST_S:g} s, p99 and longest of each run")
     columns = ["case", "policy", "in force", "worst", "dips, worst", "p99 access", "longest", "worst"]
     show(f"Opening a contract, {title}", columns, rows)
     print(f"runs in which more than the contract was in force: {exceeded}")

@@ -29,7 +29,8 @@ SETTLED_S = 1.5  # after which brokers are known, and publishers send
 def wanted(policy: str, *, named: bool) -> dict[str, Any]:
     """A contract as the controller takes it."""
     publishers = [
-        {"id": f"p{number}", "group": f"g{number // 4}", "rate": RATE_MPS} for number in range(PUBLISHERS if named else 0)
+        {"id": f"p{number}", "group": f"g{number // 4}", "rate": RATE_MPS}
+        for number in range(PUBLISHERS if named else 0)
     ]
     return {"r": BUCKET.r, "b": BUCKET.b, "policy": policy, "fit": "none", "publishers": publishers}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from bench.opening import BUCKET, CASES, POLICIES, Opening, opened, publishers
+
 from srtm.control.liveness import unanswered
 from srtm.units import NS_PER_S
 

@@ -46,7 +46,7 @@ class PendingGrant:
 class Remains:
     """What brokers may still have in force of a contract that is over; `firm` brokers cut it when their lease ends.
 
-    `doubtful` brokers may have it of a contract before that one, or less by now: they are heard before they are granted.
+    `doubtful` brokers may have it of an earlier contract, or less by now: they must be heard before they are granted.
     """
 
     shares: Mapping[str, TokenBucket] = field(default_factory=dict)
