@@ -17,7 +17,7 @@ LIMITS = {
     "connect at once after PUT": ONE_EXCHANGE_S,
     "deleted and created again": 0.050,  # shares of the old contract are given up first
     "register when it is open, connect after 1 ms": AND_BACK_S,
-    "a broker stops at PUT": 0.400,  # the others wait a quarter of a second for it, and the controller looks every 0.1 s
+    "a broker stops at PUT": 0.400,  # the others wait 0.25 s for it, and the controller looks every 0.1 s
     "a broker stopped 2 s before PUT": 0.025,  # of which publishers come after 20 ms
     "a broker stopped 2 s before PUT, which names publishers": 0.025,
     "a broker stops at PUT, which names publishers": None,  # its share is on its way, and may be in force
