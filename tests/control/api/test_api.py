@@ -315,9 +315,11 @@ def test_who_watches_is_told_at_once(api: httpx.Client, topic: str) -> None:
         assert next(lines) == "event: brokers"
         delays = []
         for number in range(5):
+            api.post(f"/v1/topics/{topic}/publishers", json={"publishers": [{"id": f"p{number}"}]}).raise_for_status()
+            wait_for(lambda: api.get("/v1/brokers").json()["brokers"][0]["status"] == "alive")
             began = time.monotonic()
-            api.post(f"/v1/topics/{topic}/publishers", json={"publishers": [{"id": f"p{number}"}]})
-            api.post(f"/v1/topics/{topic}/move", json={"publishers": [f"p{number}"], "broker": "one"})
+            move = {"publishers": [f"p{number}"], "broker": "one"}
+            api.post(f"/v1/topics/{topic}/move", json=move).raise_for_status()
             while next(lines) != "event: moved":
                 pass
             delays.append(time.monotonic() - began)
