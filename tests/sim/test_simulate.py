@@ -47,7 +47,9 @@ def test_it_is_the_model_and_nothing_else() -> None:
     # Without background the processing latencies can be had again as well.
     alone = simulate(case, SIX[:1], "srtm", SLO(NS_PER_S))
     access = scan.access_delays(case.arrivals.times_ns, case.bucket)
-    processing = processing_latencies(case.arrivals.times_ns + access, case.arrivals.publisher_of, SIX[0].model)
+    processing = processing_latencies(
+        case.arrivals.times_ns, case.arrivals.times_ns + access, case.arrivals.publisher_of, SIX[0].model
+    )
     assert alone.latency.processing == Distribution.of(processing)
     assert alone.latency.total == Distribution.of(access + processing)
 

@@ -6,45 +6,83 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
-from srtm.model import md1
+from srtm.model.capacity import Stream, exceeds, wait
 from srtm.units import NS_PER_MS, NS_PER_S, Number, exact
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_CORES = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
-    """A broker's costs in ns: `read_ns` (w) per read event, `message_ns` (s) per message, `base_ns` for all."""
+    """A broker's costs in ns: `read_ns` (w) per read event on one of its `cores`, `message_ns` (s) per message.
+
+    `serial_ns` (t) is the cost of each message in its topic's serial stage, `base_ns` a latency that all have. On one
+    core the serial stage has no thread of its own (`model/service.py`).
+    """
 
     read_ns: int
     message_ns: int
     base_ns: int = 0
+    serial_ns: int = 0
+    cores: int = 1
 
     def __post_init__(self) -> None:
         """Costs are positive and whole."""
-        costs = (self.read_ns, self.message_ns, self.base_ns)
-        if not all(isinstance(cost, int) and cost >= 0 for cost in costs) or self.read_ns + self.message_ns == 0:
+        costs = (self.read_ns, self.message_ns, self.base_ns, self.serial_ns)
+        if not all(isinstance(cost, int) and cost >= 0 for cost in costs) or self.cost_ns(1) == 0:
             raise InputError(f"the costs of a broker must be positive whole nanoseconds: {self}")
+        if not isinstance(self.cores, int) or not 1 <= self.cores <= _MOST_CORES:
+            raise InputError(f"a broker has 1 to {_MOST_CORES:,} cores, not {self.cores!r}")
 
-    def cost_ns(self, messages: int) -> int:
-        """A read event's cost."""
+    def reading_ns(self, messages: int) -> int:
+        """The cost of a read event on its core."""
         return self.read_ns + messages * self.message_ns
 
-    def mcap_mps(self, slo_ns: int, quantile: Number = "0.99", batch: int = 1) -> float:
+    def cost_ns(self, messages: int) -> int:
+        """All processor time that a read event causes, until its messages are sent."""
+        return self.reading_ns(messages) + messages * self.serial_ns
+
+    def stream(self, rate_mps: float, batch: int) -> Stream:
+        """Traffic in batches, as work that its reads find on the cores; a serial stage is another topic's own."""
+        on_cores = self.cost_ns if self.cores == 1 else self.reading_ns
+        return Stream(rate_mps / batch / NS_PER_S, on_cores(batch) / self.cores)
+
+    def mcap_mps(self, slo_ns: int, quantile: Number = "0.99", batch: int = 1, beside: Sequence[Stream] = ()) -> float:
         """The highest rate of Poisson batches whose latency stays within the SLO at this quantile.
 
-        Read events are an M/D/1 queue: one that finds U events' worth of work leaves U + 1 of them later.
+        `beside` is what other topics use of the broker.
         """
-        cost_ns = self.cost_ns(batch)
-        room = (slo_ns - self.base_ns) / cost_ns - 1
-        if room < 0:
-            return 0.0
         tail = 1 - float(exact(quantile, "quantile"))
-        low, high = 0.0, 0.999
+        apart = self.cores > 1
+        own_ns = self.base_ns + self.reading_ns(batch)
+        # On one core, the messages of a turn leave together.
+        leave_ns = [n * self.serial_ns for n in range(1, batch + 1)] if apart else [batch * self.serial_ns]
+
+        def late(rate_mps: float) -> float:
+            serial = Stream(rate_mps / batch / NS_PER_S, batch * self.serial_ns) if apart else Stream(0.0, 0.0)
+            waits = wait((self.stream(rate_mps, batch), *beside)), wait((serial,))
+            return sum(exceeds(slo_ns - own_ns - after, *waits) for after in leave_ns) / len(leave_ns)
+
+        if late(0.0) > tail:
+            return 0.0
+        low, high = 0.0, self._most_mps(batch)
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (middle, high) if md1.exceeds(room, middle) <= tail else (low, middle)
-        return low * batch * NS_PER_S / cost_ns
+            low, high = (middle, high) if late(middle) <= tail else (low, middle)
+        return low
+
+    def _most_mps(self, batch: int) -> float:
+        """The rate that keeps its bottleneck busy all the time."""
+        if self.cores == 1:
+            return batch * NS_PER_S / self.cost_ns(batch)
+        slowest_ns = max(self.reading_ns(batch) / self.cores, batch * self.serial_ns)
+        return batch * NS_PER_S / slowest_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +106,15 @@ DEFAULT_BROKER_MODEL = "srtm-broker"
 
 
 def broker_model(text: str = DEFAULT_BROKER_MODEL) -> BrokerModel:
-    """The model of that name, or one with the three costs in `text` (ns, as in 9000,8000,150000)."""
+    """The model of that name, or one with the costs in `text`: ns, as in 9000,8000,150000, then serial ns and cores."""
     if text in BROKER_MODELS:
         return BROKER_MODELS[text]
     costs = text.split(",")
-    if len(costs) != 3 or not all(cost.strip().isdigit() for cost in costs):
+    if len(costs) not in (3, 5) or not all(cost.strip().isdigit() for cost in costs):
         known = ", ".join(BROKER_MODELS)
         raise InputError(
-            f"unknown broker model {text!r}; known models: {known}, or three costs in ns such as 9000,8000,150000"
+            f"unknown broker model {text!r}; known models: {known}, or three costs in ns such as 9000,8000,150000,"
+            " and two more for a serial stage and cores, as in 9000,8000,150000,6000,2"
         )
     service = ServiceModel(*(int(cost) for cost in costs))
     return BrokerModel(service, service.mcap_mps(NS_PER_MS))

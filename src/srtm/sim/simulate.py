@@ -146,6 +146,7 @@ class SimulatedCluster:
             access = scan.access_delays(times, shares[broker])
             background = self._brokers[broker].background
             processing = processing_latencies(
+                times,
                 times + access,
                 senders,
                 self._brokers[broker].model,

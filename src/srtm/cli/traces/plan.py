@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,7 +128,8 @@ def plan(
     plan is for the synthetic workload that the options under Workload describe.
 
     --broker-model takes a name, or three costs in ns (per read, per message, constant), as in 9000,8000,150000.
-    paper-testbed is the broker of the paper.
+    Two more numbers are the cost per message in a serial stage and the number of cores. paper-testbed is the broker of
+    the paper.
 
     Examples:
         srtm plan trace.parquet --brokers 6 --slo-p99 5ms --compare
@@ -284,7 +285,7 @@ def fleet_from(
 
 
 def _described(path: Path, usual: KnownModel) -> list[SimulatedBroker]:
-    """Brokers from a file: [{"broker", "mcap", "load", "load_batch", "read_ns", "message_ns", "base_ns"}, …]."""
+    """Brokers from a file: [{"broker", "mcap", "load", "load_batch", "read_ns", …}, …]."""
     from srtm.model.service import Background
     from srtm.sim.simulate import SimulatedBroker
 
@@ -296,7 +297,8 @@ def _described(path: Path, usual: KnownModel) -> list[SimulatedBroker]:
         raise InputError(f"--brokers: {path} is not JSON: {error}") from None
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and "broker" in entry for entry in listed):
         raise InputError(f'--brokers: {path} must hold a list of brokers, [{{"broker": name, "mcap": msg/s, …}}]')
-    known = {"broker", "mcap", "load", "load_batch", "read_ns", "message_ns", "base_ns"}
+    costs = [field.name for field in fields(ServiceModel)]
+    known = {"broker", "mcap", "load", "load_batch", *costs}
     fleet = []
     for entry in listed:
         if unknown := sorted(entry.keys() - known):
@@ -309,15 +311,11 @@ def _described(path: Path, usual: KnownModel) -> list[SimulatedBroker]:
         if load > mcap:
             raise InputError(f"{where}: load of {load:g} msg/s exceeds mcap of {mcap:g}")
         try:
-            costs = ServiceModel(
-                entry.get("read_ns", usual.service.read_ns),
-                entry.get("message_ns", usual.service.message_ns),
-                entry.get("base_ns", usual.service.base_ns),
-            )
+            service = replace(usual.service, **{name: entry[name] for name in costs if name in entry})
             background = Background(load, entry.get("load_batch", 10))
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
-        fleet.append(SimulatedBroker(str(entry["broker"]), mcap, costs, background if load else None))
+        fleet.append(SimulatedBroker(str(entry["broker"]), mcap, service, background if load else None))
     names = [broker.name for broker in fleet]
     if not fleet or len(set(names)) < len(names):
         raise InputError(f"--brokers: {path} must list brokers with different names, not {names}")
