@@ -64,7 +64,7 @@ def test_a_seed_says_it_all() -> None:
 def test_background_load_slows_a_broker_down() -> None:
     case = topic()
     idle = simulate(case, SIX[:1], "srtm").latency.processing.p99
-    loaded = SimulatedBroker.like("paper-testbed", "b", Background(80_000, 10))
+    loaded = SimulatedBroker("b", 1e6, SIX[0].model, Background(370_000, 10))
     assert simulate(case, [loaded], "srtm", SLO(NS_PER_S)).latency.processing.p99 > 2 * idle
 
 

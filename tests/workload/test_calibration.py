@@ -21,7 +21,7 @@ def test_a_plan_and_a_controller_read_the_same_calibration(tmp_path: Path) -> No
     assert read_calibration(path) == known
     assert ControllerOptions(calibration=str(path)).calibrated() == (known.service, known.mcap_mps)
     (broker,) = fleet_from("1", calibration=path)
-    assert (broker.model, broker.mcap_mps) == (known.service, known.mcap_mps)
+    assert (broker.model, broker.mcap_mps) == (known.service, None)  # by each topic's SLO and batches
     (broker,) = fleet_from("1", calibration=path, mcap_mps=50.0)
     assert (broker.model, broker.mcap_mps) == (known.service, 50)
 

@@ -66,6 +66,7 @@ class Control:
         self, options: BrokerOptions, topics: Topics, turn: Turn, groups: dict[str, str | None], started_ns: int
     ) -> None:
         self.groups = groups  # correlation groups of publishers
+        self.busy = 0.0  # processor seconds per second, lately, of everything that this broker does
         self._name, self._managed = options.name, options.controller is not None
         self._topics = topics
         self._turn = turn
@@ -289,6 +290,7 @@ class Control:
             engine_problem=engine.trouble if engine else None,
             engine_address=engine.delivery if engine else None,
             stores=topics.disk is not None,
+            busy=self.busy,
         )
 
     def _report(self, topic: TopicStatistics, holding: _Holding, said: Exchange) -> TopicReport:

@@ -19,6 +19,8 @@ TICK_S: Final = 0.1  # how often time-outs are looked for, as in nsqd
 _TICK_NS: Final = int(TICK_S * NS_PER_S)
 _SUMS: Final = 4  # topics that are summed up before the loop turns: each takes a while
 _BREAK_S: Final = 0.001
+_LONGEST_SECOND_NS: Final = 10 * NS_PER_S
+_SMOOTH_S: Final = 5  # seconds over which `busy` is smoothed: placement should not follow every blip
 
 
 class Ticks:
@@ -27,6 +29,7 @@ class Ticks:
     __slots__ = (
         "_clock",
         "_control",
+        "_cpu_ns",
         "_due_ns",
         "_heartbeats",
         "_late_ns",
@@ -44,6 +47,7 @@ class Ticks:
         self._control = control
         self._heartbeats = heartbeats
         self._due_ns = self._late_ns = self._second_ns = 0
+        self._cpu_ns = clock.process_time_ns()
         self._summed: list[Topic] = []  # whose last second is yet to be summed up
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,12 +66,20 @@ class Ticks:
             self._topics.engine.tick(now_ns)
         self._heartbeats.tick()
         if now_ns - self._second_ns >= NS_PER_S and not self._summed:
+            self._measure_work(now_ns - self._second_ns)
             self._second_ns = now_ns
             turn.lag_ns, self._late_ns = self._late_ns, 0
             self._summed = list(self._topics.values())
             self._sum_up()
         turn.wake()
         self._timer = turn.loop.call_later(TICK_S, self.start)
+
+    def _measure_work(self, elapsed_ns: int) -> None:
+        """Let the broker's `busy` follow the processor time of this second."""
+        before_ns, self._cpu_ns = self._cpu_ns, self._clock.process_time_ns()
+        if elapsed_ns < _LONGEST_SECOND_NS:  # not the first one, and the clock was not set
+            lately = (self._cpu_ns - before_ns) / elapsed_ns
+            self._control.busy += (lately - self._control.busy) / _SMOOTH_S
 
     def _sum_up(self) -> None:
         now_ns = self._clock.time_ns()

@@ -30,6 +30,9 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int:
         """Return the time of the clock that leases run by."""
 
+    def process_time_ns(self) -> int:
+        """Return the processor time that this process has used."""
+
 
 class Flushed(Protocol):
     """Something that is written once a turn."""

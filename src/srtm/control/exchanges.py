@@ -121,6 +121,7 @@ class Exchanges:
             answer.engine_problem,
             answer.engine_address,
             answer.stores,
+            answer.busy,
         )
         if member.status != "alive":
             self._membership.turn(member, "alive", now_ns)

@@ -54,6 +54,7 @@ class Condition:
     engine_problem: str | None = None
     engine_address: str | None = None  # where subscribers find its messages, if not at the broker
     stores: bool = True  # whether it can keep topics on disk; assumed until it answers
+    busy: float = 0.0  # processor seconds per second
 
 
 @dataclass(slots=True)

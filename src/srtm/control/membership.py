@@ -68,7 +68,7 @@ class Membership:
             return False
         self.turn(member, "dead", now_ns)
         member.link.stamp, member.link.lease_ends_ns, member.link.void = None, None, self._state.number
-        member.condition = replace(member.condition, rate_mps=0, free_mps=0, lag_ns=0)
+        member.condition = replace(member.condition, rate_mps=0, free_mps=0, lag_ns=0, busy=0.0)
         self._state.store.save_member(member)
         self._placing.take_orders(name)
         for topic in self._state.topics.values():

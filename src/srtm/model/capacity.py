@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_STEPS = 60
+_STEPS = 100
+_STEEPEST = 40.0  # e^-40 is less than a double can add to 1
 
 
 class Stream(NamedTuple):
@@ -45,19 +46,16 @@ def wait(streams: Iterable[Stream]) -> Wait:
     if load >= 1:
         return Wait(1.0, 1.0, 0.0)
     unit = max(stream.cost_ns for stream in busy)
-
-    def excess(eta: float) -> float:
-        return sum(each.per_ns * unit * math.expm1(eta * each.cost_ns / unit) for each in busy) - eta
-
-    high = 1.0
-    while excess(high) <= 0:
-        high *= 2
-    low = 0.0
+    sizes = [(stream.per_ns * unit, stream.cost_ns / unit) for stream in busy]
+    eta = min(_STEEPEST, 2 * (1 - load) / sum(rate * cost**2 for rate, cost in sizes))  # right of the root, or there
     for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
-    grown = sum(each.load * math.exp(low * each.cost_ns / unit) for each in busy) - 1
-    return Wait(load, min(1.0, (1 - load) / grown) if grown > 0 else 1.0, low / unit)
+        grown = [(rate * math.exp(eta * cost), rate, cost) for rate, cost in sizes]
+        step = (sum(up - rate for up, rate, _ in grown) - eta) / (sum(up * cost for up, _, cost in grown) - 1)
+        if not step > eta * 1e-9:
+            break
+        eta -= step
+    slope = sum(rate * cost * math.exp(eta * cost) for rate, cost in sizes) - 1
+    return Wait(load, min(1.0, (1 - load) / slope) if slope > 0 else 1.0, eta / unit)
 
 
 def exceeds(room_ns: float, first: Wait, second: Wait) -> float:

@@ -164,6 +164,7 @@ class Answer(msgspec.Struct, frozen=True):
     engine_problem: str | None = None  # why the engine accepts no messages
     engine_address: str | None = None  # for subscribers; without secrets
     stores: bool = True  # it can store topics on disk
+    busy: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0  # processor seconds per second, lately
 
 
 class RefusalCode(StrEnum):

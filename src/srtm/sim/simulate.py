@@ -20,6 +20,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO, Latency
 from srtm.model.placement import UNPLACED, Broker, Roster, place
 from srtm.model.profile import profile
+from srtm.model.room import Demand, Others, broker_with_room
 from srtm.model.service import Background, processing_latencies
 from srtm.model.split import least_b, split
 from srtm.units import NS_PER_S, percentile
@@ -42,10 +43,13 @@ _DEFAULT = broker_model()
 
 @dataclass(frozen=True, slots=True)
 class SimulatedBroker:
-    """A broker of the simulation; without a model, as `srtm up` starts it."""
+    """A broker of the simulation; without a model, as `srtm up` starts it.
+
+    Without `mcap_mps`, its capacity follows from the model, by each topic's SLO and batches.
+    """
 
     name: str
-    mcap_mps: float = _DEFAULT.mcap_mps
+    mcap_mps: float | None = _DEFAULT.mcap_mps
     model: ServiceModel = _DEFAULT.service
     background: Background | None = None
 
@@ -55,10 +59,13 @@ class SimulatedBroker:
         known = broker_model(model)
         return cls(name, known.mcap_mps, known.service, background)
 
-    @property
-    def broker(self) -> Broker:
-        """The broker as the Load Distributor knows it."""
-        return Broker(self.name, self.mcap_mps, self.background.rate_mps if self.background else 0.0)
+    def seen_by(self, topic: SimulatedTopic, slo: SLO) -> Broker:
+        """The broker as the Load Distributor knows it when it places a topic."""
+        load = self.background
+        if self.mcap_mps is not None:
+            return Broker(self.name, self.mcap_mps, load.rate_mps if load else 0.0)
+        others = Others({load.batch: load.rate_mps} if load else {})
+        return broker_with_room(self.name, self.model, Demand(slo, topic.batch), others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,13 @@ class SimulatedTopic:
     publishers: Sequence[Publisher]
     arrivals: Arrivals
     bucket: TokenBucket
+
+    @property
+    def batch(self) -> int:
+        """How many messages a read event carries, on average."""
+        times, senders = self.arrivals
+        reads = 1 + np.count_nonzero((np.diff(times) != 0) | (np.diff(senders) != 0))
+        return max(1, round(len(times) / reads))
 
     @classmethod
     def of(cls, workload: Workload, bucket: TokenBucket | None = None) -> SimulatedTopic:
@@ -236,7 +250,7 @@ def simulate(
     cluster = SimulatedCluster(topic, brokers, goal, seed)
     search = fitting.Fitting(
         Roster(topic.publishers),
-        [broker.broker for broker in brokers],
+        [broker.seen_by(topic, goal) for broker in brokers],
         policy,
         goal.limit_ns,
         seed=seed,
@@ -274,7 +288,7 @@ def assess(
     """The latency of a topic that a policy splits over k brokers by rate, without a search."""
     goal = slo or SLO()
     cluster = SimulatedCluster(topic, brokers, goal, seed)
-    placed = place(topic.publishers, [broker.broker for broker in brokers], policy, seed, k=k)
+    placed = place(topic.publishers, [broker.seen_by(topic, goal) for broker in brokers], policy, seed, k=k)
     seen = cluster.observe(placed.broker_of, sorted(set(placed.broker_of.tolist())))
     meets_slo = all(cluster.latency_ns(*latencies) <= goal.limit_ns for latencies in seen.values())
     return _summed_up(cluster, placed.broker_of, seen, policy, meets_slo=meets_slo)

@@ -41,7 +41,6 @@ from srtm.cli.common import (
 )
 from srtm.errors import InputError
 from srtm.model.broker_models import DEFAULT_BROKER_MODEL, ServiceModel, broker_model
-from srtm.model.broker_models import BrokerModel as KnownModel
 from srtm.model.placement import POLICIES
 from srtm.units import NS_PER_MS, parse_duration_ns
 from srtm.workload.calibration import read_calibration
@@ -271,20 +270,17 @@ def fleet_from(
     known = broker_model(model) if calibration is None else read_calibration(calibration)
     if mcap_mps is not None and not 0 < mcap_mps < math.inf:
         raise InputError(f"--mcap-mps must be a rate above 0, not {mcap_mps:g}")
-    most = mcap_mps if mcap_mps is not None else known.mcap_mps
-    if not most:
-        raise InputError(f"--broker-model {model}: no rate keeps p99 within 1 ms; give --mcap-mps")
     if not brokers.isdigit():
-        return _described(Path(brokers), replace(known, mcap_mps=most))
-    if load > most:
-        raise InputError(f"--load {load:g} exceeds the {most:g} msg/s that a broker can carry (--mcap-mps)")
+        return _described(Path(brokers), known.service, mcap_mps)
     if not 1 <= int(brokers) <= 10_000:
         raise InputError(f"--brokers must be from 1 to 10,000, not {brokers}")
     background = Background(load, load_batch) if load else None
-    return [SimulatedBroker(f"broker-{n + 1}", most, known.service, background) for n in range(int(brokers))]
+    if load > (most := known.service.most_mps(load_batch) if mcap_mps is None else mcap_mps):
+        raise InputError(f"--load {load:g} exceeds the {most:g} msg/s that a broker can carry (--mcap-mps)")
+    return [SimulatedBroker(f"broker-{n + 1}", mcap_mps, known.service, background) for n in range(int(brokers))]
 
 
-def _described(path: Path, usual: KnownModel) -> list[SimulatedBroker]:
+def _described(path: Path, usual: ServiceModel, usual_mcap_mps: float | None) -> list[SimulatedBroker]:
     """Brokers from a file: [{"broker", "mcap", "load", "load_batch", "read_ns", …}, …]."""
     from srtm.model.service import Background
     from srtm.sim.simulate import SimulatedBroker
@@ -307,14 +303,14 @@ def _described(path: Path, usual: KnownModel) -> list[SimulatedBroker]:
         wrong = [name for name, value in entry.items() if name != "broker" and not _is_amount(value)]
         if wrong:
             raise InputError(f"{where}: {wrong[0]} must be a number of at least 0, not {entry[wrong[0]]!r}")
-        mcap, load = entry.get("mcap", usual.mcap_mps), entry.get("load", 0)
-        if load > mcap:
-            raise InputError(f"{where}: load of {load:g} msg/s exceeds mcap of {mcap:g}")
+        mcap, load = entry.get("mcap", usual_mcap_mps), entry.get("load", 0)
         try:
-            service = replace(usual.service, **{name: entry[name] for name in costs if name in entry})
+            service = replace(usual, **{name: entry[name] for name in costs if name in entry})
             background = Background(load, entry.get("load_batch", 10))
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+        if load > (most := service.most_mps(background.batch) if mcap is None else mcap):
+            raise InputError(f"{where}: load of {load:g} msg/s exceeds mcap of {most:g}")
         fleet.append(SimulatedBroker(str(entry["broker"]), mcap, service, background if load else None))
     names = [broker.name for broker in fleet]
     if not fleet or len(set(names)) < len(names):

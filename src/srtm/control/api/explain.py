@@ -8,7 +8,9 @@ from srtm.control.placing.expected import expected
 from srtm.control.placing.fitted import described
 from srtm.errors import SRTMError
 from srtm.model.latency import SLO, Distribution
+from srtm.model.room import usual_batch
 from srtm.model.scan import access_delays
+from srtm.model.service import Background
 from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_MS
 
@@ -40,8 +42,14 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
     if not publishers:
         document["note"] = "no prediction: no publishers are registered"
         return document
+    batch = usual_batch((each.rate_mps, each.batch) for each in publishers)
     brokers = [
-        SimulatedBroker(broker.name, broker.mcap_mps, controller.placing.service)
+        SimulatedBroker(
+            broker.name,
+            broker.mcap_mps,
+            controller.placing.service,
+            Background(broker.allocated_mps, batch) if broker.allocated_mps else None,
+        )
         for broker in controller.placing.brokers_for(topic, set(topic.layout.publishers))
     ]
     traffic = SimulatedTopic([each.publisher for each in publishers], expected(publishers, _SEED), contract.bucket)

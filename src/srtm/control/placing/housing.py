@@ -11,13 +11,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
+from srtm.model.latency import SLO
 from srtm.model.placement import Broker, place, policy_named
+from srtm.model.room import Demand, Others, broker_with_room, usual_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Set
 
     from srtm.control.members import DeclaredPublisher, Member
     from srtm.control.topic import ManagedTopic
+    from srtm.model.broker_models import ServiceModel
 
 
 def housed(
@@ -40,18 +43,48 @@ def housed(
 
 
 def room(
-    topic: ManagedTopic, movable: Set[str], topics: Iterable[ManagedTopic], members: Iterable[Member]
+    topic: ManagedTopic,
+    movable: Set[str],
+    topics: Iterable[ManagedTopic],
+    members: Iterable[Member],
+    service: ServiceModel,
+    limit_mps: float | None = None,
 ) -> list[Broker]:
-    """Usable brokers, with the rate that they carry besides these publishers of the topic."""
+    """Usable brokers, with the room that they have for these publishers of the topic, in messages of theirs."""
     fitting = (member for member in members if member.usable and member.can_have(topic.contract))
     usable = sorted(fitting, key=lambda member: member.name)
-    carried = {member.name: float(member.condition.free_mps) for member in usable}
+    beside = {member.name: Counter({1: float(member.condition.free_mps)}) for member in usable}
+    movable_share = Counter[str]()
     for other in topics:
         conformant, publishers = other.conformant, other.layout.publishers
-        for publisher, broker in other.layout.place.items():
-            if broker in carried and (other is not topic or publisher not in movable):
-                carried[broker] += publishers[publisher].rate_mps * conformant
-    return [Broker(each.name, each.mcap_mps, min(carried[each.name], each.mcap_mps)) for each in usable]
+        for name, broker in other.layout.place.items():
+            if broker not in beside:
+                continue
+            publisher = publishers[name]
+            rate_mps = publisher.rate_mps * conformant
+            if other is topic and name in movable:
+                movable_share[broker] += service.share(rate_mps, publisher.batch)
+            else:
+                beside[broker][publisher.batch] += rate_mps
+    demand = demand_of(topic, movable)
+    brokers = []
+    for member in usable:
+        rates_mps = beside[member.name]
+        declared = sum(service.share(rate_mps, batch) for batch, rate_mps in rates_mps.items())
+        # The broker measures everything that it does: others answer for their part of what exceeds the model.
+        measured = member.condition.busy / service.cores
+        part = declared / whole if (whole := declared + movable_share[member.name]) else 1.0
+        others = Others(rates_mps, max(0.0, measured * part - declared))
+        brokers.append(broker_with_room(member.name, service, demand, others, limit_mps))
+    return brokers
+
+
+def demand_of(topic: ManagedTopic, publishers: Set[str]) -> Demand:
+    """What these publishers of a topic ask of a broker; all of them if none is named."""
+    known = topic.layout.publishers
+    chosen = [known[name] for name in publishers if name in known] or list(known.values())
+    batch = usual_batch((each.rate_mps, each.batch) for each in chosen)
+    return Demand(SLO(topic.contract.slo_ns, topic.contract.quantile), batch)
 
 
 def on_fewest(topic: ManagedTopic, brokers: Sequence[Broker], seed: int) -> bool:

@@ -124,13 +124,19 @@ class Placing:
         self._state.due |= self._moves.remind(topic, now_ns)
 
     def brokers_for(self, topic: ManagedTopic, movable: Set[str]) -> list[Broker]:
-        """Usable brokers, with the rate that they carry besides these publishers of the topic."""
-        return room(topic, movable, self._state.topics.values(), self._state.members.values())
+        """Usable brokers, with the room that they have for these publishers of the topic."""
+        state = self._state
+        members, limit_mps = state.members.values(), state.options.mcap_mps
+        return room(topic, movable, state.topics.values(), members, self.service, limit_mps)
 
     def least_loaded(self) -> Member | None:
         """A broker for publishers of a topic without a contract."""
         usable = [member for member in self._state.members.values() if member.usable]
-        return min(usable, key=lambda each: (each.condition.rate_mps / each.mcap_mps, each.name), default=None)
+        return min(
+            usable,
+            key=lambda each: (each.condition.busy, each.condition.rate_mps / each.mcap_mps, each.name),
+            default=None,
+        )
 
     # Fittings.
 

@@ -15,6 +15,7 @@ from srtm.errors import SRTMError
 from srtm.model.fitting import Fitting, Measure, NoCapacity, Placed
 from srtm.model.latency import SLO
 from srtm.model.placement import Roster, rcap
+from srtm.model.room import usual_batch
 from srtm.model.service import Background
 from srtm.sim.simulate import SimulatedBroker, SimulatedCluster, SimulatedTopic
 
@@ -109,12 +110,13 @@ class Search:
             expected(self.publishers, self._seed),
             contract.bucket,
         )
+        batch = usual_batch((publisher.rate_mps, publisher.batch) for publisher in self.publishers)
         simulated = [
             SimulatedBroker(
                 broker.name,
                 broker.mcap_mps,
                 self._service,
-                Background(broker.allocated_mps) if broker.allocated_mps else None,
+                Background(broker.allocated_mps, batch) if broker.allocated_mps else None,
             )
             for broker in self.brokers
         ]
