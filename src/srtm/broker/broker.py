@@ -134,6 +134,7 @@ class Broker:
             len(connections),
             self.clients.buffers.unstamped,
             self.turn.lag_ns,
+            self.control.busy,
             engine.statistics() if engine else None,
             tuple(each.statistics(now_ns, clients=clients) for each in topics),
             tuple(each.statistics() for each in publishers) if clients else None,

@@ -189,6 +189,7 @@ class BrokerStatistics:
     connections: int
     unstamped_reads: int  # reads without a kernel time
     lag_ns: int  # maximum lag of the loop in the last second
+    busy: float  # processor seconds per second, over the last seconds
     engine: EngineStatistics | None
     topics: tuple[TopicStatistics, ...]  # by name
     publishers: tuple[ClientStatistics, ...] | None  # None unless asked for

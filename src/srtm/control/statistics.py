@@ -53,6 +53,7 @@ class MemberStatistics:
     allocated: float  # declared by publishers placed there, and carried for topics without a contract
     rate: float  # of the last second
     lag_ms: float
+    busy: float  # processor seconds per second, as the broker measures itself
     engine: str
     engine_problem: str | None
     engine_address: str | None
@@ -174,6 +175,7 @@ def _of_broker(member: Member, declared_mps: float) -> MemberStatistics:
         allocated=allocated,
         rate=member.condition.rate_mps,
         lag_ms=member.condition.lag_ns / NS_PER_MS,
+        busy=round(member.condition.busy, 4),
         engine=member.condition.engine,
         engine_problem=member.condition.engine_problem,
         engine_address=member.condition.engine_address,

@@ -41,6 +41,12 @@ _BROKER: list[tuple[_Kind, str, str, Callable[[BrokerStatistics], float]]] = [
         "Maximum delay of the event loop in the last second.",
         lambda broker: broker.lag_ns / NS_PER_S,
     ),
+    (
+        GaugeMetricFamily,
+        "busy_ratio",
+        "Processor seconds per second of this process, over the last seconds.",
+        lambda broker: broker.busy,
+    ),
 ]
 _TOPICS: list[tuple[_Kind, str, str, Callable[[TopicStatistics], float]]] = [
     (CounterMetricFamily, "messages", "Messages received.", lambda topic: topic.messages),

@@ -35,6 +35,7 @@ def as_json(broker: BrokerStatistics, topic: str | None = None, channel: str | N
         "srtm": {
             "unstamped_reads": broker.unstamped_reads,
             "connections": broker.connections,
+            "busy": round(broker.busy, 4),
             "engine": _engine(broker.engine) if broker.engine else {"kind": "local"},
         },
     }

@@ -45,6 +45,7 @@ _BROKERS: list[tuple[str, str, Callable[[MemberStatistics], float]]] = [
         "Maximum delay of the broker's event loop in the last second.",
         lambda broker: broker.lag_ms / _MS_PER_S,
     ),
+    ("busy_ratio", "Processor seconds per second of the broker, over the last seconds.", lambda broker: broker.busy),
 ]
 _TOPICS: list[tuple[str, str, Callable[[TopicStatistics], float | None]]] = [
     ("slo_met", "1 if the topic met its SLO over the last ten seconds.", lambda topic: topic.slo_met),
