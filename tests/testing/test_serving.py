@@ -24,11 +24,11 @@ def messages(at_ns: int, number: int) -> list[Message]:
 def test_reads_wait_for_each_other_and_messages_for_their_token() -> None:
     serving, strict, lax = Serving(MODEL), Topic("strict", 10, 10), Topic("lax", 10, 10)
     first, second, late = messages(1_000, 3), messages(1_050, 1), messages(1_060, 1)
-    for each in (first, second, late):
+    for topic, each in ((lax, first), (strict, second)):
         serving.read(each, each[0].arrival_ns)
-    for message in first:
-        serving.release(lax, message)
-    serving.release(strict, second[0])
+        for message in each:
+            serving.release(topic, message)
+    serving.read(late, late[0].arrival_ns)
     late[0].release_ns = 2_000
     serving.release(strict, late[0])
     serving.account(1_900)

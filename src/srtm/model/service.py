@@ -61,7 +61,10 @@ class Background:
 
 
 class Server:
-    """The same broker, told one event at a time: for clusters in virtual time. Tell it events in order of time."""
+    """The same broker, told one event at a time: for clusters in virtual time.
+
+    Tell it events in order of time, and releases right after a read if its messages have their tokens.
+    """
 
     def __init__(self, model: ServiceModel) -> None:
         self.model = model

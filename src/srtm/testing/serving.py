@@ -1,14 +1,15 @@
-"""Processor time of a broker in virtual time: one server that all topics share.
+"""Processor time of a broker in virtual time: the model's `Server`, which all topics share.
 
 In: reads with their arrival time, and messages as the bucket releases them. Out: latencies in the statistics of their
-topics. A read waits until the server is free, and then takes its cost (`model.broker_models`). A message is sent once
-it has been read and has its token; the model's base latency is added to all.
+topics. A message is sent once it has been read and has its token.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
+
+from srtm.model.service import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,19 +23,18 @@ class Serving:
     """The processor of one broker."""
 
     def __init__(self, model: ServiceModel) -> None:
-        self._model = model
-        self._free_ns = 0  # when all reads so far are done
+        self._server = Server(model)
         self._sending: defaultdict[Topic, deque[Message]] = defaultdict(deque)  # released, in order of `sent_ns`
 
     def read(self, together: Sequence[Message], now_ns: int) -> None:
         """Read messages that came together; until its release, `sent_ns` of a message says when it is read."""
-        self._free_ns = max(self._free_ns, now_ns) + self._model.cost_ns(len(together))
+        read_ns = self._server.read(len(together), now_ns)
         for message in together:
-            message.sent_ns = self._free_ns
+            message.sent_ns = read_ns
 
     def release(self, topic: Topic, message: Message) -> None:
         """Send a message that has its token, as soon as it is read."""
-        message.sent_ns = max(message.sent_ns, message.release_ns) + self._model.base_ns
+        (message.sent_ns,) = self._server.release(topic, 1, max(message.sent_ns, message.release_ns))
         self._sending[topic].append(message)
 
     def account(self, now_ns: int) -> None:
