@@ -12,8 +12,10 @@ from srtm.lab.results import RESULTS, named
 if TYPE_CHECKING:
     from srtm.lab.result import Rows
 
-TIGHT = "b by the paper's rule lets 1 % of the messages wait, which is all that a p99 objective allows"
-BUSY = "the model's broker carries less than this in batches, and a split costs (k − 1) b/r at the 99th percentile"
+SPARE = "with a margin of b, bursts of 300 messages meet the SLO on four brokers"
+WHOLE = "the model's broker carries all of this in batches, so neither policy splits the topic"
+EARLY = "periodic single messages burst less, so Conc meets the SLO as well"
+ALONE = "a small topic fits on one broker either way, and its batches pass the serial stage one by one"
 BLIND = "no split helps Max-Min, so its best is one broker from the beginning, and that cannot fall"
 SHORT = "two runs of a minute see too few of the rare waits of one bucket"
 BOTH = ("99 %", "99.5 %")
@@ -21,13 +23,13 @@ BOTH = ("99 %", "99.5 %")
 # (result, b at, beginning of the claim); docs/evaluation.md has the evidence.
 NOT_HELD: dict[tuple[str, str, str], str] = {
     ("prop1", "", "Eq. (1) gives"): SHORT,
-    **{(name, b_at, "Conc meets"): BUSY for name in ("fig7b", "fig7d") for b_at in BOTH},
-    **{(f"fig8{panel}", b_at, "at 8k"): BUSY for panel in "abcd" for b_at in BOTH},
-    **{(f"fig8{panel}", b_at, "Conc improves"): BUSY for panel in "cd" for b_at in BOTH},
-    **{(f"fig8{panel}", b_at, "batches of 10"): BUSY for panel in "bd" for b_at in BOTH},
-    ("fig9a", "99 %", "SRTM meets"): TIGHT,
-    ("fig11a", "99 %", "so does the number"): BLIND,
-    **{("table1", "99 %", begins): TIGHT for begins in ("rounds", "seconds", "brokers")},
+    **{(f"fig8{panel}", b_at, "at 8k"): WHOLE for panel in "bd" for b_at in BOTH},
+    **{("fig8c", b_at, "at 8k"): EARLY for b_at in BOTH},
+    **{("fig8d", b_at, "Conc improves"): WHOLE for b_at in BOTH},
+    **{(f"fig8{panel}", b_at, "batches of 10"): ALONE for panel in "bd" for b_at in BOTH},
+    **{(f"fig11{panel}", b_at, "so does the number"): BLIND for panel in "ab" for b_at in BOTH},
+    ("fig11b", "99 %", "tail latency"): BLIND,
+    ("table1", "99.5 %", "brokers"): SPARE,
 }
 
 

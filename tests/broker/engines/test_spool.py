@@ -410,6 +410,9 @@ class Clock:
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
 
+    def process_time_ns(self) -> int:
+        return time.process_time_ns()
+
 
 @pytest.mark.processes
 def test_jetstream_takes_no_new_message_for_one_that_it_has(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ broker of the topic with room for it, away from its group, and to another broker
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
@@ -53,8 +53,8 @@ def room(
     """Usable brokers, with the room that they have for these publishers of the topic, in messages of theirs."""
     fitting = (member for member in members if member.usable and member.can_have(topic.contract))
     usable = sorted(fitting, key=lambda member: member.name)
-    beside = {member.name: Counter({1: float(member.condition.free_mps)}) for member in usable}
-    movable_share = Counter[str]()
+    beside = {member.name: defaultdict(float, {1: float(member.condition.free_mps)}) for member in usable}
+    movable_share: defaultdict[str, float] = defaultdict(float)
     for other in topics:
         conformant, publishers = other.conformant, other.layout.publishers
         for name, broker in other.layout.place.items():
