@@ -40,7 +40,9 @@ def served(
     """When each message is delivered, by the compiled loops."""
     background = np.sort(np.array(reads, np.int64))
     times = (np.array(arrivals), np.array(releases), np.array(senders, np.int32))
-    return [at + took for at, took in zip(releases, processing_latencies(*times, model, background, batch), strict=True)]
+    return [
+        at + took for at, took in zip(releases, processing_latencies(*times, model, background, batch), strict=True)
+    ]
 
 
 @given(TRAFFIC, st.lists(st.integers(0, 2_000), max_size=20), COSTS)
