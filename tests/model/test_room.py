@@ -7,7 +7,7 @@ import pytest
 from srtm.model.broker_models import ServiceModel
 from srtm.model.latency import SLO
 from srtm.model.placement import Publisher, place, rcap
-from srtm.model.room import Demand, Others, broker_with_room, usual_batch
+from srtm.model.room import Demand, Others, broker_with_room, others_of, usual_batch
 from srtm.units import NS_PER_MS
 
 OURS = ServiceModel(48_000, 23_000, 190_000)  # 71 µs for a single message, 27.8 µs for each of ten
@@ -52,6 +52,14 @@ def test_equal_loads_are_equal_processor_time() -> None:
 def test_what_a_broker_measures_beyond_the_model_counts() -> None:
     assert room_mps(Demand(STRICT), Others({10: 4_000.0}, excess=0.3)) < room_mps(Demand(STRICT), Others({10: 4_000.0}))
     assert room_mps(Demand(STRICT), Others({}, excess=1.0)) == 0
+
+
+def test_others_answer_for_their_part_of_what_the_model_does_not_explain() -> None:
+    others, own = {1: 3_000.0}, {1: 1_000.0}
+    expected = OURS.share(4_000.0, 1)
+    assert others_of(OURS, others, own, expected / 2).excess == 0
+    assert others_of(OURS, others, own, 2 * expected).excess == pytest.approx(OURS.share(3_000.0, 1))
+    assert others_of(OURS, {}, {}, 0.02).excess == 0  # a broker without topics ticks
 
 
 def test_a_limit_caps_messages_of_all_topics() -> None:

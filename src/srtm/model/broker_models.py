@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
-from srtm.model.capacity import Stream, exceeds, wait
+from srtm.model.capacity import Stream, busy_with_turns, exceeds, wait
 from srtm.units import NS_PER_MS, NS_PER_S, Number, exact
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_CORES = 1_024
 _STEPS = 24  # of a bisection: one part in ten million
+_TRIALS = 9  # of a bisection by simulation: one part in 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class ServiceModel:
     """A broker's costs in ns: `read_ns` (w) per read event on one of its `cores`, `message_ns` (s) per message.
 
     `serial_ns` (t) is the cost of each message in its topic's serial stage, `base_ns` a latency that all have. On one
-    core the serial stage has no thread of its own (`model/service.py`).
+    core the serial stage has no thread of its own, and `turn_ns` is the cost of a turn of its loop, whatever it reads
+    (`model/service.py`).
     """
 
     read_ns: int
@@ -33,21 +36,24 @@ class ServiceModel:
     base_ns: int = 0
     serial_ns: int = 0
     cores: int = 1
+    turn_ns: int = 0
 
     def __post_init__(self) -> None:
         """Costs are positive and whole."""
-        costs = (self.read_ns, self.message_ns, self.base_ns, self.serial_ns)
+        costs = (self.read_ns, self.message_ns, self.base_ns, self.serial_ns, self.turn_ns)
         if not all(isinstance(cost, int) and cost >= 0 for cost in costs) or self.cost_ns(1) == 0:
             raise InputError(f"the costs of a broker must be positive whole nanoseconds: {self}")
         if not isinstance(self.cores, int) or not 1 <= self.cores <= _MOST_CORES:
             raise InputError(f"a broker has 1 to {_MOST_CORES:,} cores, not {self.cores!r}")
+        if self.turn_ns and self.cores > 1:
+            raise InputError(f"only a broker with one core has turns: {self}")
 
     def reading_ns(self, messages: int) -> int:
         """The cost of a read event on its core."""
         return self.read_ns + messages * self.message_ns
 
     def cost_ns(self, messages: int) -> int:
-        """All processor time that a read event causes, until its messages are sent."""
+        """All processor time that a read event causes, until its messages are sent, besides turns of the loop."""
         return self.reading_ns(messages) + messages * self.serial_ns
 
     def share(self, rate_mps: float, batch: int) -> float:
@@ -58,6 +64,10 @@ class ServiceModel:
         """Traffic in batches, as work that its reads find on the cores; a serial stage is another topic's own."""
         on_cores = self.cost_ns if self.cores == 1 else self.reading_ns
         return Stream(rate_mps / batch / NS_PER_S, on_cores(batch) / self.cores)
+
+    def busy(self, streams: Sequence[Stream]) -> float:
+        """The part of its cores that streams keep busy together, with the turns that they cause."""
+        return busy_with_turns(streams, self.turn_ns)
 
     def mcap_mps(self, slo_ns: int, quantile: Number = "0.99", batch: int = 1, beside: Sequence[Stream] = ()) -> float:
         """The highest rate of Poisson batches whose latency stays within the SLO at this quantile.
@@ -76,6 +86,8 @@ class ServiceModel:
 
 @lru_cache(maxsize=4_096)  # placement asks the same of many brokers, again and again
 def _mcap_mps(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, beside: tuple[Stream, ...]) -> float:
+    if model.turn_ns:
+        return _tried_mcap_mps(model, slo_ns, quantile, batch, beside)
     tail = 1 - float(exact(quantile, "quantile"))
     apart = model.cores > 1
     own_ns = model.base_ns + model.reading_ns(batch)
@@ -93,6 +105,34 @@ def _mcap_mps(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, be
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if late(middle) <= tail else (low, middle)
+    return low
+
+
+def _tried_mcap_mps(
+    model: ServiceModel, slo_ns: int, quantile: Number, batch: int, beside: tuple[Stream, ...]
+) -> float:
+    """The same of a loop whose turns take several reads: no formula is known, so rates are tried."""
+    percent = math.ceil(100 * sum(stream.load for stream in beside) - 1e-9)
+    if percent >= 100:
+        return 0.0
+    if not percent:
+        return _tried(model, slo_ns, quantile, batch, 0, 1)
+    mean_ns = percent / 100 / sum(stream.per_ns for stream in beside)
+    size = max(1, round((mean_ns - model.read_ns) / (model.message_ns + model.serial_ns or 1)))
+    return _tried(model, slo_ns, quantile, batch, percent, size)
+
+
+@lru_cache(maxsize=4_096)  # a trial takes milliseconds, so others' loads count in whole percent
+def _tried(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, percent: int, size: int) -> float:
+    from srtm.model.service import Background, tail_ns  # compiled code, which most callers do not need
+
+    load = percent / 100
+    beside = Background(load / model.share(1.0, size), size) if percent else None
+    low, high = 0.0, model.most_mps(batch) * (1 - load)
+    for _ in range(_TRIALS):
+        middle = (low + high) / 2
+        within = tail_ns(model, middle, batch, beside, quantile) <= slo_ns
+        low, high = (middle, high) if within else (low, middle)
     return low
 
 
@@ -118,15 +158,18 @@ DEFAULT_BROKER_MODEL = "srtm-broker"
 
 
 def broker_model(text: str = DEFAULT_BROKER_MODEL) -> BrokerModel:
-    """The model of that name, or one with the costs in `text`: ns, as in 9000,8000,150000, then serial ns and cores."""
+    """The model of that name, or one with the costs in `text`: ns, as in 9000,8000,150000.
+
+    Further numbers are `serial_ns`, `cores` and `turn_ns`.
+    """
     if text in BROKER_MODELS:
         return BROKER_MODELS[text]
     costs = text.split(",")
-    if len(costs) not in (3, 5) or not all(cost.strip().isdigit() for cost in costs):
+    if len(costs) not in (3, 5, 6) or not all(cost.strip().isdigit() for cost in costs):
         known = ", ".join(BROKER_MODELS)
         raise InputError(
             f"unknown broker model {text!r}; known models: {known}, or three costs in ns such as 9000,8000,150000,"
-            " and two more for a serial stage and cores, as in 9000,8000,150000,6000,2"
+            " and more for a serial stage, cores and turns, as in 9000,8000,150000,6000,2 or 9000,8000,150000,0,1,30000"
         )
     service = ServiceModel(*(int(cost) for cost in costs))
     return BrokerModel(service, service.mcap_mps(NS_PER_MS))

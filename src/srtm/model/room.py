@@ -38,6 +38,20 @@ class Others:
     excess: float = 0.0
 
 
+def others_of(
+    service: ServiceModel, others_mps: Mapping[int, float], own_mps: Mapping[int, float], measured: float
+) -> Others:
+    """What others use of a broker that measures itself (`measured` processor seconds a second), by declared rates.
+
+    If the broker is busier than the model expects, the others answer for their part of the difference.
+    """
+    streams = [service.stream(rate_mps, batch) for rates in (others_mps, own_mps) for batch, rate_mps in rates.items()]
+    expected = service.busy(streams)
+    declared = sum(service.share(rate_mps, batch) for batch, rate_mps in others_mps.items())
+    beyond = measured / service.cores / expected - 1 if expected else 0.0
+    return Others(others_mps, max(0.0, beyond) * declared)
+
+
 def usual_batch(traffic: Iterable[tuple[float, int]]) -> int:
     """The mean batch of reads, of pairs of a rate and its batch; 1 without traffic."""
     messages = reads = 0.0

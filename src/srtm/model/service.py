@@ -5,7 +5,8 @@
 3. A serial stage sends the messages of a topic one after another, t each.
 
 `base_ns` is the latency of an idle broker: two hops through the network stack. A broker with one core is one process
-with one loop (ours): what a turn reads and what has its token by then leaves together at the end of that turn.
+with one loop (ours): what a turn reads and what has its token by then leaves together at the end of that turn. If a
+turn has a cost of its own, it takes all reads that are ready when it begins, so a busy broker is cheaper per message.
 In: arrival and release times with each message's publisher. Out: processing latencies, from release to delivery.
 """
 
@@ -21,7 +22,7 @@ import numpy as np
 from srtm.errors import InputError
 from srtm.model import scan
 from srtm.model._compiled import compiled
-from srtm.units import NS_PER_S
+from srtm.units import NS_PER_S, Number, percentile
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _MOST_READS = 100_000_000  # background read events of a broker: 8 bytes each
 _NEVER = 2**62
+_TRIAL, _MOST_TRIED = 30_000, 100_000  # read events of a trial, and of those beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ class Server:
     def read(self, messages: int, at_ns: int) -> int:
         """A read event arrives: the time at which its messages are in the broker."""
         core = self._cores.index(min(self._cores))
-        self._cores[core] = max(self._cores[core], at_ns) + self.model.reading_ns(messages)
+        # A busy broker takes this read into a turn that it has anyway.
+        turn_ns = self.model.turn_ns if at_ns >= self._cores[core] else 0
+        self._cores[core] = max(self._cores[core], at_ns) + turn_ns + self.model.reading_ns(messages)
         return self._cores[core]
 
     def release(self, topic: Hashable, messages: int, at_ns: int) -> list[int]:
@@ -86,6 +90,34 @@ class Server:
         begins = max(self._threads[topic], at_ns)
         self._threads[topic] = begins + messages * serial_ns
         return [begins + n * serial_ns + base_ns for n in range(1, messages + 1)]
+
+
+def busy_share(arrivals: Ints, publisher_of: NDArray[np.int32], model: ServiceModel) -> float:
+    """The part of its time that a broker with one core is busy with messages that need not wait for tokens."""
+    costs = (0, model.turn_ns, model.read_ns, model.message_ns, model.serial_ns)
+    busy = _in_turns(arrivals, arrivals, publisher_of, arrivals[:0], *costs, np.empty(len(arrivals), np.int64))
+    return busy / max(1, int(arrivals[-1] - arrivals[0]))
+
+
+def tail_ns(
+    model: ServiceModel, rate_mps: float, batch: int, beside: Background | None = None, quantile: Number = "0.99"
+) -> int:
+    """Latency at a quantile of Poisson batches at a broker with one core, always of the same random numbers.
+
+    Nothing waits for tokens, so the messages of a batch leave together, and one stands for all.
+    """
+    times = _poisson(1, rate_mps / batch, _TRIAL)
+    others, other_ns = times[:0], 0
+    if beside is not None:
+        others, other_ns = _poisson(2, beside.rate_mps / beside.batch, _MOST_TRIED), model.cost_ns(beside.batch)
+        times = times[: max(1, np.searchsorted(times, others[-1]))]
+    senders, out = np.arange(len(times), dtype=np.int32), np.empty(len(times), np.int64)
+    _in_turns(times, times, senders, others, other_ns, model.turn_ns, model.cost_ns(batch), 0, 0, out)
+    return percentile(out, quantile) + model.base_ns
+
+
+def _poisson(seed: int, rate_eps: float, events: int) -> Ints:
+    return np.cumsum(np.random.default_rng(seed).exponential(NS_PER_S / rate_eps, events)).astype(np.int64)
 
 
 def processing_latencies(
@@ -107,7 +139,7 @@ def processing_latencies(
         scan.check_sorted(times)
     out = np.empty(len(releases), np.int64)
     if model.cores == 1:
-        work = (model.read_ns, model.message_ns, model.serial_ns)
+        work = (model.turn_ns, model.read_ns, model.message_ns, model.serial_ns)
         _in_turns(arrivals, releases, publisher_of, background, model.cost_ns(batch), *work, out)
         return out + model.base_ns
     cores = np.full(model.cores, -_NEVER, np.int64)
@@ -126,32 +158,44 @@ def _in_turns(
     publisher_of: NDArray[np.int32],
     reads: Ints,
     read_cost: int,
+    per_turn: int,
     per_read: int,
     per_message: int,
     per_send: int,
     out: Ints,
-) -> None:
+) -> int:
+    """Fill `out` with latencies; returns the processor time that all of this took."""
     free_at = -_NEVER
-    nearest = read = sent = 0
+    nearest = read = sent = busy = 0
     while sent < len(arrivals):
         arrives = arrivals[read] if read < len(arrivals) else _NEVER
+        other = reads[nearest] if nearest < len(reads) else _NEVER
         due = releases[sent] if sent < read else _NEVER
-        if nearest < len(reads) and reads[nearest] <= min(arrives, due):
-            free_at = max(free_at, reads[nearest]) + read_cost
-            nearest += 1
-        elif arrives <= due:
-            first = read
-            while read < len(arrivals) and arrivals[read] == arrives and publisher_of[read] == publisher_of[first]:
-                read += 1
-            free_at = max(free_at, arrives) + per_read + (read - first) * per_message
-        else:
-            free_at = max(free_at, due)
+        begins = max(free_at, min(arrives, other, due))
+        free_at = begins + per_turn
+        while True:
+            if other <= min(begins, arrives) and (per_turn or other <= due):
+                free_at += read_cost
+                nearest += 1
+                other = reads[nearest] if nearest < len(reads) else _NEVER
+            elif arrives <= begins and (per_turn or arrives <= due):
+                first = read
+                while read < len(arrivals) and arrivals[read] == arrives and publisher_of[read] == publisher_of[first]:
+                    read += 1
+                free_at += per_read + (read - first) * per_message
+                arrives = arrivals[read] if read < len(arrivals) else _NEVER
+            else:
+                break
+            if not per_turn:
+                break
         first = sent
         while sent < read and releases[sent] <= free_at:
             sent += 1
         free_at += (sent - first) * per_send
+        busy += free_at - begins
         for message in range(first, sent):
             out[message] = free_at - releases[message]
+    return busy
 
 
 @compiled

@@ -13,7 +13,9 @@ def read_calibration(path: str | Path) -> BrokerModel:
     """The broker model in the file; InputError if it is not a calibration."""
     try:
         found = json.loads(Path(path).read_text())
-        later = {name: found[name] for name in ("serial_ns", "cores") if name in found}  # older files have neither
+        later = {
+            name: found[name] for name in ("serial_ns", "cores", "turn_ns") if name in found
+        }  # older files have none
         service = ServiceModel(found["read_ns"], found["message_ns"], found["base_ns"], **later)
         return BrokerModel(service, float(found["mcap_mps"]))
     except (OSError, ValueError, KeyError, TypeError) as problem:

@@ -127,8 +127,8 @@ def plan(
     plan is for the synthetic workload that the options under Workload describe.
 
     --broker-model takes a name, or three costs in ns (per read, per message, constant), as in 9000,8000,150000.
-    Two more numbers are the cost per message in a serial stage and the number of cores. paper-testbed is the broker of
-    the paper.
+    Further numbers are the cost per message in a serial stage, the number of cores, and the cost of a turn of the loop.
+    paper-testbed is the broker of the paper.
 
     Examples:
         srtm plan trace.parquet --brokers 6 --slo-p99 5ms --compare

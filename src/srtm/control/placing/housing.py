@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from srtm.errors import InputError
 from srtm.model.latency import SLO
 from srtm.model.placement import Broker, place, policy_named
-from srtm.model.room import Demand, Others, broker_with_room, usual_batch
+from srtm.model.room import Demand, broker_with_room, others_of, usual_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Set
@@ -54,27 +54,18 @@ def room(
     fitting = (member for member in members if member.usable and member.can_have(topic.contract))
     usable = sorted(fitting, key=lambda member: member.name)
     beside = {member.name: defaultdict(float, {1: float(member.condition.free_mps)}) for member in usable}
-    movable_share: defaultdict[str, float] = defaultdict(float)
+    moving: dict[str, defaultdict[int, float]] = {member.name: defaultdict(float) for member in usable}
     for other in topics:
         conformant, publishers = other.conformant, other.layout.publishers
         for name, broker in other.layout.place.items():
-            if broker not in beside:
-                continue
-            publisher = publishers[name]
-            rate_mps = publisher.rate_mps * conformant
-            if other is topic and name in movable:
-                movable_share[broker] += service.share(rate_mps, publisher.batch)
-            else:
-                beside[broker][publisher.batch] += rate_mps
+            if broker in beside:
+                publisher = publishers[name]
+                rates = moving if other is topic and name in movable else beside
+                rates[broker][publisher.batch] += publisher.rate_mps * conformant
     demand = demand_of(topic, movable)
     brokers = []
     for member in usable:
-        rates_mps = beside[member.name]
-        declared = sum(service.share(rate_mps, batch) for batch, rate_mps in rates_mps.items())
-        # The broker measures everything that it does: others answer for their part of what exceeds the model.
-        measured = member.condition.busy / service.cores
-        part = declared / whole if (whole := declared + movable_share[member.name]) else 1.0
-        others = Others(rates_mps, max(0.0, measured * part - declared))
+        others = others_of(service, beside[member.name], moving[member.name], member.condition.busy)
         brokers.append(broker_with_room(member.name, service, demand, others, limit_mps))
     return brokers
 
