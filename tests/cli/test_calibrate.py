@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from srtm.cli.app import run
-from srtm.cli.servers.calibrate import Point, held_mps
+from srtm.cli.servers.calibrate import held_mps
+from srtm.cli.servers.trials import Point
 from srtm.units import NS_PER_MS
 
 
@@ -32,7 +33,7 @@ def test_mcap_was_tried_and_held(points: list[Point], most_mps: float, mcap_mps:
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("srtm.cli.servers.calibrate._broker", lambda: pytest.fail("a broker was started"))
+    monkeypatch.setattr("srtm.cli.servers.calibrate.a_broker", lambda _: pytest.fail("a broker was started"))
     for out in (tmp_path / "nowhere" / "x", tmp_path):
         assert run(["calibrate", "--out", str(out)]) == 2
         assert f"--out: cannot write {out}; " in capfd.readouterr().err

@@ -1,17 +1,13 @@
-"""`srtm calibrate`: what messages cost a broker on this host, and how many it can carry."""
+"""`srtm calibrate`: what messages cost a broker on this host, how many it can carry, and how well that predicts."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,29 +15,16 @@ from rich.console import Console
 from srtm.cli.common import SLO_P99, AsJson, Slo, new_table, print_json, print_table
 from srtm.cli.extras import require
 from srtm.cli.latency import jitter
+from srtm.cli.servers.trials import Kind, Point, a_broker, fitted
 from srtm.errors import BrokerError, InputError
 from srtm.units import NS_PER_S, format_ns, parse_duration_ns
 
 if TYPE_CHECKING:
-    from srtm.client.load import LoadReport
     from srtm.model.broker_models import ServiceModel
 
-_PUBLISHERS = 100
 _RATE_MPS = 2_000.0  # low enough that nothing queues
-_LADDER = (0.25, 0.5, 0.75, 1.0)  # fractions of the model's mcap at which it is compared with measurements
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measured load."""
-
-    rate_mps: float
-    batch: int
-    cpu_ns: float  # of the broker, for each message
-    p50_ns: int
-    p99_ns: int
-    late_ns: int
-    late: bool  # the load generator caused a considerable part of the latency
+_LADDER = (0.25, 0.5, 0.75, 1.0)  # fractions of the model's mcap at which single messages are tried
+_PART = 0.5  # of what the model's broker can do at most, for loads without an mcap
 
 
 def calibrate(
@@ -54,9 +37,10 @@ def calibrate(
 ) -> None:
     """Measure the capacity of a broker on this host.
 
-    The command starts a broker and sends one load after another through it. It fits the cost of a read (w) and of a
-    message (s), and reports the highest measured rate (mcap) whose p99 stayed within --slo-p99. If no load did, it
-    writes no file and exits with code 1.
+    The command starts a broker and sends one load after another through it. From three loads, in memory and on disk, it
+    fits the costs of a turn of the broker's loop, of a read and of a message. Then it predicts other loads, and prints
+    the prediction beside the measurement. mcap is the highest measured rate of single messages in memory whose p99
+    stayed within --slo-p99. If no load did, the command writes no file and exits with code 1.
 
     Examples:
         srtm calibrate --slo-p99 1ms --out calibration.json
@@ -68,43 +52,50 @@ def calibrate(
         raise InputError(f"--duration must be at least 1s, not {duration}")
     if out is not None and (out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK)):
         raise InputError(f"--out: cannot write {out}; give a file in an existing, writable folder")
-    with Console(stderr=True).status("starting a broker") as status, _broker() as (address, pid):
-        status.update("single messages")
-        single = _tried(address, pid, _RATE_MPS, 1, each_ns)
-        status.update("batches of 10")
-        tens = _tried(address, pid, _RATE_MPS, 10, each_ns)
-        model = _fitted(single, tens)
-        model_mps = model.mcap_mps(slo_ns)
-        points = [single, tens]
-        for part in _LADDER:
-            status.update(f"{part:.0%} of the model's mcap")
-            points.append(_tried(address, pid, max(100.0, part * model_mps), 1, each_ns))
+    with Console(stderr=True).status("starting a broker") as status, a_broker(each_ns) as trial:
+        status.update("loads for the fit, in memory")
+        memory, points = fitted(trial, "memory", _RATE_MPS)
+        status.update("loads for the fit, on disk")
+        disk, on_disk = fitted(trial, "disk", _RATE_MPS)
+        model_mps = memory.service.mcap_mps(slo_ns)
+        # An SLO that even an idle broker misses says nothing of the rates to try.
+        kinds = [Kind(part * (model_mps or _PART * memory.service.most_mps(1))) for part in _LADDER]
+        for durability, found in (("memory", memory), ("disk", disk)):
+            for batch in (1, 10):
+                if durability == "disk" or batch > 1:
+                    kinds.append(Kind(_PART * found.service.most_mps(batch), batch, durability))
+        compared = []
+        for kind in kinds:
+            status.update(f"a load that the fit does not know: {kind}")
+            point = trial.measured(kind)
+            compared.append((kind, point, trial.predicted_ns(kind, disk if kind.durability == "disk" else memory)))
         status.update("the host alone")
         longest_ns, lost = jitter()
-    mcap_mps = held_mps(points, slo_ns, model_mps)
-    document: dict[str, object] = {
-        "read_ns": model.read_ns,
-        "message_ns": model.message_ns,
-        "base_ns": model.base_ns,
+    ladder = [point for kind, point, _ in compared if kind.durability == "memory"]
+    mcap_mps = held_mps([*points, *ladder], slo_ns, model_mps)
+    document: dict[str, Any] = {
+        **asdict(memory.service),
+        "disk": asdict(disk.service),
         "slo_ns": slo_ns,
         "mcap_mps": mcap_mps,
         "model_mps": round(model_mps, 1),
-        "points": [
-            {"rate": point.rate_mps, "batch": point.batch, "cpu_ns": point.cpu_ns, "p50_ns": point.p50_ns,
-             "p99_ns": point.p99_ns, "lateness_p99_ns": point.late_ns, "late": point.late}
-            for point in points
+        "points": [_as_json(point) for point in (*points, *on_disk)],
+        "predictions": [
+            {"durability": kind.durability, "predicted_p50_ns": p50_ns, "predicted_p99_ns": p99_ns, **_as_json(point)}
+            for kind, point, (p50_ns, p99_ns) in compared
         ],
         "jitter": {"longest_ns": longest_ns, "lost": lost},
-    }  # fmt: skip
+    }
     if out is not None and mcap_mps is not None:
         out.write_text(json.dumps(document) + "\n")
     if as_json:
         print_json(document)
     else:
-        _print(document, model, slo_ns, points)
-    if late := sum(point.late for point in points):
+        _print(document, memory.service, disk.service, slo_ns, compared)
+    tried = [*points, *on_disk, *(point for _, point, _ in compared)]
+    if late := sum(point.late for point in tried):
         print(
-            f"srtm: the load generator was late in {late} of {len(points)} loads, so their p99 says little about the"
+            f"srtm: the load generator was late in {late} of {len(tried)} loads, so their p99 says little about the"
             " broker; calibrate on a host with a spare core",
             file=sys.stderr,
         )
@@ -119,74 +110,45 @@ def held_mps(points: list[Point], slo_ns: int, most_mps: float) -> float | None:
     return round(min(max(held), most_mps), 1) if held and most_mps > 0 else None
 
 
-def _print(document: dict[str, object], model: ServiceModel, slo_ns: int, points: list[Point]) -> None:
+def _as_json(point: Point) -> dict[str, Any]:
+    return {
+        "rate": point.rate_mps,
+        "batch": point.batch,
+        "cpu_ns": point.cpu_ns,
+        "p50_ns": point.p50_ns,
+        "p99_ns": point.p99_ns,
+        "lateness_p99_ns": point.late_ns,
+        "late": point.late,
+    }
+
+
+def _print(
+    document: dict[str, Any],
+    memory: ServiceModel,
+    disk: ServiceModel,
+    slo_ns: int,
+    compared: list[tuple[Kind, Point, tuple[int, int]]],
+) -> None:
+    for name, model in (("memory", memory), ("disk", disk)):
+        costs = f"{format_ns(model.turn_ns)} per turn, {format_ns(model.read_ns)} per read"
+        print(f"{name}: {costs}, {format_ns(model.message_ns)} per message, base {format_ns(model.base_ns)}")
     mcap = "none" if document["mcap_mps"] is None else f"{document['mcap_mps']:,} msg/s"
-    print(
-        f"w = {format_ns(model.read_ns)} per read, s = {format_ns(model.message_ns)} per message,"
-        f" base = {format_ns(model.base_ns)}; mcap = {mcap} for p99 ≤ {format_ns(slo_ns)}"
-        f" (model: {document['model_mps']:,} msg/s)"
-    )
-    table = new_table("msg/s", "batch", "CPU per message", "p50", "p99", "load lateness p99")
-    for point in points:
+    print(f"mcap = {mcap} for p99 ≤ {format_ns(slo_ns)} (model: {document['model_mps']:,} msg/s)")
+    heads = ("load", "CPU per message", "p50", "predicted", "error", "p99", "predicted", "error", "lateness p99")
+    table = new_table(*heads, caption="loads that the fit does not know")
+    for kind, point, predicted_ns in compared:
+        median, tail = point.error(predicted_ns)
         table.add_row(
-            f"{point.rate_mps:,.0f}",
-            str(point.batch),
+            str(kind),
             format_ns(point.cpu_ns),
             format_ns(point.p50_ns),
+            format_ns(predicted_ns[0]),
+            f"{median:+.0%}",
             format_ns(point.p99_ns),
+            format_ns(predicted_ns[1]),
+            f"{tail:+.0%}",
             format_ns(point.late_ns),
         )
     print_table(table)
-    longest_ns, lost = document["jitter"]["longest_ns"], document["jitter"]["lost"]  # type: ignore[index]
+    longest_ns, lost = document["jitter"]["longest_ns"], document["jitter"]["lost"]
     print(f"host alone: longest gap {format_ns(longest_ns)}, {lost:.2%} of the time lost")
-
-
-def _fitted(single: Point, tens: Point) -> ServiceModel:
-    """Solve w + m·s for two batch sizes m; `base` is the rest of the median, which is not the broker's CPU."""
-    from srtm.model.broker_models import ServiceModel
-
-    ten_ns = 10 * tens.cpu_ns
-    message_ns = max(1, round((ten_ns - single.cpu_ns) / 9))
-    read_ns = max(1, round(single.cpu_ns - message_ns))
-    return ServiceModel(read_ns, message_ns, max(0, round(single.p50_ns - single.cpu_ns)))
-
-
-def _tried(address: str, pid: int, rate_mps: float, batch: int, duration_ns: int) -> Point:
-    before = _cpu_ns(pid)
-    report = asyncio.run(_load(address, rate_mps, batch, duration_ns))
-    cpu_ns = _cpu_ns(pid) - before
-    if report.total is None or report.lateness is None:
-        raise BrokerError("no message came back from the broker under test; see its log above")
-    total, late_ns = report.total, report.lateness.p99
-    return Point(report.rate, batch, cpu_ns / report.received, total.p50, total.p99, late_ns, report.bottleneck)
-
-
-async def _load(address: str, rate_mps: float, batch: int, duration_ns: int) -> LoadReport:
-    from srtm.client.load import Load, LoadOptions
-    from srtm.workload.publishers import Population, Workload
-
-    population = Population(_PUBLISHERS, rate_mps / _PUBLISHERS, batch)
-    workload = Workload((population,), duration_ns, seed=1)
-    return await Load(LoadOptions("calibration", workload, brokers=(address,)), None).go(lambda _: None)
-
-
-def _cpu_ns(pid: int) -> int:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * NS_PER_S // os.sysconf("SC_CLK_TCK")
-
-
-@contextmanager
-def _broker() -> Iterator[tuple[str, int]]:
-    """A broker to measure: its address and process id."""
-    command = [sys.executable, "-m", "srtm", "broker", "--name", "calibrated", "--tcp-port", "0", "--http-port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if "TCP " not in line:
-                raise BrokerError("the broker did not start; see its message above")
-            yield line.partition("TCP ")[2].partition(",")[0], process.pid
-        finally:
-            process.terminate()
-            process.wait(10)
