@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from srtm.errors import InputError
 from srtm.model.broker_models import ServiceModel
 from srtm.model.calibration import Observed, calibrated
 from srtm.model.service import busy_share, processing_latencies
 from srtm.units import NS_PER_S, percentile
 
-TRUE = ServiceModel(16_000, 5_000, 60_000, turn_ns=50_000)
+TRUE = ServiceModel(16_000, 5_000, 60_000, wake_ns=50_000)
 
 
 def observed(rate_mps: int, batch: int, model: ServiceModel, noise_ns: int = 0, seed: int = 1) -> Observed:
@@ -27,14 +26,14 @@ def observed(rate_mps: int, batch: int, model: ServiceModel, noise_ns: int = 0, 
 
 
 @pytest.mark.parametrize(
-    "true", [TRUE, ServiceModel(48_000, 23_000, 190_000), replace(TRUE, turn_ns=10_000, message_ns=9_000)], ids=str
+    "true", [TRUE, ServiceModel(48_000, 23_000, 190_000), replace(TRUE, wake_ns=10_000, message_ns=9_000)], ids=str
 )
 def test_costs_are_found_again_and_predict(true: ServiceModel) -> None:
-    busy_mps = round(0.8 * NS_PER_S / (true.turn_ns + true.cost_ns(1)))
-    found = calibrated(observed(500, 1, true), observed(500, 10, true), 10, observed(busy_mps, 1, true, seed=2))
+    busy_mps = round(0.8 * NS_PER_S / (true.wake_ns + true.cost_ns(1)))
+    found = calibrated(observed(500, 1, true), observed(5_000, 10, true), observed(busy_mps, 1, true, seed=2))
     for name in ("read_ns", "message_ns", "base_ns"):
         assert getattr(found.service, name) == pytest.approx(getattr(true, name), rel=0.15)
-    assert found.service.turn_ns == pytest.approx(true.turn_ns, abs=0.1 * (true.turn_ns + true.read_ns))
+    assert found.service.wake_ns == pytest.approx(true.wake_ns, abs=0.1 * (true.wake_ns + true.read_ns))
     for part, batch in ((0.3, 1), (0.7, 1), (0.5, 10)):
         load = observed(round(part * true.most_mps(batch)), batch, true, seed=9)
         p50_ns, p99_ns = found.predicted_ns(load.times_ns, load.publisher_of)
@@ -43,13 +42,7 @@ def test_costs_are_found_again_and_predict(true: ServiceModel) -> None:
 
 
 def test_the_hosts_part_of_the_tail_is_kept_apart() -> None:
-    loads = [observed(rate, batch, TRUE, 300_000) for rate, batch in ((500, 1), (500, 10), (10_000, 1))]
-    found = calibrated(loads[0], loads[1], 10, loads[2])
+    loads = [observed(rate, batch, TRUE, 300_000) for rate, batch in ((500, 1), (5_000, 10), (10_000, 1))]
+    found = calibrated(*loads)
     assert found.host_ns == pytest.approx(300_000, rel=0.2)
     assert found.service.base_ns == pytest.approx(TRUE.base_ns, rel=0.15)
-
-
-def test_batches_tell_reads_from_messages() -> None:
-    load = observed(500, 1, TRUE)
-    with pytest.raises(InputError, match="at least 2"):
-        calibrated(load, load, 1, load)

@@ -10,7 +10,7 @@ from srtm.model.broker_models import BROKER_MODELS, ServiceModel
 from srtm.model.service import Background, Server, busy_share, processing_latencies
 from srtm.units import NS_PER_MS, NS_PER_S, percentile
 
-TURNS = ServiceModel(15_000, 5_000, 60_000, 1_000, turn_ns=50_000)
+WAKES = ServiceModel(15_000, 5_000, 60_000, 1_000, wake_ns=50_000)
 TESTBED = BROKER_MODELS["paper-testbed"].service
 
 
@@ -46,21 +46,21 @@ def served(
     ]
 
 
-@given(TRAFFIC, st.lists(st.integers(0, 2_000), max_size=20), COSTS)
+@given(TRAFFIC, st.lists(st.integers(0, 2_000), max_size=20), COSTS, st.integers(0, 60))
 def test_on_one_core_a_turn_reads_and_then_sends_what_has_its_token(
-    traffic: list[tuple[int, int, int]], reads: list[int], costs: tuple[int, int, int, int]
+    traffic: list[tuple[int, int, int]], reads: list[int], costs: tuple[int, int, int, int], wake_ns: int
 ) -> None:
     """Against a plain loop over everything that is due; at equal times, background before reads before tokens."""
-    model = ServiceModel(*costs)
+    model = ServiceModel(*costs, wake_ns=wake_ns)
     arrivals, releases, senders, events = events_of(traffic)
     background, waiting, coming = sorted(reads), list[int](), list(events)
-    free_at, delivered = 0, [0] * len(arrivals)
+    free_at, delivered = -1, [0] * len(arrivals)
     while coming or waiting:
         due = [(background[0], 0)] if background else []
         due += [(arrivals[coming[0][0]], 1)] if coming else []
         due += [(releases[waiting[0]], 2)] if waiting else []
         at, kind = min(due)
-        free_at = max(free_at, at)
+        free_at = at + wake_ns if at > free_at else free_at
         if kind == 0:
             background.pop(0)
             free_at += model.cost_ns(3)
@@ -75,40 +75,12 @@ def test_on_one_core_a_turn_reads_and_then_sends_what_has_its_token(
     assert served(arrivals, releases, senders, model, reads) == delivered
 
 
-@given(TRAFFIC, st.lists(st.integers(0, 2_000), max_size=20), COSTS, st.integers(1, 60))
-def test_a_turn_that_costs_takes_all_reads_that_are_ready(
-    traffic: list[tuple[int, int, int]], reads: list[int], costs: tuple[int, int, int, int], turn_ns: int
-) -> None:
-    model = ServiceModel(*costs, turn_ns=turn_ns)
-    arrivals, releases, senders, events = events_of(traffic)
-    background, waiting, coming = sorted(reads), list[int](), list(events)
-    free_at, delivered = 0, [0] * len(arrivals)
-    while coming or waiting:
-        due = [background[0]] if background else []
-        due += [arrivals[coming[0][0]]] if coming else []
-        due += [releases[waiting[0]]] if waiting else []
-        begins = max(free_at, min(due))
-        free_at = begins + turn_ns
-        while background and background[0] <= begins:
-            background.pop(0)
-            free_at += model.cost_ns(3)
-        while coming and arrivals[coming[0][0]] <= begins:
-            free_at += model.reading_ns(len(coming[0]))
-            waiting += coming.pop(0)
-        leaving = [i for i in waiting if releases[i] <= free_at]
-        waiting = waiting[len(leaving) :]
-        free_at += len(leaving) * model.serial_ns
-        for i in leaving:
-            delivered[i] = free_at + model.base_ns
-    assert served(arrivals, releases, senders, model, reads) == delivered
-
-
 @pytest.mark.parametrize("rate_mps", [1_000, 10_000, 25_000, 40_000])
-def test_a_busier_loop_takes_more_reads_in_a_turn(rate_mps: int) -> None:
+def test_a_busier_loop_wakes_up_less_often(rate_mps: int) -> None:
     times = np.sort(np.random.default_rng(3).integers(0, 10 * NS_PER_S, 10 * rate_mps))
-    found = busy_share(times, np.arange(len(times), dtype=np.int32), TURNS)
-    assert found == pytest.approx(TURNS.busy([TURNS.stream(rate_mps, 1)]), rel=0.05)
-    assert found < rate_mps * (TURNS.turn_ns + TURNS.cost_ns(1)) / NS_PER_S
+    found = busy_share(times, np.arange(len(times), dtype=np.int32), WAKES)
+    assert found == pytest.approx(WAKES.busy([WAKES.stream(rate_mps, 1)]), rel=0.05)
+    assert found < rate_mps * (WAKES.wake_ns + WAKES.cost_ns(1)) / NS_PER_S
 
 
 @given(TRAFFIC, st.lists(st.integers(0, 2_000), max_size=20), COSTS, st.integers(2, 4))
@@ -201,7 +173,7 @@ def test_the_papers_broker_behaves_as_its_text_says() -> None:
         ServiceModel(29_000, 500, 150_000, 6_000, 2),
         ServiceModel(20_000, 5_000, 100_000, 2_000, 4),
         ServiceModel(10_000, 5_000, 100_000, 5_500, 2),
-        TURNS,
+        WAKES,
     ],
     ids=str,
 )
@@ -219,7 +191,7 @@ def test_what_others_use_is_not_there_for_a_topic(beside: Background, batch: int
     for model, slo_ms in (
         (ServiceModel(48_000, 23_000, 190_000), 5),
         (ServiceModel(90_000, 500, 0, 1_000, 2), 3),
-        (TURNS, 1),
+        (WAKES, 1),
     ):
         stream = model.stream(beside.rate_mps, beside.batch)
         mcap = model.mcap_mps(slo_ms * NS_PER_MS, batch=batch, beside=(stream,))
@@ -250,8 +222,8 @@ def test_impossible_costs_are_refused(costs: tuple[int, int, int]) -> None:
         ServiceModel(*costs)
     with pytest.raises(InputError, match="cores"):
         ServiceModel(1, 1, cores=0)
-    with pytest.raises(InputError, match="turns"):
-        ServiceModel(1, 1, cores=2, turn_ns=1)
+    with pytest.raises(InputError, match="wakes up"):
+        ServiceModel(1, 1, cores=2, wake_ns=1)
 
 
 def test_bad_traffic_is_refused() -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
-from srtm.model.capacity import Stream, busy_with_turns, exceeds, wait
+from srtm.model.capacity import Stream, busy_with_wakes, exceeds, wait
 from srtm.units import NS_PER_MS, NS_PER_S, Number, exact
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class ServiceModel:
     """A broker's costs in ns: `read_ns` (w) per read event on one of its `cores`, `message_ns` (s) per message.
 
     `serial_ns` (t) is the cost of each message in its topic's serial stage, `base_ns` a latency that all have. On one
-    core the serial stage has no thread of its own, and `turn_ns` is the cost of a turn of its loop, whatever it reads
+    core the serial stage has no thread of its own, and `wake_ns` is what it costs to wake its idle loop
     (`model/service.py`).
     """
 
@@ -36,24 +36,24 @@ class ServiceModel:
     base_ns: int = 0
     serial_ns: int = 0
     cores: int = 1
-    turn_ns: int = 0
+    wake_ns: int = 0
 
     def __post_init__(self) -> None:
         """Costs are positive and whole."""
-        costs = (self.read_ns, self.message_ns, self.base_ns, self.serial_ns, self.turn_ns)
+        costs = (self.read_ns, self.message_ns, self.base_ns, self.serial_ns, self.wake_ns)
         if not all(isinstance(cost, int) and cost >= 0 for cost in costs) or self.cost_ns(1) == 0:
             raise InputError(f"the costs of a broker must be positive whole nanoseconds: {self}")
         if not isinstance(self.cores, int) or not 1 <= self.cores <= _MOST_CORES:
             raise InputError(f"a broker has 1 to {_MOST_CORES:,} cores, not {self.cores!r}")
-        if self.turn_ns and self.cores > 1:
-            raise InputError(f"only a broker with one core has turns: {self}")
+        if self.wake_ns and self.cores > 1:
+            raise InputError(f"only a broker with one core wakes up: {self}")
 
     def reading_ns(self, messages: int) -> int:
         """The cost of a read event on its core."""
         return self.read_ns + messages * self.message_ns
 
     def cost_ns(self, messages: int) -> int:
-        """All processor time that a read event causes, until its messages are sent, besides turns of the loop."""
+        """All processor time that a read event causes, until its messages are sent, but for waking up."""
         return self.reading_ns(messages) + messages * self.serial_ns
 
     def share(self, rate_mps: float, batch: int) -> float:
@@ -66,8 +66,8 @@ class ServiceModel:
         return Stream(rate_mps / batch / NS_PER_S, on_cores(batch) / self.cores)
 
     def busy(self, streams: Sequence[Stream]) -> float:
-        """The part of its cores that streams keep busy together, with the turns that they cause."""
-        return busy_with_turns(streams, self.turn_ns)
+        """The part of its cores that streams keep busy together, waking up included."""
+        return busy_with_wakes(streams, self.wake_ns)
 
     def mcap_mps(self, slo_ns: int, quantile: Number = "0.99", batch: int = 1, beside: Sequence[Stream] = ()) -> float:
         """The highest rate of Poisson batches whose latency stays within the SLO at this quantile.
@@ -86,7 +86,7 @@ class ServiceModel:
 
 @lru_cache(maxsize=4_096)  # placement asks the same of many brokers, again and again
 def _mcap_mps(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, beside: tuple[Stream, ...]) -> float:
-    if model.turn_ns:
+    if model.wake_ns:
         return _tried_mcap_mps(model, slo_ns, quantile, batch, beside)
     tail = 1 - float(exact(quantile, "quantile"))
     apart = model.cores > 1
@@ -111,7 +111,7 @@ def _mcap_mps(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, be
 def _tried_mcap_mps(
     model: ServiceModel, slo_ns: int, quantile: Number, batch: int, beside: tuple[Stream, ...]
 ) -> float:
-    """The same of a loop whose turns take several reads: no formula is known, so rates are tried."""
+    """The same of a loop that has to wake up: by trying rates."""
     percent = math.ceil(100 * sum(stream.load for stream in beside) - 1e-9)
     if percent >= 100:
         return 0.0
@@ -160,7 +160,7 @@ DEFAULT_BROKER_MODEL = "srtm-broker"
 def broker_model(text: str = DEFAULT_BROKER_MODEL) -> BrokerModel:
     """The model of that name, or one with the costs in `text`: ns, as in 9000,8000,150000.
 
-    Further numbers are `serial_ns`, `cores` and `turn_ns`.
+    Further numbers are `serial_ns`, `cores` and `wake_ns`.
     """
     if text in BROKER_MODELS:
         return BROKER_MODELS[text]
@@ -169,7 +169,8 @@ def broker_model(text: str = DEFAULT_BROKER_MODEL) -> BrokerModel:
         known = ", ".join(BROKER_MODELS)
         raise InputError(
             f"unknown broker model {text!r}; known models: {known}, or three costs in ns such as 9000,8000,150000,"
-            " and more for a serial stage, cores and turns, as in 9000,8000,150000,6000,2 or 9000,8000,150000,0,1,30000"
+            " and more for a serial stage, cores and waking up, as in 9000,8000,150000,6000,2 or"
+            " 9000,8000,150000,0,1,30000"
         )
     service = ServiceModel(*(int(cost) for cost in costs))
     return BrokerModel(service, service.mcap_mps(NS_PER_MS))

@@ -1,30 +1,32 @@
 """The costs of a broker from three loads on it, and what they predict of other loads.
 
-In: what a broker with one core used and how long messages took, for single messages and batches while nothing queues,
-and for single messages while it is busy. Out: a `ServiceModel`. A turn of the loop takes all reads that are ready, so
-the busy load tells the cost of a turn from the cost of a read.
+In: what a broker with one core used and how long messages took, for single messages while nothing queues, for batches,
+and for single messages while it is busy. Out: a `ServiceModel`. A busy loop seldom has to wake up, so the busy load
+tells that from the cost of a read, and batches tell reads from messages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from srtm.errors import InputError
 from srtm.model.broker_models import ServiceModel
 from srtm.model.service import busy_share, processing_latencies
 from srtm.units import percentile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
-_STEPS = 30
+_ROUNDS, _STEPS = 6, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One load: its arrivals, the broker's processor time per message, and the latency of messages."""
+    """One load: when messages arrived, the broker's processor time for each, and their latency."""
 
     times_ns: NDArray[np.int64]
     publisher_of: NDArray[np.int32]
@@ -46,24 +48,44 @@ class Calibrated:
         return p50_ns, p99_ns + self.host_ns
 
 
-def calibrated(single: Observed, batches: Observed, batch: int, busy: Observed) -> Calibrated:
+def calibrated(single: Observed, batches: Observed, busy: Observed) -> Calibrated:
     """The model that explains three loads: processor time of all, and the median and tail of single messages."""
-    if batch < 2:
-        raise InputError(f"a load of batches needs at least 2 messages in each, not {batch}")
-    message_ns = max(1, round((batch * batches.cpu_ns - single.cpu_ns) / (batch - 1)))
-    both_ns = max(2, round(single.cpu_ns) - message_ns)  # of a turn and a read
-    low, high = 0, both_ns - 1
-    while high - low > max(1, both_ns >> _STEPS):
-        turn_ns = (low + high) // 2
-        model = ServiceModel(both_ns - turn_ns, message_ns, turn_ns=turn_ns)
-        span_ns = int(busy.times_ns[-1] - busy.times_ns[0])
-        used_ns = busy_share(busy.times_ns, busy.publisher_of, model) * span_ns / len(busy.times_ns)
-        low, high = (turn_ns, high) if used_ns > busy.cpu_ns else (low, turn_ns)
-    model = ServiceModel(both_ns - low, message_ns, turn_ns=low)
+    wake_ns = read_ns = message_ns = single.cpu_ns / 3
+    for _ in range(_ROUNDS):
+        both_ns = wake_ns + read_ns
+        message_ns = _root(partial(_unused, batches, wake_ns, read_ns), batches.cpu_ns)
+        # The more of both is for waking up, the less a busy broker uses.
+        read_ns = _root(partial(_unused_of_both, busy, both_ns, message_ns), both_ns)
+        wake_ns = _root(partial(_unused_awake, single, read_ns, message_ns), single.cpu_ns)
+    model = ServiceModel(round(read_ns), max(1, round(message_ns)), wake_ns=round(wake_ns))
     p50_ns, _ = _quantiles(single.times_ns, single.publisher_of, model)
     model = replace(model, base_ns=max(0, single.p50_ns - p50_ns))
     _, p99_ns = _quantiles(single.times_ns, single.publisher_of, model)
     return Calibrated(model, max(0, single.p99_ns - p99_ns))
+
+
+def _unused(load: Observed, wake_ns: float, read_ns: float, message_ns: float) -> float:
+    """By how much these costs fall short of the processor time that a message took."""
+    model = ServiceModel(round(read_ns), max(1, round(message_ns)), wake_ns=round(wake_ns))
+    span_ns = int(load.times_ns[-1] - load.times_ns[0])
+    return load.cpu_ns - busy_share(load.times_ns, load.publisher_of, model) * span_ns / len(load.times_ns)
+
+
+def _unused_of_both(load: Observed, both_ns: float, message_ns: float, read_ns: float) -> float:
+    return _unused(load, both_ns - read_ns, read_ns, message_ns)
+
+
+def _unused_awake(load: Observed, read_ns: float, message_ns: float, wake_ns: float) -> float:
+    return _unused(load, wake_ns, read_ns, message_ns)
+
+
+def _root(left: Callable[[float], float], most: float) -> float:
+    """Where a falling function crosses zero between 0 and `most`, or the nearer end."""
+    low, high = 0.0, most
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) > 0 else (low, middle)
+    return (low + high) / 2
 
 
 def _quantiles(times_ns: NDArray[np.int64], publisher_of: NDArray[np.int32], model: ServiceModel) -> tuple[int, int]:

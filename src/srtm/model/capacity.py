@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _STEPS = 100
-_BISECTIONS = 40
 _STEEPEST = 40.0  # e^-40 is less than a double can add to 1
 
 
@@ -75,20 +74,8 @@ def exceeds(room_ns: float, first: Wait, second: Wait) -> float:
     return min(found, first.load + second.load, 1.0)
 
 
-def busy_with_turns(streams: Iterable[Stream], turn_ns: int) -> float:
-    """The load of streams on a loop that takes all reads that are ready, at a fixed cost for each turn.
-
-    With ν turns per ns, B = ρ + ν·turn. A turn begins when a read finds the loop idle, or when one came during the turn
-    before, so ν = λ(1 − B) + ν(1 − e^(−λB/ν)).
-    """
+def busy_with_wakes(streams: Iterable[Stream], wake_ns: int) -> float:
+    """The load of streams on a loop that also has to wake up for every read that finds it idle: B = ρ + λ(1 − B)u."""
     listed = list(streams)
     reads, load = sum(stream.per_ns for stream in listed), sum(stream.load for stream in listed)
-    if load >= 1 or not reads or not turn_ns:
-        return min(1.0, load)
-    low, high = 0.0, (1 - load) / turn_ns
-    for _ in range(_BISECTIONS):
-        turns = (low + high) / 2
-        busy = load + turns * turn_ns
-        enough = turns * math.exp(-reads * busy / turns) >= reads * (1 - busy)
-        low, high = (low, turns) if enough else (turns, high)
-    return load + high * turn_ns
+    return min(1.0, (load + reads * wake_ns) / (1 + reads * wake_ns))

@@ -5,8 +5,8 @@
 3. A serial stage sends the messages of a topic one after another, t each.
 
 `base_ns` is the latency of an idle broker: two hops through the network stack. A broker with one core is one process
-with one loop (ours): what a turn reads and what has its token by then leaves together at the end of that turn. If a
-turn has a cost of its own, it takes all reads that are ready when it begins, so a busy broker is cheaper per message.
+with one loop (ours): what a turn reads and what has its token by then leaves together at the end of that turn. Waking
+an idle loop costs extra, so a busy broker is cheaper per message.
 In: arrival and release times with each message's publisher. Out: processing latencies, from release to delivery.
 """
 
@@ -76,25 +76,27 @@ class Server:
     def read(self, messages: int, at_ns: int) -> int:
         """A read event arrives: the time at which its messages are in the broker."""
         core = self._cores.index(min(self._cores))
-        # A busy broker takes this read into a turn that it has anyway.
-        turn_ns = self.model.turn_ns if at_ns >= self._cores[core] else 0
-        self._cores[core] = max(self._cores[core], at_ns) + turn_ns + self.model.reading_ns(messages)
+        self._cores[core] = self._awake(core, at_ns) + self.model.reading_ns(messages)
         return self._cores[core]
 
     def release(self, topic: Hashable, messages: int, at_ns: int) -> list[int]:
         """Messages of a topic that were read have their tokens: the time at which each is delivered."""
         serial_ns, base_ns = self.model.serial_ns, self.model.base_ns
         if self.model.cores == 1:
-            self._cores[0] = max(self._cores[0], at_ns) + messages * serial_ns
+            self._cores[0] = self._awake(0, at_ns) + messages * serial_ns
             return [self._cores[0] + base_ns] * messages
         begins = max(self._threads[topic], at_ns)
         self._threads[topic] = begins + messages * serial_ns
         return [begins + n * serial_ns + base_ns for n in range(1, messages + 1)]
 
+    def _awake(self, core: int, at_ns: int) -> int:
+        free_ns = self._cores[core]
+        return at_ns + self.model.wake_ns if at_ns > free_ns else free_ns
+
 
 def busy_share(arrivals: Ints, publisher_of: NDArray[np.int32], model: ServiceModel) -> float:
     """The part of its time that a broker with one core is busy with messages that need not wait for tokens."""
-    costs = (0, model.turn_ns, model.read_ns, model.message_ns, model.serial_ns)
+    costs = (0, model.wake_ns, model.read_ns, model.message_ns, model.serial_ns)
     busy = _in_turns(arrivals, arrivals, publisher_of, arrivals[:0], *costs, np.empty(len(arrivals), np.int64))
     return busy / max(1, int(arrivals[-1] - arrivals[0]))
 
@@ -112,7 +114,7 @@ def tail_ns(
         others, other_ns = _poisson(2, beside.rate_mps / beside.batch, _MOST_TRIED), model.cost_ns(beside.batch)
         times = times[: max(1, np.searchsorted(times, others[-1]))]
     senders, out = np.arange(len(times), dtype=np.int32), np.empty(len(times), np.int64)
-    _in_turns(times, times, senders, others, other_ns, model.turn_ns, model.cost_ns(batch), 0, 0, out)
+    _in_turns(times, times, senders, others, other_ns, model.wake_ns, model.cost_ns(batch), 0, 0, out)
     return percentile(out, quantile) + model.base_ns
 
 
@@ -139,7 +141,7 @@ def processing_latencies(
         scan.check_sorted(times)
     out = np.empty(len(releases), np.int64)
     if model.cores == 1:
-        work = (model.turn_ns, model.read_ns, model.message_ns, model.serial_ns)
+        work = (model.wake_ns, model.read_ns, model.message_ns, model.serial_ns)
         _in_turns(arrivals, releases, publisher_of, background, model.cost_ns(batch), *work, out)
         return out + model.base_ns
     cores = np.full(model.cores, -_NEVER, np.int64)
@@ -158,7 +160,7 @@ def _in_turns(
     publisher_of: NDArray[np.int32],
     reads: Ints,
     read_cost: int,
-    per_turn: int,
+    per_wake: int,
     per_read: int,
     per_message: int,
     per_send: int,
@@ -171,28 +173,22 @@ def _in_turns(
         arrives = arrivals[read] if read < len(arrivals) else _NEVER
         other = reads[nearest] if nearest < len(reads) else _NEVER
         due = releases[sent] if sent < read else _NEVER
-        begins = max(free_at, min(arrives, other, due))
-        free_at = begins + per_turn
-        while True:
-            if other <= min(begins, arrives) and (per_turn or other <= due):
-                free_at += read_cost
-                nearest += 1
-                other = reads[nearest] if nearest < len(reads) else _NEVER
-            elif arrives <= begins and (per_turn or arrives <= due):
-                first = read
-                while read < len(arrivals) and arrivals[read] == arrives and publisher_of[read] == publisher_of[first]:
-                    read += 1
-                free_at += per_read + (read - first) * per_message
-                arrives = arrivals[read] if read < len(arrivals) else _NEVER
-            else:
-                break
-            if not per_turn:
-                break
+        next_at = min(arrives, other, due)
+        began = max(free_at, next_at)
+        free_at = began + (per_wake if next_at > free_at else 0)
+        if other == next_at:
+            free_at += read_cost
+            nearest += 1
+        elif arrives == next_at:
+            first = read
+            while read < len(arrivals) and arrivals[read] == arrives and publisher_of[read] == publisher_of[first]:
+                read += 1
+            free_at += per_read + (read - first) * per_message
         first = sent
         while sent < read and releases[sent] <= free_at:
             sent += 1
         free_at += (sent - first) * per_send
-        busy += free_at - begins
+        busy += free_at - began
         for message in range(first, sent):
             out[message] = free_at - releases[message]
     return busy

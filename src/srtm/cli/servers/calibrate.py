@@ -38,7 +38,7 @@ def calibrate(
     """Measure the capacity of a broker on this host.
 
     The command starts a broker and sends one load after another through it. From three loads, in memory and on disk, it
-    fits the costs of a turn of the broker's loop, of a read and of a message. Then it predicts other loads, and prints
+    fits the costs of waking the broker's loop, of a read and of a message. Then it predicts other loads, and prints
     the prediction beside the measurement. mcap is the highest measured rate of single messages in memory whose p99
     stayed within --slo-p99. If no load did, the command writes no file and exits with code 1.
 
@@ -60,15 +60,16 @@ def calibrate(
         model_mps = memory.service.mcap_mps(slo_ns)
         # An SLO that even an idle broker misses says nothing of the rates to try.
         kinds = [Kind(part * (model_mps or _PART * memory.service.most_mps(1))) for part in _LADDER]
-        for durability, found in (("memory", memory), ("disk", disk)):
-            for batch in (1, 10):
-                if durability == "disk" or batch > 1:
-                    kinds.append(Kind(_PART * found.service.most_mps(batch), batch, durability))
+        kinds += [
+            Kind(_PART * found.service.most_mps(batch), batch, durability)
+            for durability, batch, found in (("memory", 10, memory), ("disk", 1, disk), ("disk", 10, disk))
+        ]
         compared = []
         for kind in kinds:
             status.update(f"a load that the fit does not know: {kind}")
-            point = trial.measured(kind)
-            compared.append((kind, point, trial.predicted_ns(kind, disk if kind.durability == "disk" else memory)))
+            point, seen = trial.measured(kind)
+            found = disk if kind.durability == "disk" else memory
+            compared.append((kind, point, found.predicted_ns(seen.times_ns, seen.publisher_of)))
         status.update("the host alone")
         longest_ns, lost = jitter()
     ladder = [point for kind, point, _ in compared if kind.durability == "memory"]
@@ -130,7 +131,7 @@ def _print(
     compared: list[tuple[Kind, Point, tuple[int, int]]],
 ) -> None:
     for name, model in (("memory", memory), ("disk", disk)):
-        costs = f"{format_ns(model.turn_ns)} per turn, {format_ns(model.read_ns)} per read"
+        costs = f"{format_ns(model.wake_ns)} to wake up, {format_ns(model.read_ns)} per read"
         print(f"{name}: {costs}, {format_ns(model.message_ns)} per message, base {format_ns(model.base_ns)}")
     mcap = "none" if document["mcap_mps"] is None else f"{document['mcap_mps']:,} msg/s"
     print(f"mcap = {mcap} for p99 ≤ {format_ns(slo_ns)} (model: {document['model_mps']:,} msg/s)")

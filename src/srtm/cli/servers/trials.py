@@ -7,25 +7,33 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from srtm.errors import BrokerError
-from srtm.units import NS_PER_S
+from srtm.units import NS_PER_S, percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from srtm.client.load import LoadReport
+    from numpy.typing import NDArray
+
+    from srtm.client.load import Load
     from srtm.model.calibration import Calibrated, Observed
     from srtm.workload.publishers import Workload
 
+    Ints = NDArray[np.int64]
+
 _PUBLISHERS = 100
+_BATCH = 10
+_FASTER = 8  # at most: the load generator must keep up
+_CALM_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,59 +80,54 @@ class Trial:
     """A running broker, and how to put it under load."""
 
     def __init__(self, address: str, http: str, pid: int, duration_ns: int) -> None:
-        self.address = address
-        self._http = http
-        self._pid = pid
+        self._address, self._http, self._pid = address, http, pid
         self._duration_ns = duration_ns
         self._topics = 0
+        time.sleep(_CALM_S)
+        before_ns = _cpu_ns(pid)
+        time.sleep(_CALM_S)
+        self._idle = (_cpu_ns(pid) - before_ns) / (_CALM_S * NS_PER_S)  # processor time of a broker without messages
 
-    def measured(self, kind: Kind) -> Point:
-        """Put the broker under a load, and measure it."""
+    def measured(self, kind: Kind) -> tuple[Point, Observed]:
+        """Put the broker under a load, and measure it. Latency counts from the write, so it is not the load's own."""
         names = [self._topic(kind.durability) for _ in range(kind.topics)]
-        before_ns = _cpu_ns(self._pid)
-        reports = asyncio.run(self._load(names, kind.workloads(self._duration_ns)))
-        cpu_ns = _cpu_ns(self._pid) - before_ns
-        totals = [report.total for report in reports if report.total is not None]
-        lates = [report.lateness for report in reports if report.lateness is not None]
-        if len(totals) < len(reports) or len(lates) < len(reports):
-            raise BrokerError("no message came back from the broker under test; see its log above")
-        return Point(
-            sum(report.rate for report in reports),
-            kind.batch,
-            cpu_ns / sum(report.received for report in reports),
-            round(sum(total.p50 for total in totals) / len(totals)),
-            round(sum(total.p99 for total in totals) / len(totals)),
-            max(late.p99 for late in lates),
-            any(report.bottleneck for report in reports),
-        )
+        return asyncio.run(self._measured(kind, names))
 
-    def observed(self, kind: Kind) -> tuple[Point, Observed]:
-        """The same, for a fit."""
+    async def _measured(self, kind: Kind, names: list[str]) -> tuple[Point, Observed]:
+        from srtm.client.load import Load, LoadOptions
         from srtm.model.calibration import Observed
 
-        point = self.measured(kind)
-        return point, Observed(*self._arrivals(kind), point.cpu_ns, point.p50_ns, point.p99_ns)
-
-    def predicted_ns(self, kind: Kind, found: Calibrated) -> tuple[int, int]:
-        """p50 and p99 of a load by a fitted model."""
-        return found.predicted_ns(*self._arrivals(kind))
-
-    def _arrivals(self, kind: Kind) -> tuple[Any, Any]:
-        """The traffic of all topics: they share the loop."""
-        found = [workload.arrivals() for workload in kind.workloads(self._duration_ns)]
-        times = np.concatenate([each.times_ns for each in found])
-        senders = np.concatenate([each.publisher_of + n * _PUBLISHERS for n, each in enumerate(found)])
-        order = np.argsort(times, kind="stable")
-        return times[order], senders[order].astype(np.int32)
-
-    async def _load(self, names: list[str], workloads: list[Workload]) -> list[LoadReport]:
-        from srtm.client.load import Load, LoadOptions
-
+        workloads = kind.workloads(self._duration_ns)
         loads = [
-            Load(LoadOptions(name, workload, brokers=(self.address,)), None)
+            Load(LoadOptions(name, workload, brokers=(self._address,)), None)
             for name, workload in zip(names, workloads, strict=True)
         ]
-        return await asyncio.gather(*(load.go(lambda _: None) for load in loads))
+        samples: list[tuple[int, int, int]] = []  # time, processor time and deliveries, second by second
+
+        def sample(_: object) -> None:
+            came = sum(load.tally.deliveries for load in loads)
+            samples.append((time.monotonic_ns(), _cpu_ns(self._pid), came))
+
+        sample(None)
+        ignored = [sample, *[lambda _: None] * (len(loads) - 1)]
+        reports = await asyncio.gather(*(load.go(told) for load, told in zip(loads, ignored, strict=True)))
+        sample(None)
+        # Whole seconds, in which no client connects; a load of one second has none.
+        first, last = (samples[1], samples[-2]) if len(samples) > 3 else (samples[0], samples[-1])
+        elapsed_ns, used_ns, came = (after - before for before, after in zip(first, last, strict=True))
+        times, senders, took = _gathered(loads, workloads)
+        if not came or not len(took) or any(report.lateness is None for report in reports):
+            raise BrokerError("no message came back from the broker under test; see its log above")
+        point = Point(
+            sum(report.rate for report in reports),
+            kind.batch,
+            max(1.0, (used_ns - self._idle * elapsed_ns) / came),
+            percentile(took, "0.5"),
+            percentile(took, "0.99"),
+            max(report.lateness.p99 for report in reports if report.lateness),
+            any(report.bottleneck for report in reports),
+        )
+        return point, Observed(times, senders, point.cpu_ns, point.p50_ns, point.p99_ns)
 
     def _topic(self, durability: str) -> str:
         self._topics += 1
@@ -134,9 +137,23 @@ class Trial:
             return name
 
 
+def _gathered(loads: Sequence[Load], workloads: Sequence[Workload]) -> tuple[Ints, NDArray[np.int32], Ints]:
+    """Writes of all topics in order, with their publishers; and how long the messages took that came back."""
+    times = np.concatenate([load.schedule.written_ns for load in loads])
+    senders = np.concatenate(
+        [
+            workload.arrivals().publisher_of[: load.schedule.sent] + number * _PUBLISHERS
+            for number, (load, workload) in enumerate(zip(loads, workloads, strict=True))
+        ]
+    )
+    order = np.argsort(times, kind="stable")
+    took = np.concatenate([load.tally.took_ns()[1] for load in loads])
+    return times[order], senders[order].astype(np.int32), took
+
+
 @contextmanager
 def a_broker(duration_ns: int) -> Iterator[Trial]:
-    """A broker to measure, with a folder for disk topics beside the current one's temporary files."""
+    """A broker to measure, with a temporary folder for disk topics."""
     command = [sys.executable, "-m", "srtm", "broker", "--name", "calibrated", "--tcp-port", "0", "--http-port", "0"]
     with (
         tempfile.TemporaryDirectory(prefix="srtm-calibrate-") as folder,
@@ -154,15 +171,15 @@ def a_broker(duration_ns: int) -> Iterator[Trial]:
             process.wait(10)
 
 
-def fitted(trial: Trial, durability: str, slow_mps: float, batch: int = 10) -> tuple[Calibrated, list[Point]]:
-    """Fit the model on three loads."""
+def fitted(trial: Trial, durability: str, slow_mps: float) -> tuple[Calibrated, list[Point]]:
+    """Fit the model on three loads: few single messages, batches, and many single messages."""
     from srtm.model.calibration import calibrated
 
     slow = Kind(slow_mps, 1, durability)
-    single, first = trial.observed(slow)
-    batches, second = trial.observed(replace(slow, batch=batch))
-    fast, third = trial.observed(replace(slow, rate_mps=min(NS_PER_S / single.cpu_ns, 6 * slow_mps)))
-    return calibrated(first, second, batch, third), [single, batches, fast]
+    single, first = trial.measured(slow)
+    batches, second = trial.measured(replace(slow, rate_mps=_BATCH * slow_mps, batch=_BATCH))
+    fast, third = trial.measured(replace(slow, rate_mps=min(2 * NS_PER_S / single.cpu_ns, _FASTER * slow_mps)))
+    return calibrated(first, second, third), [single, batches, fast]
 
 
 def _cpu_ns(pid: int) -> int:

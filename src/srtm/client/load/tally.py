@@ -84,6 +84,11 @@ class Tally:
         came = self._latency_ns[self._latency_ns >= 0]
         return Distribution.of(came) if len(came) else None
 
+    def took_ns(self) -> tuple[Ints, Ints]:
+        """The messages that came back, by number, and how long each took from the write of its command."""
+        came = np.flatnonzero(self._latency_ns >= 0)
+        return came, np.maximum(self._latency_ns[came] - self._schedule.late_ns[came // self._schedule.batch], 0)
+
     def progress(self, second: int, sent: int, received: int) -> Progress:
         """Sum up a second in which so many messages were sent and received, and begin the next."""
         schedule = self._schedule
