@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from srtm.model.broker_models import ServiceModel
-from srtm.model.calibration import Observed, calibrated
+from srtm.model.calibration import Observed, calibrated, quantiles_of
 from srtm.model.service import busy_share, processing_latencies
-from srtm.units import NS_PER_S, percentile
+from srtm.units import NS_PER_S
 
-TRUE = ServiceModel(16_000, 5_000, 60_000, wake_ns=50_000)
+TRUE = ServiceModel(16_000, 5_000, 60_000, wake_ns=50_000, rest_ns=30_000)
 
 
 def observed(rate_mps: int, batch: int, model: ServiceModel, noise_ns: int = 0, seed: int = 1) -> Observed:
@@ -22,7 +22,7 @@ def observed(rate_mps: int, batch: int, model: ServiceModel, noise_ns: int = 0, 
     times, senders = np.repeat(reads, batch), np.repeat(np.arange(len(reads), dtype=np.int32), batch)
     took = processing_latencies(times, times, senders, model) + noise_ns * (rng.random(len(times)) < 1 / 30)
     cpu_ns = busy_share(times, senders, model) * int(times[-1] - times[0]) / len(times)
-    return Observed(times, senders, cpu_ns, percentile(took, "0.5"), percentile(took, "0.99"))
+    return Observed(times, senders, cpu_ns, quantiles_of(took))
 
 
 @pytest.mark.parametrize(
@@ -31,18 +31,18 @@ def observed(rate_mps: int, batch: int, model: ServiceModel, noise_ns: int = 0, 
 def test_costs_are_found_again_and_predict(true: ServiceModel) -> None:
     busy_mps = round(0.8 * NS_PER_S / (true.wake_ns + true.cost_ns(1)))
     found = calibrated(observed(500, 1, true), observed(5_000, 10, true), observed(busy_mps, 1, true, seed=2))
-    for name in ("read_ns", "message_ns", "base_ns"):
+    for name in ("read_ns", "message_ns"):
         assert getattr(found.service, name) == pytest.approx(getattr(true, name), rel=0.15)
-    assert found.service.wake_ns == pytest.approx(true.wake_ns, abs=0.1 * (true.wake_ns + true.read_ns))
+    both = found.service.wake_ns + found.service.rest_ns
+    assert both == pytest.approx(true.wake_ns + true.rest_ns, abs=0.1 * (true.wake_ns + true.read_ns))
     for part, batch in ((0.3, 1), (0.7, 1), (0.5, 10)):
         load = observed(round(part * true.most_mps(batch)), batch, true, seed=9)
         p50_ns, p99_ns = found.predicted_ns(load.times_ns, load.publisher_of)
-        assert p50_ns == pytest.approx(load.p50_ns, rel=0.1)
-        assert p99_ns == pytest.approx(load.p99_ns, rel=0.15)
+        assert p50_ns == pytest.approx(load.quantiles_ns[1], rel=0.1)
+        assert p99_ns == pytest.approx(load.quantiles_ns[3], rel=0.15)
 
 
 def test_the_hosts_part_of_the_tail_is_kept_apart() -> None:
     loads = [observed(rate, batch, TRUE, 300_000) for rate, batch in ((500, 1), (5_000, 10), (10_000, 1))]
     found = calibrated(*loads)
     assert found.host_ns == pytest.approx(300_000, rel=0.2)
-    assert found.service.base_ns == pytest.approx(TRUE.base_ns, rel=0.15)

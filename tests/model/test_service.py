@@ -10,7 +10,7 @@ from srtm.model.broker_models import BROKER_MODELS, ServiceModel
 from srtm.model.service import Background, Server, busy_share, processing_latencies
 from srtm.units import NS_PER_MS, NS_PER_S, percentile
 
-WAKES = ServiceModel(15_000, 5_000, 60_000, 1_000, wake_ns=50_000)
+WAKES = ServiceModel(15_000, 5_000, 60_000, 1_000, wake_ns=40_000, rest_ns=20_000)
 TESTBED = BROKER_MODELS["paper-testbed"].service
 
 
@@ -46,12 +46,12 @@ def served(
     ]
 
 
-@given(TRAFFIC, st.lists(st.integers(0, 2_000), max_size=20), COSTS, st.integers(0, 60))
+@given(TRAFFIC, st.lists(st.integers(0, 2_000), max_size=20), COSTS, st.integers(0, 60), st.integers(0, 60))
 def test_on_one_core_a_turn_reads_and_then_sends_what_has_its_token(
-    traffic: list[tuple[int, int, int]], reads: list[int], costs: tuple[int, int, int, int], wake_ns: int
+    traffic: list[tuple[int, int, int]], reads: list[int], costs: tuple[int, int, int, int], wake_ns: int, rest_ns: int
 ) -> None:
     """Against a plain loop over everything that is due; at equal times, background before reads before tokens."""
-    model = ServiceModel(*costs, wake_ns=wake_ns)
+    model = ServiceModel(*costs, wake_ns=wake_ns, rest_ns=rest_ns)
     arrivals, releases, senders, events = events_of(traffic)
     background, waiting, coming = sorted(reads), list[int](), list(events)
     free_at, delivered = -1, [0] * len(arrivals)
@@ -60,7 +60,8 @@ def test_on_one_core_a_turn_reads_and_then_sends_what_has_its_token(
         due += [(arrivals[coming[0][0]], 1)] if coming else []
         due += [(releases[waiting[0]], 2)] if waiting else []
         at, kind = min(due)
-        free_at = at + wake_ns if at > free_at else free_at
+        woken = at > free_at
+        free_at = at + wake_ns if woken else free_at
         if kind == 0:
             background.pop(0)
             free_at += model.cost_ns(3)
@@ -72,6 +73,7 @@ def test_on_one_core_a_turn_reads_and_then_sends_what_has_its_token(
         free_at += len(leaving) * model.serial_ns
         for i in leaving:
             delivered[i] = free_at + model.base_ns
+        free_at += rest_ns if woken else 0
     assert served(arrivals, releases, senders, model, reads) == delivered
 
 
@@ -80,7 +82,7 @@ def test_a_busier_loop_wakes_up_less_often(rate_mps: int) -> None:
     times = np.sort(np.random.default_rng(3).integers(0, 10 * NS_PER_S, 10 * rate_mps))
     found = busy_share(times, np.arange(len(times), dtype=np.int32), WAKES)
     assert found == pytest.approx(WAKES.busy([WAKES.stream(rate_mps, 1)]), rel=0.05)
-    assert found < rate_mps * (WAKES.wake_ns + WAKES.cost_ns(1)) / NS_PER_S
+    assert found < rate_mps * (WAKES.wake_ns + WAKES.rest_ns + WAKES.cost_ns(1)) / NS_PER_S
 
 
 @given(TRAFFIC, st.lists(st.integers(0, 2_000), max_size=20), COSTS, st.integers(2, 4))

@@ -27,8 +27,8 @@ class ServiceModel:
     """A broker's costs in ns: `read_ns` (w) per read event on one of its `cores`, `message_ns` (s) per message.
 
     `serial_ns` (t) is the cost of each message in its topic's serial stage, `base_ns` a latency that all have. On one
-    core the serial stage has no thread of its own, and `wake_ns` is what it costs to wake its idle loop
-    (`model/service.py`).
+    core the serial stage has no thread of its own, and it costs `wake_ns` to wake its idle loop before
+    messages leave, and `rest_ns` after that, until it can sleep again (`model/service.py`).
     """
 
     read_ns: int
@@ -37,15 +37,16 @@ class ServiceModel:
     serial_ns: int = 0
     cores: int = 1
     wake_ns: int = 0
+    rest_ns: int = 0
 
     def __post_init__(self) -> None:
         """Costs are positive and whole."""
-        costs = (self.read_ns, self.message_ns, self.base_ns, self.serial_ns, self.wake_ns)
+        costs = (self.read_ns, self.message_ns, self.base_ns, self.serial_ns, self.wake_ns, self.rest_ns)
         if not all(isinstance(cost, int) and cost >= 0 for cost in costs) or self.cost_ns(1) == 0:
             raise InputError(f"the costs of a broker must be positive whole nanoseconds: {self}")
         if not isinstance(self.cores, int) or not 1 <= self.cores <= _MOST_CORES:
             raise InputError(f"a broker has 1 to {_MOST_CORES:,} cores, not {self.cores!r}")
-        if self.wake_ns and self.cores > 1:
+        if self.wake_ns + self.rest_ns and self.cores > 1:
             raise InputError(f"only a broker with one core wakes up: {self}")
 
     def reading_ns(self, messages: int) -> int:
@@ -67,7 +68,7 @@ class ServiceModel:
 
     def busy(self, streams: Sequence[Stream]) -> float:
         """The part of its cores that streams keep busy together, waking up included."""
-        return busy_with_wakes(streams, self.wake_ns)
+        return busy_with_wakes(streams, self.wake_ns + self.rest_ns)
 
     def mcap_mps(self, slo_ns: int, quantile: Number = "0.99", batch: int = 1, beside: Sequence[Stream] = ()) -> float:
         """The highest rate of Poisson batches whose latency stays within the SLO at this quantile.
@@ -86,7 +87,7 @@ class ServiceModel:
 
 @lru_cache(maxsize=4_096)  # placement asks the same of many brokers, again and again
 def _mcap_mps(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, beside: tuple[Stream, ...]) -> float:
-    if model.wake_ns:
+    if model.wake_ns + model.rest_ns:
         return _tried_mcap_mps(model, slo_ns, quantile, batch, beside)
     tail = 1 - float(exact(quantile, "quantile"))
     apart = model.cores > 1
@@ -160,17 +161,17 @@ DEFAULT_BROKER_MODEL = "srtm-broker"
 def broker_model(text: str = DEFAULT_BROKER_MODEL) -> BrokerModel:
     """The model of that name, or one with the costs in `text`: ns, as in 9000,8000,150000.
 
-    Further numbers are `serial_ns`, `cores` and `wake_ns`.
+    Further numbers are `serial_ns` and `cores`, and then `wake_ns` and `rest_ns`.
     """
     if text in BROKER_MODELS:
         return BROKER_MODELS[text]
     costs = text.split(",")
-    if len(costs) not in (3, 5, 6) or not all(cost.strip().isdigit() for cost in costs):
+    if len(costs) not in (3, 5, 7) or not all(cost.strip().isdigit() for cost in costs):
         known = ", ".join(BROKER_MODELS)
         raise InputError(
             f"unknown broker model {text!r}; known models: {known}, or three costs in ns such as 9000,8000,150000,"
             " and more for a serial stage, cores and waking up, as in 9000,8000,150000,6000,2 or"
-            " 9000,8000,150000,0,1,30000"
+            " 9000,8000,150000,0,1,30000,20000"
         )
     service = ServiceModel(*(int(cost) for cost in costs))
     return BrokerModel(service, service.mcap_mps(NS_PER_MS))

@@ -2,26 +2,32 @@
 
 In: what a broker with one core used and how long messages took, for single messages while nothing queues, for batches,
 and for single messages while it is busy. Out: a `ServiceModel`. A busy loop seldom has to wake up, so the busy load
-tells that from the cost of a read, and batches tell reads from messages.
+tells that from the cost of a read, and batches tell reads from messages. Quartiles tell what comes before a message
+leaves from what comes after, such as answers and the consumer's FIN.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from srtm.model.broker_models import ServiceModel
 from srtm.model.service import busy_share, processing_latencies
 from srtm.units import percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
+QUANTILES = ("0.25", "0.5", "0.75", "0.99")
+_P50, _P99 = 1, 3
 _ROUNDS, _STEPS = 6, 16
+_PARTS = 11  # ways to split the cost of waking up into what comes before messages leave, and after
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,7 @@ class Observed:
     times_ns: NDArray[np.int64]
     publisher_of: NDArray[np.int32]
     cpu_ns: float
-    p50_ns: int
-    p99_ns: int
+    quantiles_ns: Sequence[int]  # at `QUANTILES`
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,12 @@ class Calibrated:
 
     def predicted_ns(self, times_ns: NDArray[np.int64], publisher_of: NDArray[np.int32]) -> tuple[int, int]:
         """p50 and p99 of messages that need not wait for tokens."""
-        p50_ns, p99_ns = _quantiles(times_ns, publisher_of, self.service)
+        _, p50_ns, _, p99_ns = _quantiles(times_ns, publisher_of, self.service)
         return p50_ns, p99_ns + self.host_ns
 
 
 def calibrated(single: Observed, batches: Observed, busy: Observed) -> Calibrated:
-    """The model that explains three loads: processor time of all, and the median and tail of single messages."""
+    """The model that explains three loads: their processor time and quartiles, and the tail of few single messages."""
     wake_ns = read_ns = message_ns = single.cpu_ns / 3
     for _ in range(_ROUNDS):
         both_ns = wake_ns + read_ns
@@ -57,11 +62,26 @@ def calibrated(single: Observed, batches: Observed, busy: Observed) -> Calibrate
         # The more of both is for waking up, the less a busy broker uses.
         read_ns = _root(partial(_unused_of_both, busy, both_ns, message_ns), both_ns)
         wake_ns = _root(partial(_unused_awake, single, read_ns, message_ns), single.cpu_ns)
-    model = ServiceModel(round(read_ns), max(1, round(message_ns)), wake_ns=round(wake_ns))
-    p50_ns, _ = _quantiles(single.times_ns, single.publisher_of, model)
-    model = replace(model, base_ns=max(0, single.p50_ns - p50_ns))
-    _, p99_ns = _quantiles(single.times_ns, single.publisher_of, model)
-    return Calibrated(model, max(0, single.p99_ns - p99_ns))
+    costs = ServiceModel(round(read_ns), max(1, round(message_ns)), wake_ns=round(wake_ns))
+    split = [
+        _with_base(replace(costs, wake_ns=part, rest_ns=costs.wake_ns - part), single)
+        for part in np.linspace(0, costs.wake_ns, _PARTS).round().astype(int).tolist()
+    ]
+    model = min(split, key=lambda each: _error(each, single) + _error(each, busy) + _error(each, batches))
+    tail_ns = _quantiles(single.times_ns, single.publisher_of, model)[_P99]
+    return Calibrated(model, max(0, single.quantiles_ns[_P99] - tail_ns))
+
+
+def _with_base(model: ServiceModel, load: Observed) -> ServiceModel:
+    """The model with the constant that explains a load's median."""
+    without = _quantiles(load.times_ns, load.publisher_of, model)
+    return replace(model, base_ns=max(0, load.quantiles_ns[_P50] - without[_P50]))
+
+
+def _error(model: ServiceModel, load: Observed) -> float:
+    """By which factors the quartiles of a load are missed, as logarithms."""
+    found = _quantiles(load.times_ns, load.publisher_of, model)[:_P99]
+    return sum(abs(math.log(max(1, ours) / max(1, seen))) for ours, seen in zip(found, load.quantiles_ns, strict=False))
 
 
 def _unused(load: Observed, wake_ns: float, read_ns: float, message_ns: float) -> float:
@@ -88,6 +108,10 @@ def _root(left: Callable[[float], float], most: float) -> float:
     return (low + high) / 2
 
 
-def _quantiles(times_ns: NDArray[np.int64], publisher_of: NDArray[np.int32], model: ServiceModel) -> tuple[int, int]:
-    took = processing_latencies(times_ns, times_ns, publisher_of, model)
-    return percentile(took, "0.5"), percentile(took, "0.99")
+def quantiles_of(took_ns: NDArray[np.int64]) -> list[int]:
+    """Latencies at `QUANTILES`."""
+    return [percentile(took_ns, quantile) for quantile in QUANTILES]
+
+
+def _quantiles(times_ns: NDArray[np.int64], publisher_of: NDArray[np.int32], model: ServiceModel) -> list[int]:
+    return quantiles_of(processing_latencies(times_ns, times_ns, publisher_of, model))

@@ -6,7 +6,7 @@
 
 `base_ns` is the latency of an idle broker: two hops through the network stack. A broker with one core is one process
 with one loop (ours): what a turn reads and what has its token by then leaves together at the end of that turn. Waking
-an idle loop costs extra, so a busy broker is cheaper per message.
+an idle loop costs extra, before messages leave and after, so a busy broker is cheaper per message.
 In: arrival and release times with each message's publisher. Out: processing latencies, from release to delivery.
 """
 
@@ -96,7 +96,7 @@ class Server:
 
 def busy_share(arrivals: Ints, publisher_of: NDArray[np.int32], model: ServiceModel) -> float:
     """The part of its time that a broker with one core is busy with messages that need not wait for tokens."""
-    costs = (0, model.wake_ns, model.read_ns, model.message_ns, model.serial_ns)
+    costs = (0, model.wake_ns, model.rest_ns, model.read_ns, model.message_ns, model.serial_ns)
     busy = _in_turns(arrivals, arrivals, publisher_of, arrivals[:0], *costs, np.empty(len(arrivals), np.int64))
     return busy / max(1, int(arrivals[-1] - arrivals[0]))
 
@@ -114,7 +114,7 @@ def tail_ns(
         others, other_ns = _poisson(2, beside.rate_mps / beside.batch, _MOST_TRIED), model.cost_ns(beside.batch)
         times = times[: max(1, np.searchsorted(times, others[-1]))]
     senders, out = np.arange(len(times), dtype=np.int32), np.empty(len(times), np.int64)
-    _in_turns(times, times, senders, others, other_ns, model.wake_ns, model.cost_ns(batch), 0, 0, out)
+    _in_turns(times, times, senders, others, other_ns, model.wake_ns, model.rest_ns, model.cost_ns(batch), 0, 0, out)
     return percentile(out, quantile) + model.base_ns
 
 
@@ -141,7 +141,7 @@ def processing_latencies(
         scan.check_sorted(times)
     out = np.empty(len(releases), np.int64)
     if model.cores == 1:
-        work = (model.wake_ns, model.read_ns, model.message_ns, model.serial_ns)
+        work = (model.wake_ns, model.rest_ns, model.read_ns, model.message_ns, model.serial_ns)
         _in_turns(arrivals, releases, publisher_of, background, model.cost_ns(batch), *work, out)
         return out + model.base_ns
     cores = np.full(model.cores, -_NEVER, np.int64)
@@ -161,6 +161,7 @@ def _in_turns(
     reads: Ints,
     read_cost: int,
     per_wake: int,
+    per_rest: int,
     per_read: int,
     per_message: int,
     per_send: int,
@@ -175,7 +176,8 @@ def _in_turns(
         due = releases[sent] if sent < read else _NEVER
         next_at = min(arrives, other, due)
         began = max(free_at, next_at)
-        free_at = began + (per_wake if next_at > free_at else 0)
+        woken = next_at > free_at
+        free_at = began + (per_wake if woken else 0)
         if other == next_at:
             free_at += read_cost
             nearest += 1
@@ -188,9 +190,11 @@ def _in_turns(
         while sent < read and releases[sent] <= free_at:
             sent += 1
         free_at += (sent - first) * per_send
-        busy += free_at - began
         for message in range(first, sent):
             out[message] = free_at - releases[message]
+        if woken:
+            free_at += per_rest
+        busy += free_at - began
     return busy
 
 

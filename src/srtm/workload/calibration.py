@@ -14,7 +14,7 @@ def read_calibration(path: str | Path) -> BrokerModel:
     try:
         found = json.loads(Path(path).read_text())
         later = {
-            name: found[name] for name in ("serial_ns", "cores", "wake_ns") if name in found
+            name: found[name] for name in ("serial_ns", "cores", "wake_ns", "rest_ns") if name in found
         }  # older files have none
         service = ServiceModel(found["read_ns"], found["message_ns"], found["base_ns"], **later)
         return BrokerModel(service, float(found["mcap_mps"]))

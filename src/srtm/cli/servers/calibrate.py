@@ -131,7 +131,8 @@ def _print(
     compared: list[tuple[Kind, Point, tuple[int, int]]],
 ) -> None:
     for name, model in (("memory", memory), ("disk", disk)):
-        costs = f"{format_ns(model.wake_ns)} to wake up, {format_ns(model.read_ns)} per read"
+        wake = f"{format_ns(model.wake_ns)} to wake up and {format_ns(model.rest_ns)} after"
+        costs = f"{wake}, {format_ns(model.read_ns)} per read"
         print(f"{name}: {costs}, {format_ns(model.message_ns)} per message, base {format_ns(model.base_ns)}")
     mcap = "none" if document["mcap_mps"] is None else f"{document['mcap_mps']:,} msg/s"
     print(f"mcap = {mcap} for p99 ≤ {format_ns(slo_ns)} (model: {document['model_mps']:,} msg/s)")

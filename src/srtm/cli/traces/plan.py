@@ -127,7 +127,8 @@ def plan(
     plan is for the synthetic workload that the options under Workload describe.
 
     --broker-model takes a name, or three costs in ns (per read, per message, constant), as in 9000,8000,150000.
-    Further numbers are the cost per message in a serial stage, the number of cores, and what waking an idle loop costs.
+    Further numbers are the cost per message in a serial stage, the number of cores, and the cost of waking an idle
+    loop, before messages leave and after.
     paper-testbed is the broker of the paper.
 
     Examples:
