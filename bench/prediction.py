@@ -2,8 +2,8 @@
 
 A broker of its own, in memory and on disk: six loads for the fits, then single messages and batches of 10, one topic
 and three, below 80 % of the capacity that the model gives. Latency counts from the write of a message, and the
-prediction is for the writes as they happened, so the load's own lateness is in neither. Each load has several turns; p50
-and p99 are those of the turn with the median p99. Misses stay in the table.
+prediction is for the writes as they happened, so the load's own lateness is in neither. Each load has several turns;
+p50 and p99 are those of the turn with the median p99. Misses stay in the table.
 """
 
 from __future__ import annotations

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
-from srtm.model.capacity import Stream, busy_with_wakes, exceeds, wait
+from srtm.model.capacity import Stream, exceeds, wait
 from srtm.units import NS_PER_MS, NS_PER_S, Number, exact
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 _MOST_CORES = 1_024
 _STEPS = 24  # of a bisection: one part in ten million
-_TRIALS = 9  # of a bisection by simulation: one part in 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class ServiceModel:
 
     def busy(self, streams: Sequence[Stream]) -> float:
         """The part of its cores that streams keep busy together, waking up included."""
-        return busy_with_wakes(streams, self.wake_ns + self.rest_ns)
+        return wait(streams, self.wake_ns + self.rest_ns).load
 
     def mcap_mps(self, slo_ns: int, quantile: Number = "0.99", batch: int = 1, beside: Sequence[Stream] = ()) -> float:
         """The highest rate of Poisson batches whose latency stays within the SLO at this quantile.
@@ -87,8 +85,6 @@ class ServiceModel:
 
 @lru_cache(maxsize=4_096)  # placement asks the same of many brokers, again and again
 def _mcap_mps(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, beside: tuple[Stream, ...]) -> float:
-    if model.wake_ns + model.rest_ns:
-        return _tried_mcap_mps(model, slo_ns, quantile, batch, beside)
     tail = 1 - float(exact(quantile, "quantile"))
     apart = model.cores > 1
     own_ns = model.base_ns + model.reading_ns(batch)
@@ -97,8 +93,9 @@ def _mcap_mps(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, be
 
     def late(rate_mps: float) -> float:
         serial = Stream(rate_mps / batch / NS_PER_S, batch * model.serial_ns) if apart else Stream(0.0, 0.0)
-        waits = wait((model.stream(rate_mps, batch), *beside)), wait((serial,))
-        return sum(exceeds(slo_ns - own_ns - after, *waits) for after in leave_ns) / len(leave_ns)
+        waits = wait((model.stream(rate_mps, batch), *beside), model.wake_ns + model.rest_ns), wait((serial,))
+        queued = sum(exceeds(slo_ns - own_ns - after, *waits) for after in leave_ns) / len(leave_ns)
+        return queued + (1 - waits[0].load if slo_ns < own_ns + leave_ns[-1] + model.wake_ns else 0.0)
 
     if late(0.0) > tail:
         return 0.0
@@ -106,34 +103,6 @@ def _mcap_mps(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, be
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if late(middle) <= tail else (low, middle)
-    return low
-
-
-def _tried_mcap_mps(
-    model: ServiceModel, slo_ns: int, quantile: Number, batch: int, beside: tuple[Stream, ...]
-) -> float:
-    """The same of a loop that has to wake up: by trying rates."""
-    percent = math.ceil(100 * sum(stream.load for stream in beside) - 1e-9)
-    if percent >= 100:
-        return 0.0
-    if not percent:
-        return _tried(model, slo_ns, quantile, batch, 0, 1)
-    mean_ns = percent / 100 / sum(stream.per_ns for stream in beside)
-    size = max(1, round((mean_ns - model.read_ns) / (model.message_ns + model.serial_ns or 1)))
-    return _tried(model, slo_ns, quantile, batch, percent, size)
-
-
-@lru_cache(maxsize=4_096)  # a trial takes milliseconds, so others' loads count in whole percent
-def _tried(model: ServiceModel, slo_ns: int, quantile: Number, batch: int, percent: int, size: int) -> float:
-    from srtm.model.service import Background, tail_ns  # compiled code, which most callers do not need
-
-    load = percent / 100
-    beside = Background(load / model.share(1.0, size), size) if percent else None
-    low, high = 0.0, model.most_mps(batch) * (1 - load)
-    for _ in range(_TRIALS):
-        middle = (low + high) / 2
-        within = tail_ns(model, middle, batch, beside, quantile) <= slo_ns
-        low, high = (middle, high) if within else (low, middle)
     return low
 
 

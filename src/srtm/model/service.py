@@ -22,7 +22,7 @@ import numpy as np
 from srtm.errors import InputError
 from srtm.model import scan
 from srtm.model._compiled import compiled
-from srtm.units import NS_PER_S, Number, percentile
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _MOST_READS = 100_000_000  # background read events of a broker: 8 bytes each
 _NEVER = 2**62
-_TRIAL, _MOST_TRIED = 30_000, 100_000  # read events of a trial, and of those beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +98,6 @@ def busy_share(arrivals: Ints, publisher_of: NDArray[np.int32], model: ServiceMo
     costs = (0, model.wake_ns, model.rest_ns, model.read_ns, model.message_ns, model.serial_ns)
     busy = _in_turns(arrivals, arrivals, publisher_of, arrivals[:0], *costs, np.empty(len(arrivals), np.int64))
     return busy / max(1, int(arrivals[-1] - arrivals[0]))
-
-
-def tail_ns(
-    model: ServiceModel, rate_mps: float, batch: int, beside: Background | None = None, quantile: Number = "0.99"
-) -> int:
-    """Latency at a quantile of Poisson batches at a broker with one core, always of the same random numbers.
-
-    Nothing waits for tokens, so the messages of a batch leave together, and one stands for all.
-    """
-    times = _poisson(1, rate_mps / batch, _TRIAL)
-    others, other_ns = times[:0], 0
-    if beside is not None:
-        others, other_ns = _poisson(2, beside.rate_mps / beside.batch, _MOST_TRIED), model.cost_ns(beside.batch)
-        times = times[: max(1, np.searchsorted(times, others[-1]))]
-    senders, out = np.arange(len(times), dtype=np.int32), np.empty(len(times), np.int64)
-    _in_turns(times, times, senders, others, other_ns, model.wake_ns, model.rest_ns, model.cost_ns(batch), 0, 0, out)
-    return percentile(out, quantile) + model.base_ns
-
-
-def _poisson(seed: int, rate_eps: float, events: int) -> Ints:
-    return np.cumsum(np.random.default_rng(seed).exponential(NS_PER_S / rate_eps, events)).astype(np.int64)
 
 
 def processing_latencies(
