@@ -39,7 +39,7 @@ def main() -> None:
     with a_broker(round(options.seconds * NS_PER_S)) as trial:
         for durability in ("memory", "disk"):
             found, _ = fitted(trial, durability, SLOW_MPS)
-            print(f"{durability}: {found.service}; the host adds {found.host_ns / 1e3:.0f} µs to p99")
+            print(f"{durability}: {found.service}; tails are {found.tail:.2f} times the model's")
             for batch in (1, 10):
                 for topics in (1, 3):
                     for part in PARTS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,19 +43,22 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A fitted model, and by how much the tail of an idle broker is longer than that of the model: the host's part."""
+    """A fitted model, and how many times longer than its own the tails of the loads of the fit were.
+
+    The model's costs are constant. Those of a broker vary, and the host takes its part.
+    """
 
     service: ServiceModel
-    host_ns: int
+    tail: float
 
     def predicted_ns(self, times_ns: NDArray[np.int64], publisher_of: NDArray[np.int32]) -> tuple[int, int]:
         """p50 and p99 of messages that need not wait for tokens."""
         _, p50_ns, _, p99_ns = _quantiles(times_ns, publisher_of, self.service)
-        return p50_ns, p99_ns + self.host_ns
+        return p50_ns, round(p99_ns * self.tail)
 
 
 def calibrated(single: Observed, batches: Observed, busy: Observed) -> Calibrated:
-    """The model that explains three loads: their processor time and quartiles, and the tail of few single messages."""
+    """The model that explains three loads: their processor time and latencies."""
     wake_ns = read_ns = message_ns = single.cpu_ns / 3
     for _ in range(_ROUNDS):
         both_ns = wake_ns + read_ns
@@ -68,8 +72,9 @@ def calibrated(single: Observed, batches: Observed, busy: Observed) -> Calibrate
         for part in np.linspace(0, costs.wake_ns, _PARTS).round().astype(int).tolist()
     ]
     model = min(split, key=lambda each: _error(each, single) + _error(each, busy) + _error(each, batches))
-    tail_ns = _quantiles(single.times_ns, single.publisher_of, model)[_P99]
-    return Calibrated(model, max(0, single.quantiles_ns[_P99] - tail_ns))
+    loads = (single, batches, busy)
+    tails = [load.quantiles_ns[_P99] / _quantiles(load.times_ns, load.publisher_of, model)[_P99] for load in loads]
+    return Calibrated(model, max(1.0, median(tails)))
 
 
 def _with_base(model: ServiceModel, load: Observed) -> ServiceModel:

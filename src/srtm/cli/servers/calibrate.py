@@ -77,6 +77,7 @@ def calibrate(
     document: dict[str, Any] = {
         **asdict(memory.service),
         "disk": asdict(disk.service),
+        "tail": {"memory": round(memory.tail, 3), "disk": round(disk.tail, 3)},
         "slo_ns": slo_ns,
         "mcap_mps": mcap_mps,
         "model_mps": round(model_mps, 1),
