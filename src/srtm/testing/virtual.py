@@ -292,7 +292,11 @@ class VirtualCluster:
         """Connect a publisher to the broker it was ordered to."""
         for order in publisher.inbox:
             if isinstance(order, orders.Migrate):
-                port = int(order.to[0].rpartition(":")[2]) if order.to else 0
+                if not order.to:  # leave, and ask for a place again
+                    self._connect(publisher, None)
+                    self._find_places([publisher], [])
+                    continue
+                port = int(order.to[0].rpartition(":")[2])
                 target = next((each for each in self.brokers.values() if each.options.tcp_port == port), None)
                 if target is not None:
                     self._connect(publisher, target.name)

@@ -9,6 +9,7 @@ from srtm.control.placing.fitted import described
 from srtm.errors import SRTMError
 from srtm.model.latency import SLO, Distribution
 from srtm.model.scan import access_delays
+from srtm.model.service import Background
 from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_MS
 
@@ -36,13 +37,25 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
         "quotas": dict(sorted(rates.items())),
         "measured": described(topic.fitting.last) if topic.fitting.last else None,
         "predicted": [],
+        "neighbours": {
+            broker: {other.name: other.contract.slo_ns / NS_PER_MS for other in beside}
+            for broker in sorted(rates)
+            if (beside := controller.placing.neighbours.beside(topic, broker))
+        },
+        "refused": topic.fitting.refusal if topic.layout.refused else None,
     }
     if not publishers:
         document["note"] = "no prediction: no publishers are registered"
         return document
+    neighbours = controller.placing.neighbours
     brokers = [
-        SimulatedBroker(broker.name, broker.mcap_mps, controller.placing.service)
-        for broker in controller.placing.brokers_for(topic, set(topic.layout.publishers))
+        SimulatedBroker(
+            broker.name,
+            broker.mcap_mps,
+            neighbours.service,
+            Background(broker.allocated_mps, neighbours.batch(topic, broker.name)) if broker.allocated_mps else None,
+        )
+        for broker in controller.placing.brokers_for(topic, publishers)
     ]
     traffic = SimulatedTopic([each.publisher for each in publishers], expected(publishers, _SEED), contract.bucket)
     slo = SLO(contract.slo_ns, contract.quantile)

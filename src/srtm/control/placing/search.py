@@ -39,8 +39,9 @@ class Search:
         *,
         predicts: bool,
         seed: int = 0,
+        batches: Mapping[str, int] | None = None,
     ) -> None:
-        """With `predicts`, the model comes first and measuring confirms it."""
+        """With `predicts`, the model comes first and measuring confirms it; `batches` are those of other topics."""
         self.contract = contract
         self.publishers = tuple(publishers)
         self.brokers = tuple(brokers)
@@ -48,6 +49,7 @@ class Search:
         self.problem = ""  # why no search is possible
         self._service = service
         self._seed = seed
+        self._batches = batches or {}
         self._fitting: Fitting | None = None
 
     @property
@@ -114,7 +116,7 @@ class Search:
                 broker.name,
                 broker.mcap_mps,
                 self._service,
-                Background(broker.allocated_mps) if broker.allocated_mps else None,
+                Background(broker.allocated_mps, self._batches.get(broker.name, 1)) if broker.allocated_mps else None,
             )
             for broker in self.brokers
         ]
