@@ -161,7 +161,8 @@ class Membership:
                 homeless.append(publisher)
                 layout.migration.left.update([broker] if broker else [])
         self._placing.remove(topic, displaced, "unreachable")
-        here = set().union(*(seen.roll or () for seen in layout.seen.values()))  # measuring says what they do
+        # Measuring says what those do that are connected already, and were not sent away for it.
+        here = set().union(*(seen.roll or () for seen in layout.seen.values())) - layout.refused
         new = {publisher for publisher, broker in displaced.items() if broker is None and publisher not in here}
         for publisher in self._placing.place(topic, homeless, "registered", unreachable, new):
             layout.forget(publisher.id)

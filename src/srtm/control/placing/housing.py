@@ -76,12 +76,19 @@ def houses(
                 carried[broker] += declared[publisher].rate_mps * conformant
     found = []
     for member in usable:
-        bar = topic.overload.barred.get(member.name)
-        room = Room(0.0, 0.0, bar[0]) if bar else neighbours.room(topic, member, publishers)
+        room = _barred(topic, member.name, publishers) or neighbours.room(topic, member, publishers)
         used = min(carried[member.name], member.mcap_mps)
         roomy = Broker(member.name, min(member.mcap_mps, used + room.good_mps), used)
         found.append(House(roomy, room, neighbours.crowded(member.name)))
     return found
+
+
+def _barred(topic: ManagedTopic, broker: str, publishers: Sequence[DeclaredPublisher]) -> Room | None:
+    """The room at a broker where a topic broke a neighbour: for those that are there."""
+    if broker not in topic.overload.barred:
+        return None
+    held_mps = sum(each.rate_mps for each in publishers if topic.layout.place.get(each.id) == broker)
+    return Room(held_mps, held_mps, topic.overload.barred[broker][0])
 
 
 def refusal(homeless: Sequence[DeclaredPublisher], houses: Sequence[House], slos_ns: Mapping[str, int]) -> str:

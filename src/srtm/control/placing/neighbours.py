@@ -15,6 +15,7 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from srtm.model.tb_adaptor import WINDOW_STEPS
 from srtm.units import NS_PER_S, exact
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     Work = Mapping[float, float]  # events per ns, by what each costs
 
 MARGIN = 0.8  # of an SLO, by prediction: the model may be a quarter too low
-FLOWING = 0.7  # part of the declared rate from which on publishers send about what they declared
+_WHOLE = 0.9  # part of a window's messages, so that at most a tenth of it is from before
 _HALVINGS = 10  # the room is known to 1 in 1,000 of what is asked for
 _STEPS = 40
 
@@ -106,14 +107,10 @@ class Neighbours:
         here = [each for each in newcomers if topic.layout.place.get(each.id) == broker]
         own = _work(staying, self.service, topic.conformant)
         works = [free, own, *(self._work(other, broker) for other in beside)]
-        flowing = self._flowing(member, [*staying, *here], beside)
+        flowing = all(self._flowing(each, broker) for each in (topic, *beside))
         now = waiting([*works, _work(here, self.service, topic.conformant)]) if flowing else None
-        without = waiting(works)
-        # A promise that is not kept without the newcomers is not theirs to break.
         promises = [
-            (other, margin * _limit_ns(other, broker))
-            for other in beside
-            if self._expected_ns(other, broker, now, without) <= margin * _limit_ns(other, broker)
+            (other, margin * _limit_ns(other, broker)) for other in beside if self._can_hold(other, broker, now)
         ]
 
         def broken(part: float) -> tuple[str | None, bool]:
@@ -136,6 +133,14 @@ class Neighbours:
             good, most = max(good, held_mps), max(most, held_mps)  # whatever the model says
         return Room(good, most, neighbour)
 
+    def _can_hold(self, topic: ManagedTopic, broker: str, now: Wait | None) -> bool:
+        """Whether a promise can be kept at a broker at all: with no other topic there, or as it is now."""
+        alone = waiting([self._work(topic, broker)])
+        limit_ns = _limit_ns(topic, broker)
+        return self._expected_ns(topic, broker, None, alone) <= limit_ns or (
+            now is not None and self._expected_ns(topic, broker, now, now) <= limit_ns
+        )
+
     def _expected_ns(self, topic: ManagedTopic, broker: str, now: Wait | None, then: Wait) -> float:
         """A neighbour's processing latency when the broker is busier: what was measured, and what the model adds."""
         quantile, seen = topic.contract.quantile, topic.layout.seen.get(broker)
@@ -146,11 +151,13 @@ class Neighbours:
             return seen.processing.quantile_ns(quantile) + then_ns - now.quantile_ns(quantile)
         return self.service.base_ns + _largest([self._work(topic, broker)]) + then_ns
 
-    def _flowing(self, member: Member, staying: Iterable[DeclaredPublisher], beside: Iterable[ManagedTopic]) -> bool:
-        """Whether a broker's measurements tell what its publishers do to it."""
-        declared_mps = sum(each.rate_mps for each in staying)
-        declared_mps += sum(self._placed(other)[member.name].rate_mps for other in beside)
-        return member.condition.rate_mps >= FLOWING * declared_mps and all(other.layout.observed for other in beside)
+    def _flowing(self, topic: ManagedTopic, broker: str) -> bool:
+        """Whether a broker carried all that a topic declares there, for all of the window that it measured."""
+        placed, seen = self._placed(topic).get(broker), topic.layout.seen.get(broker)
+        if placed is None:
+            return True
+        messages = len(seen.history) * float(seen.history.mean_messages) if seen else 0.0
+        return messages >= _WHOLE * WINDOW_STEPS * placed.rate_mps
 
     def _work(self, topic: ManagedTopic, broker: str) -> Work:
         """A topic's events at a broker, more of them than declared if the broker reports more."""

@@ -12,7 +12,7 @@ from srtm.control.placing.housing import House, housed, houses, on_fewest, refus
 from srtm.control.placing.load_distributor import LiveFitting
 from srtm.control.placing.measurement import Neighbour
 from srtm.control.placing.moves import Moves
-from srtm.control.placing.neighbours import FLOWING, Neighbours
+from srtm.control.placing.neighbours import Neighbours
 from srtm.control.placing.search import Search
 from srtm.control.placing.shedding import culprit
 from srtm.errors import InputError, SRTMError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from srtm.model.placement import Broker
     from srtm.protocol.exchange import Move
 
-_STEADY_S = 3  # seconds in which publishers send about what they declared, before the first fitting
+_FLOWING, _STEADY_S = 0.7, 3  # part of the declared rate, and for how many seconds, before the first fitting
 _GROWTH = 1.1  # a topic that outgrew its last fitting by this factor gets its new publishers fitted
 
 
@@ -58,12 +58,9 @@ class Placing:
             return []
         found = housed(topic, homeless, usable, self._state.options.seed, refusable)
         topic.layout.place.assign(found, reason)
-        refused = [publisher for publisher in homeless if publisher.id not in found]
         topic.layout.refused -= found.keys()
-        topic.layout.refused |= {publisher.id for publisher in refused}
-        if refused:
-            slos_ns = {name: other.contract.slo_ns for name, other in self._state.topics.items()}
-            topic.fitting.refusal = refusal(refused, usable, slos_ns)
+        refused = [publisher for publisher in homeless if publisher.id not in found]
+        self._refuse(topic, refused, usable)
         if found and topic.fitting.last is not None and not topic.fitting.last.k:
             topic.fitting.last = None  # all were refused before
         return refused
@@ -121,25 +118,28 @@ class Placing:
         self._state.store.save_publishers(topic, places)
         self._state.changed(topic)
 
-    def leave(self, topic: ManagedTopic, broker: str, now_ns: int, *, refusable: bool) -> int:
-        """Find other places for all publishers of a broker that they may not use; returns how many found none.
+    def leave(
+        self, topic: ManagedTopic, broker: str, leaving: Sequence[str], now_ns: int, refusable: Set[str]
+    ) -> tuple[int, int]:
+        """Move publishers of a broker to where they break no neighbour; returns how many moved, and were refused.
 
-        Those that are refused are sent away, and may ask again.
+        Of those that find no such place, the `refusable` are sent away, and may ask again. The others stay.
         """
-        layout, leaving = topic.layout, topic.layout.place.at(broker)
+        layout = topic.layout
         declared = [layout.publishers[publisher] for publisher in leaving]
-        refused = self.place(topic, declared, "shed", set(), set(leaving) if refusable else frozenset())
-        gone = [publisher.id for publisher in refused]
+        usable = self.houses_for(topic, declared)
+        elsewhere = [house for house in usable if house.broker.name != broker]
+        places = housed(topic, declared, elsewhere, self._state.options.seed, set(leaving))
+        gone = [each for each in leaving if each not in places and each in refusable]
+        self._refuse(topic, [layout.publishers[each] for each in gone], usable)
         self.remove(topic, gone, "shed")
         for publisher in gone:
             layout.forget(publisher)
             self._state.store.delete_publisher(topic, publisher)
-        self._state.due |= self._moves.send(topic, dict.fromkeys(leaving, broker), now_ns)
         self._state.due |= self._moves.dismiss(topic, broker, gone)
-        self._state.store.save_publishers(topic, leaving)
         topic.sharing.stale = True
-        self._state.changed(topic)
-        return len(gone)
+        self.relocate(topic, places, "shed", now_ns)
+        return len(places), len(gone)
 
     def take_orders(self, broker: str) -> list[Move]:
         """Orders that a broker must pass on to publishers."""
@@ -205,7 +205,7 @@ class Placing:
         begun = fitting.last is not None or fitting.running is not None
         if begun or topic.contract.fit == "none" or not layout.publishers:
             return
-        flowing = sum(seen.rate_mps for seen in layout.seen.values()) >= FLOWING * layout.rate_mps
+        flowing = sum(seen.rate_mps for seen in layout.seen.values()) >= _FLOWING * layout.rate_mps
         fitting.flowing_s = fitting.flowing_s + 1 if flowing else 0
         if fitting.flowing_s >= _STEADY_S and self._state.any_usable:
             self.fit(topic, now_ns)
@@ -246,6 +246,13 @@ class Placing:
             self._state.store.save_topic(topic)
         self._state.store.save_publishers(topic, topic.layout.publishers)
         self._state.changed(topic)
+
+    def _refuse(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher], usable: Sequence[House]) -> None:
+        """Remember that publishers got no place, and why."""
+        if publishers:
+            topic.layout.refused |= {publisher.id for publisher in publishers}
+            slos_ns = {name: other.contract.slo_ns for name, other in self._state.topics.items()}
+            topic.fitting.refusal = refusal(publishers, usable, slos_ns)
 
     def _victims(self, topic: ManagedTopic, broker: str) -> list[Neighbour]:
         """Topics at a broker that suffer because of this one, if they do: it came last, and they are at rest."""

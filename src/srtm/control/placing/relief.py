@@ -70,40 +70,34 @@ class Relief:
         if reason is None:
             return
         if reason is not topic and on_trial(reason, broker, now_ns):
-            topic.overload.busy_s[broker] = 0
             self._step_back(reason, broker, topic, now_ns)
         elif seconds >= PATIENCE_S and _may_shed(reason, now_ns):
             self._shed(reason, broker, topic, now_ns)
 
     def _step_back(self, topic: ManagedTopic, broker: str, neighbour: ManagedTopic, now_ns: int) -> None:
-        """A topic on trial broke a neighbour: what came leaves again."""
-        level = topic.overload.levels.pop(broker, None)
-        because = f"{neighbour.name!r} missed its SLO there"
+        """A topic on trial broke a neighbour: what came leaves again, and a fitting that runs starts over."""
+        level, place = topic.overload.levels.pop(broker, None), topic.layout.place
         running, topic.fitting.running = topic.fitting.running, None
-        if level is not None and level.before:
+        neighbour.overload.busy_s[broker] = 0
+        admitted = topic.fitting.last is not None and topic.fitting.last.met
+        settled = topic.fitting.settled if admitted else frozenset()
+        was_here = admitted and level is not None and level.before > 0
+        came = [name for name in place.at(broker) if not (was_here and name in settled)]
+        if not came:  # it sends more than before
             self._shed(topic, broker, neighbour, now_ns)
-            if running is not None:
-                topic.fitting.last = unmet(
-                    topic.contract.policy, topic.layout, f"on {broker}, {because}", running.rounds
-                )
-                self._state.store.save_topic(topic)
             return
         topic.overload.barred[broker] = (neighbour.name, now_ns + BARRED_S * NS_PER_S)
-        admitted = topic.fitting.last is not None and topic.fitting.last.met
-        before = dict(topic.layout.place)
-        refused = self._placing.leave(topic, broker, now_ns, refusable=not admitted)
-        moved = sum(topic.layout.place.get(name) not in (None, at) for name, at in before.items())
-        topic.journal.note(now_ns, "trial", f"{moved} publishers away from {broker}: {because}")
-        neighbour.journal.note(now_ns, "trial", f"{topic.name!r} leaves {broker}: too slow")
+        moved, refused = self._placing.leave(topic, broker, came, now_ns, set(came) - settled)
+        topic.journal.note(now_ns, "trial", f"{moved} publishers away from {broker}: {neighbour.name!r} missed its SLO")
+        neighbour.journal.note(now_ns, "trial", f"missed the SLO on {broker}: {topic.name!r} leaves it")
         if refused:
             topic.journal.note(now_ns, "refused", topic.fitting.refusal)
-        if topic.layout.place and running is not None:
-            self._placing.refit(topic, now_ns)
-        elif not topic.layout.place:
-            topic.fitting.last = unmet(
-                topic.contract.policy, topic.layout, topic.fitting.refusal, running.rounds if running else ()
-            )
+        if not place:
+            rounds = running.rounds if running else ()
+            topic.fitting.last = unmet(topic.contract.policy, topic.layout, topic.fitting.refusal, rounds)
             self._state.store.save_topic(topic)
+        elif running is not None:
+            self._placing.refit(topic, now_ns)
 
     def _shed(self, topic: ManagedTopic, broker: str, victim: ManagedTopic, now_ns: int) -> None:
         """Send a part of a topic's publishers away from a broker."""
