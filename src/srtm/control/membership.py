@@ -162,7 +162,7 @@ class Membership:
                 layout.migration.left.update([broker] if broker else [])
         self._placing.remove(topic, displaced, "unreachable")
         # Measuring says what those do that are connected already, and were not sent away for it.
-        here = set().union(*(seen.roll or () for seen in layout.seen.values())) - layout.refused
+        here = set().union(*(seen.roll or () for seen in layout.seen.values())) - layout.refused.keys()
         new = {publisher for publisher, broker in displaced.items() if broker is None and publisher not in here}
         for publisher in self._placing.place(topic, homeless, "registered", unreachable, new):
             layout.forget(publisher.id)

@@ -51,6 +51,7 @@ class VirtualPublisher:
     broker: VirtualBroker | None = None
     rng: random.Random = field(default_factory=random.Random)
     sent: int = 0
+    moves: int = 0  # orders that it followed
     gone: bool = False
 
     def __post_init__(self) -> None:
@@ -292,6 +293,7 @@ class VirtualCluster:
         """Connect a publisher to the broker it was ordered to."""
         for order in publisher.inbox:
             if isinstance(order, orders.Migrate):
+                publisher.moves += 1
                 if not order.to:  # leave, and ask for a place again
                     self._connect(publisher, None)
                     self._find_places([publisher], [])

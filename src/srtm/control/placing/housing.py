@@ -91,20 +91,18 @@ def _barred(topic: ManagedTopic, broker: str, publishers: Sequence[DeclaredPubli
     return Room(held_mps, held_mps, topic.overload.barred[broker][0])
 
 
-def refusal(homeless: Sequence[DeclaredPublisher], houses: Sequence[House], slos_ns: Mapping[str, int]) -> str:
-    """Why publishers get no place: which neighbours are in the way, and what would fit."""
+def refusal(refused: Mapping[str, float], houses: Sequence[House], slos_ns: Mapping[str, int]) -> str:
+    """Why publishers of these rates get no place: which neighbours are in the way, and what would fit."""
     limits = {
         house.broker.name: f"{house.room.limit!r} ({slos_ns.get(house.room.limit, 0) / NS_PER_MS:g} ms)"
         for house in houses
         if house.room.limit is not None
     }
-    asked_mps = sum(each.rate_mps for each in homeless)
-    fits_mps = sum(min(house.most_mps, asked_mps) for house in houses)
-    broken = "; ".join(f"{broker}: {limit}" for broker, limit in sorted(limits.items())) or "no broker is usable"
-    return (
-        f"{len(homeless)} publishers ({asked_mps:,.0f} msg/s) would break the SLO of a neighbour on every broker"
-        f" ({broken}); {fits_mps:,.0f} msg/s would fit"
-    )
+    asked_mps = sum(refused.values())
+    fits_mps = min(asked_mps, sum(house.most_mps for house in houses))
+    who = f"{len(refused)} publisher{'s' * (len(refused) != 1)} with {asked_mps:,.0f} msg/s"
+    broken = ", ".join(f"on {broker} of {limit}" for broker, limit in sorted(limits.items()))
+    return f"no room for {who}: they would break the SLO {broken}; {fits_mps:,.0f} msg/s would fit"
 
 
 def on_fewest(topic: ManagedTopic, brokers: Sequence[Broker], seed: int) -> bool:

@@ -109,7 +109,7 @@ class Layout:
     place: Places
     publishers: dict[str, DeclaredPublisher] = field(default_factory=dict)
     undeclared: set[str] = field(default_factory=set)  # reported by a broker, never registered
-    refused: set[str] = field(default_factory=set)  # asked for a place, and got none
+    refused: dict[str, float] = field(default_factory=dict)  # rates of publishers that asked for a place and got none
     roster: int = 0  # counts changes of what publishers declare
     attendance: Attendance = field(default_factory=Attendance)
     migration: Migration = field(default_factory=Migration)

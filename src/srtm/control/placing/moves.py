@@ -61,9 +61,9 @@ class Moves:
             if layout.place[publisher] in alive and self._members[layout.place[publisher]].usable
         ]
         unwanted = {
-            broker: layout.refused & seen.roll
+            broker: layout.refused.keys() & seen.roll
             for broker, seen in layout.seen.items()
-            if broker in alive and seen.roll and layout.refused & seen.roll
+            if broker in alive and seen.roll and layout.refused.keys() & seen.roll
         }
         if astray or unwanted:
             migration.reminded_ns = now_ns

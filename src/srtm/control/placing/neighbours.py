@@ -128,10 +128,8 @@ class Neighbours:
             return Room(math.inf, math.inf)
         most = math.inf if neighbour is None else rate_mps * _largest_part(lambda part: broken(part)[0] is None)
         good = rate_mps * _largest_part(lambda part: not broken(part)[1])
-        if flowing and not any(_breaks(other, broker) for other in beside):
-            held_mps = sum(each.rate_mps for each in here) * topic.conformant
-            good, most = max(good, held_mps), max(most, held_mps)  # whatever the model says
-        return Room(good, most, neighbour)
+        held_mps = sum(each.rate_mps for each in here) * topic.conformant  # measuring says what these do
+        return Room(max(good, held_mps), max(most, held_mps), neighbour)
 
     def _can_hold(self, topic: ManagedTopic, broker: str, now: Wait | None) -> bool:
         """Whether a promise can be kept at a broker at all: with no other topic there, or as it is now."""
@@ -230,11 +228,6 @@ def _work(publishers: Iterable[DeclaredPublisher], service: ServiceModel, scale:
 
 def _largest(works: Iterable[Work]) -> float:
     return max((cost_ns for work in works for cost_ns in work), default=0.0)
-
-
-def _breaks(topic: ManagedTopic, broker: str) -> bool:
-    """Whether a topic's messages are late at a broker by what it reported last."""
-    return topic.overload.busy_s[broker] > 0
 
 
 def _limit_ns(topic: ManagedTopic, broker: str) -> float:

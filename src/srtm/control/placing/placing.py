@@ -58,9 +58,10 @@ class Placing:
             return []
         found = housed(topic, homeless, usable, self._state.options.seed, refusable)
         topic.layout.place.assign(found, reason)
-        topic.layout.refused -= found.keys()
+        for publisher in found:
+            topic.layout.refused.pop(publisher, None)
         refused = [publisher for publisher in homeless if publisher.id not in found]
-        self._refuse(topic, refused, usable)
+        self._refuse(topic, refused)
         if found and topic.fitting.last is not None and not topic.fitting.last.k:
             topic.fitting.last = None  # all were refused before
         return refused
@@ -127,12 +128,12 @@ class Placing:
         """
         layout = topic.layout
         declared = [layout.publishers[publisher] for publisher in leaving]
-        usable = self.houses_for(topic, declared)
-        elsewhere = [house for house in usable if house.broker.name != broker]
+        elsewhere = [house for house in self.houses_for(topic, declared) if house.broker.name != broker]
         places = housed(topic, declared, elsewhere, self._state.options.seed, set(leaving))
         gone = [each for each in leaving if each not in places and each in refusable]
-        self._refuse(topic, [layout.publishers[each] for each in gone], usable)
+        refused = [layout.publishers[each] for each in gone]
         self.remove(topic, gone, "shed")
+        self._refuse(topic, refused)
         for publisher in gone:
             layout.forget(publisher)
             self._state.store.delete_publisher(topic, publisher)
@@ -247,12 +248,12 @@ class Placing:
         self._state.store.save_publishers(topic, topic.layout.publishers)
         self._state.changed(topic)
 
-    def _refuse(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher], usable: Sequence[House]) -> None:
+    def _refuse(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher]) -> None:
         """Remember that publishers got no place, and why."""
         if publishers:
-            topic.layout.refused |= {publisher.id for publisher in publishers}
+            topic.layout.refused |= {publisher.id: publisher.rate_mps for publisher in publishers}
             slos_ns = {name: other.contract.slo_ns for name, other in self._state.topics.items()}
-            topic.fitting.refusal = refusal(publishers, usable, slos_ns)
+            topic.fitting.refusal = refusal(topic.layout.refused, self.houses_for(topic, publishers), slos_ns)
 
     def _victims(self, topic: ManagedTopic, broker: str) -> list[Neighbour]:
         """Topics at a broker that suffer because of this one, if they do: it came last, and they are at rest."""
