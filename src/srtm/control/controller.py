@@ -5,7 +5,7 @@ answers, requests of operators and clients, and the passing of time. Out: exchan
 threads (`jobs`), and what must be kept (`store`). Its parts:
 
 - `exchanges`: what brokers are told, and what their answers mean;
-- `placing`: where publishers belong, and fittings;
+- `placing`: where publishers belong, and fittings; `relief` and `packing` move them at run time;
 - `contracts` and `membership`: topics under contract; brokers and publishers that come and go;
 - `tb_adaptor`: which broker should hold how much of a bucket.
 
@@ -28,6 +28,7 @@ from srtm.control.contracts import Contracts
 from srtm.control.exchanges import Exchanges
 from srtm.control.membership import Membership
 from srtm.control.placing.fitted import unmet
+from srtm.control.placing.packing import Packing
 from srtm.control.placing.placing import Placing
 from srtm.control.placing.relief import Relief
 from srtm.control.state import ControllerState
@@ -55,6 +56,7 @@ class Controller:
         self.state = ControllerState(options, store, store.next_epoch(first_epoch))
         self.placing = Placing(self.state, service)
         self.relief = Relief(self.state, self.placing)
+        self.packing = Packing(self.state, self.placing)
         self.adaptor = TBAdaptor(self.state)
         self.contracts = Contracts(self.state)
         self.membership = Membership(self.state, self.placing, self.contracts, mcap_mps)
@@ -237,6 +239,7 @@ class Controller:
                 self.placing.fit_when_steady(topic, now_ns)
             liveness.watch(self.state, topic, now_ns)
         self.relief.watch(now_ns)
+        self.packing.watch(now_ns)
         self.contracts.forget_former(now_ns)
         self._plan(now_ns)
 

@@ -260,7 +260,7 @@ class VirtualCluster:
             options = self.brokers[name].options
             self.controller.joined(name, "127.0.0.1", options.tcp_port, options.http_port, self.now_ns)
 
-    def _find_places(self, publishers: list[VirtualPublisher], lost: list[str]) -> None:
+    def _find_places(self, publishers: list[VirtualPublisher], lost: list[str], tries: int = 0) -> None:
         homeless = [publisher for publisher in publishers if publisher.broker is None and not publisher.gone]
         if not homeless:
             return
@@ -272,7 +272,7 @@ class VirtualCluster:
                 places = {each.id: self.rng.choice(sorted(self.brokers)) for each in declared} if self.brokers else {}
             for each in declared:
                 self._connect(self.publishers[each.id], places.get(each.id))
-        self.at(NS_PER_S // 2, self._find_places, homeless, lost)
+        self.at((NS_PER_S // 2) << min(tries, 3), self._find_places, homeless, lost, tries + 1)
 
     def _connect(self, publisher: VirtualPublisher, name: str | None) -> None:
         if publisher.broker is not None:

@@ -35,6 +35,7 @@ Reason = Literal[
     "evacuated",  # its broker died, is drained, or refuses its share
     "fitted",
     "shed",  # its broker was too busy
+    "packed",  # its broker is not needed
     "moved",  # an operator asked for it
 ]
 

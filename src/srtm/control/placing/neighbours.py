@@ -126,8 +126,10 @@ class Neighbours:
         neighbour, itself = broken(1.0)
         if neighbour is None and not itself:
             return Room(math.inf, math.inf)
-        most = math.inf if neighbour is None else rate_mps * _largest_part(lambda part: broken(part)[0] is None)
-        good = rate_mps * _largest_part(lambda part: not broken(part)[1])
+        good, most = 0.0, 0.0 if neighbour else math.inf
+        if len(newcomers) > 1:  # a part of them may do
+            good = rate_mps * _largest_part(lambda part: not broken(part)[1])
+            most = rate_mps * _largest_part(lambda part: broken(part)[0] is None) if neighbour else most
         held_mps = sum(each.rate_mps for each in here) * topic.conformant  # measuring says what these do
         return Room(max(good, held_mps), max(most, held_mps), neighbour)
 
