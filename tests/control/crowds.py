@@ -13,7 +13,8 @@ from srtm.testing.virtual import VirtualCluster
 from srtm.units import NS_PER_MS
 from tests.control.faults import ACTIONS, FAULTS, LEASE_S, Outcome, Run
 
-MODELS = ("20000,10000,50000", "300000,100000,100000")  # a fast host, and one that a few topics keep busy
+# A fast host, one that a few topics keep busy, and one that they fill.
+MODELS = ("20000,10000,50000", "300000,100000,100000", "1000000,200000,100000")
 WRONG = (0.8, 1.0, 1.25)  # what reads really cost, of what the controller believes
 CHANGES = ("come", "go", "grow", "shrink", "surge")
 

@@ -23,7 +23,8 @@ from tests.control.crowds import Crowd
 
 BELIEVED = ServiceModel(200_000, 100_000, 200_000)  # single messages take 0.3 ms of a processor
 WINDOW_S = 10
-SEEDS = int(os.environ.get("SRTM_SEEDS", "30"))
+SEEDS = int(os.environ.get("SRTM_SEEDS", "9"))
+RUNS = min(10, max(1, SEEDS // 3))
 
 
 class World:
@@ -85,7 +86,7 @@ class World:
         return sum(each.broker is not None for each in self.cluster.publishers.values() if each.topic == name)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(RUNS))
 @pytest.mark.parametrize(("rate", "wrong"), [(400, 1.0), (900, 1.0), (400, 2.0), (900, 0.8)])
 def test_a_lax_topic_that_comes_does_not_break_a_strict_one(seed: int, rate: float, wrong: float) -> None:
     """Whether it fits beside the strict one or not, and even if reads cost twice of what the controller believes."""
@@ -103,27 +104,27 @@ def test_a_lax_topic_that_comes_does_not_break_a_strict_one(seed: int, rate: flo
     assert world.connected("lax") == round(rate / 10)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(RUNS))
 def test_where_there_is_no_room_the_newcomer_is_refused_by_the_name_of_its_neighbours(seed: int) -> None:
     world = World(seed)
     for number in (1, 2):
         world.create(f"strict-{number}", 1_000, slo_ms=2)
         world.run(30)
     assert world.brokers("strict-1") != world.brokers("strict-2")
-    world.create("lax", 1_500, slo_ms=50, batch=5)
+    world.create("lax", 3_000, slo_ms=50, batch=5)
     world.run(60)
     topic = world.controller.topics["lax"]
     for number in (1, 2):
         assert world.longest_late(f"strict-{number}") <= WINDOW_S
         assert f"'strict-{number}' (2 ms)" in world.events("lax", "refused")[0]
     assert topic.layout.refused
-    assert world.connected("lax") == len(topic.layout.place) == 150 - len(topic.layout.refused)
+    assert world.connected("lax") == len(topic.layout.place) == 300 - len(topic.layout.refused)
     world.controller.remove("strict-1", world.cluster.now_ns)
     for name, each in world.cluster.publishers.items():
         if each.topic == "strict-1":
             world.cluster.leave(name)
     world.run(30)
-    assert world.connected("lax") == 150
+    assert world.connected("lax") == 300
     assert not topic.layout.refused
 
 
