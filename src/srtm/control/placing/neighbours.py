@@ -15,7 +15,7 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from srtm.model.tb_adaptor import WINDOW_STEPS
+from srtm.control.reports import KEPT_S
 from srtm.units import NS_PER_S, exact
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ class Neighbours:
         placed, seen = self._placed(topic).get(broker), topic.layout.seen.get(broker)
         if placed is None:
             return True
-        messages = len(seen.history) * float(seen.history.mean_messages) if seen else 0.0
-        return messages >= _WHOLE * WINDOW_STEPS * placed.rate_mps
+        messages = sum(second.messages for second in seen.seconds) if seen else 0
+        return messages >= _WHOLE * KEPT_S * placed.rate_mps
 
     def _work(self, topic: ManagedTopic, broker: str) -> Work:
         """A topic's events at a broker, more of them than declared if the broker reports more."""
