@@ -114,7 +114,9 @@ class Crowd(Run):
                 controller.unregister(topic, name)
 
     def _surge(self, topic: str) -> None:
-        """Some send more than they declared."""
+        """Some send more than they declared, which shares that do not adapt would not follow."""
+        if not self.lives[self.current[topic]].contract.adapt:
+            return
         for each in self.world.publishers.values():
             if each.topic == topic and self.rng.random() < 0.5:
                 each.declared = dataclasses.replace(each.declared, rate_mps=1.5 * each.declared.rate_mps)

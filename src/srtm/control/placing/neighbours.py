@@ -109,9 +109,7 @@ class Neighbours:
         works = [free, own, *(self._work(other, broker) for other in beside)]
         flowing = all(self._flowing(each, broker) for each in (topic, *beside))
         now = waiting([*works, _work(here, self.service, topic.conformant)]) if flowing else None
-        promises = [
-            (other, margin * _limit_ns(other, broker)) for other in beside if self._can_hold(other, broker, now)
-        ]
+        promises = [(each, margin * _limit_ns(each, broker)) for each in beside if self.can_hold(each, broker)]
 
         def broken(part: float) -> tuple[str | None, bool]:
             """The first neighbour that breaks if this part of the newcomers comes; whether the topic itself breaks."""
@@ -133,13 +131,12 @@ class Neighbours:
         held_mps = sum(each.rate_mps for each in here) * topic.conformant  # measuring says what these do
         return Room(max(good, held_mps), max(most, held_mps), neighbour)
 
-    def _can_hold(self, topic: ManagedTopic, broker: str, now: Wait | None) -> bool:
-        """Whether a promise can be kept at a broker at all: with no other topic there, or as it is now."""
+    def can_hold(self, topic: ManagedTopic, broker: str) -> bool:
+        """Whether a promise can be kept at a broker, so that others can break it: it was kept, or would be alone."""
+        if topic.fitting.last is not None and topic.fitting.last.met:
+            return True
         alone = waiting([self._work(topic, broker)])
-        limit_ns = _limit_ns(topic, broker)
-        return self._expected_ns(topic, broker, None, alone) <= limit_ns or (
-            now is not None and self._expected_ns(topic, broker, now, now) <= limit_ns
-        )
+        return self._expected_ns(topic, broker, None, alone) <= MARGIN * _limit_ns(topic, broker)
 
     def _expected_ns(self, topic: ManagedTopic, broker: str, now: Wait | None, then: Wait) -> float:
         """A neighbour's processing latency when the broker is busier: what was measured, and what the model adds."""

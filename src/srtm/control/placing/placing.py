@@ -263,6 +263,7 @@ class Placing:
             Neighbour(other.name, other.contract, other.layout)
             for other in self.neighbours.beside(topic, broker)
             if other.fitting.running is None and not other.layout.migration.publishers
+            if self.neighbours.can_hold(other, broker)
         ]
 
     def _relocate(self, topic: ManagedTopic, places: Mapping[str, str], reason: Reason, now_ns: int) -> None:

@@ -67,8 +67,8 @@ class Relief:
     def _relieve(self, topic: ManagedTopic, broker: str, seconds: int, now_ns: int) -> None:
         """A broker has been too slow for a topic for some seconds."""
         reason = culprit(broker, self._state.topics.values())
-        if reason is None:
-            return
+        if reason is None or not self._placing.neighbours.can_hold(topic, broker):
+            reason = topic  # nobody else can break what it cannot keep
         if reason is not topic and on_trial(reason, broker, now_ns):
             self._step_back(reason, broker, topic, now_ns)
         elif seconds >= PATIENCE_S and _may_shed(reason, now_ns):
