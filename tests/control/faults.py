@@ -53,7 +53,12 @@ class Outcome:
     @property
     def holds(self) -> bool:
         """Whether both invariants held, and traffic flows again."""
-        return not self.overdrawn and not self.starved and self.worst_tokens <= 0 and min(self.served.values()) >= 0.9
+        return (
+            not self.overdrawn
+            and not self.starved
+            and self.worst_tokens <= 0
+            and min(self.served.values(), default=1.0) >= 0.9
+        )
 
 
 class Nameless(VirtualCluster):
@@ -105,8 +110,7 @@ class Run:
         self.seed, self.rng = seed, random.Random(seed)
         self.seconds = seconds
         self.identity = identity
-        kind = VirtualCluster if identity else Nameless
-        self.world = kind(seed, options(self.rng), Store(), brokers=self.rng.choice([2, 3, 4]))
+        self.world = self.cluster(VirtualCluster if identity else Nameless)
         self.lives: dict[int, Life] = {}  # by birth
         self.current: dict[str, int] = {}  # the birth of each topic that is under contract
         self.publishers: dict[str, list[DeclaredPublisher]] = {}
@@ -115,6 +119,17 @@ class Run:
         self.starved: list[str] = []
         self.short_since: dict[str, int] = {}
         self._renamed = 0
+
+    def cluster(self, kind: type[VirtualCluster]) -> VirtualCluster:
+        return kind(self.seed, options(self.rng), Store(), brokers=self.rng.choice([2, 3, 4]))
+
+    def slo_ns(self) -> int:
+        """The SLO of the next contract."""
+        return NS_PER_MS
+
+    def actions(self) -> tuple[str, ...]:
+        """What may happen next."""
+        return FAULTS + ACTIONS
 
     def go(self) -> Outcome:
         world = self.world
@@ -170,6 +185,7 @@ class Run:
         contract = Contract(
             round(r * 1000),
             b * NANO_PER_TOKEN,
+            slo_ns=self.slo_ns(),
             policy=rng.choice(["srtm", "lb", "max_min", "conc"]),
             fit=rng.choice(["measure", "none"]),
             adapt=rng.random() < 0.8,
@@ -190,7 +206,7 @@ class Run:
     def _one_fault(self) -> None:
         rng = self.rng
         names = sorted(self.world.brokers)
-        kind, name = rng.choice(FAULTS + ACTIONS), rng.choice(names)
+        kind, name = rng.choice(self.actions()), rng.choice(names)
         self.faults.append(f"{self._at()} {kind} {name}")
         if kind in FAULTS:
             self._fault(kind, name, names)

@@ -8,7 +8,6 @@ from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.model.broker_models import ServiceModel
-from srtm.model.latency import Sketch
 from srtm.protocol.exchange import Contract
 from srtm.testing.serving import Serving
 from srtm.testing.virtual import VirtualCluster
@@ -51,12 +50,12 @@ def test_the_load_of_a_neighbour_delays_a_topic() -> None:
 
     def late() -> float:
         world.run(12)
-        assert world.controller
-        seconds = world.controller.topics["strict"].layout.seen["broker-1"].seconds
-        assert Sketch.read(seconds[-1].processing).total == seconds[-1].sent
+        seconds = world.brokers["broker-1"].topics["strict"].recent.history
+        assert seconds[-1].processing_sketch.total == seconds[-1].total_sketch.total == seconds[-1].sent
         return sum(second.over for second in seconds) / sum(second.sent for second in seconds)
 
     world.publish("strict", [DeclaredPublisher(f"s{number}", 10.0) for number in range(40)])
     alone = late()
+    world.kill_controller()  # it would send the neighbour away
     world.publish("lax", [DeclaredPublisher(f"l{number}", 10.0, batch=5) for number in range(400)])
     assert alone < 0.01 < 0.05 < late()

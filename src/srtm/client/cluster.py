@@ -183,12 +183,14 @@ class Cluster:
         }
         problem: ClientError | None = None
         places: dict[str, str] = {}
+        refused: dict[str, str] = {}
         try:
             answer = await self.request("POST", topic_path(topic, "publishers"), document)
             self._remember(topic, answer)
             for name, place in answer["publishers"].items():
                 places[name] = place["address"]
                 self._names[place["address"]] = place["broker"]
+            refused = answer.get("refused") or {}
         except ClientError as error:
             problem = error
         except (KeyError, TypeError, AttributeError) as error:
@@ -200,6 +202,8 @@ class Cluster:
                     continue
                 if spec.id in places:
                     waiting.set_result(places[spec.id])
+                elif spec.id in refused:
+                    waiting.set_exception(ClientError(f"{self.controller}: {refused[spec.id]}"))
                 else:  # one exception each: a shared one would collect the frames of all who raise it
                     waiting.set_exception(type(problem)(str(problem), **problem.facts))
 

@@ -5,7 +5,7 @@ answers, requests of operators and clients, and the passing of time. Out: exchan
 threads (`jobs`), and what must be kept (`store`). Its parts:
 
 - `exchanges`: what brokers are told, and what their answers mean;
-- `placing`: where publishers belong, and fittings;
+- `placing`: where publishers belong, and fittings; `relief` and `packing` move them at run time;
 - `contracts` and `membership`: topics under contract; brokers and publishers that come and go;
 - `tb_adaptor`: which broker should hold how much of a bucket.
 
@@ -27,10 +27,14 @@ from srtm.control import liveness
 from srtm.control.contracts import Contracts
 from srtm.control.exchanges import Exchanges
 from srtm.control.membership import Membership
+from srtm.control.placing.fitted import unmet
+from srtm.control.placing.packing import Packing
 from srtm.control.placing.placing import Placing
+from srtm.control.placing.relief import Relief
 from srtm.control.state import ControllerState
 from srtm.control.statistics import ClusterStatistics, of_cluster
 from srtm.control.tb_adaptor import TBAdaptor
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,6 +55,8 @@ class Controller:
         service, mcap_mps = options.calibrated()
         self.state = ControllerState(options, store, store.next_epoch(first_epoch))
         self.placing = Placing(self.state, service)
+        self.relief = Relief(self.state, self.placing)
+        self.packing = Packing(self.state, self.placing)
         self.adaptor = TBAdaptor(self.state)
         self.contracts = Contracts(self.state)
         self.membership = Membership(self.state, self.placing, self.contracts, mcap_mps)
@@ -164,6 +170,7 @@ class Controller:
             if not (shared and topic.established):
                 topic.sharing.stale = True
                 self._plan(now_ns)
+            self._note_refusal(topic, now_ns)
             self.state.changed(topic)
             self.placing.fit_growth(topic, now_ns)
         return {publisher.id: place[publisher.id] for publisher in listed if publisher.id in place}
@@ -230,9 +237,9 @@ class Controller:
                 self.adaptor.follow(topic, alive, now_ns)
             if topic.opened and fitted and not topic.layout.migration.publishers:
                 self.placing.fit_when_steady(topic, now_ns)
-                if topic.contract.adapt:
-                    self.placing.relieve(topic, now_ns)
             liveness.watch(self.state, topic, now_ns)
+        self.relief.watch(now_ns)
+        self.packing.watch(now_ns)
         self.contracts.forget_former(now_ns)
         self._plan(now_ns)
 
@@ -242,7 +249,19 @@ class Controller:
 
     def done(self, fitting: LiveFitting, now_ns: int) -> None:
         """A fitting's job has run."""
-        self.placing.done(fitting, now_ns)
+        if not self.relief.stop(fitting, now_ns):
+            self.placing.done(fitting, now_ns)
+
+    def _note_refusal(self, topic: ManagedTopic, now_ns: int) -> None:
+        """Say why publishers got no place; they ask again and again, so not each time."""
+        fitting = topic.fitting
+        if not topic.layout.refused or now_ns < fitting.refused_again_ns:
+            return
+        fitting.refused_again_ns = now_ns + round(self.options.calm_s * NS_PER_S)
+        topic.journal.note(now_ns, "refused", fitting.refusal)
+        if not topic.layout.place:
+            fitting.last = unmet(topic.contract.policy, topic.layout, fitting.refusal)
+            self.store.save_topic(topic)
 
     def _plan(self, now_ns: int) -> None:
         """Advance every topic, and grant what can be granted now."""

@@ -161,20 +161,21 @@ class Membership:
                 homeless.append(publisher)
                 layout.migration.left.update([broker] if broker else [])
         self._placing.remove(topic, displaced, "unreachable")
-        self._placing.place(topic, homeless, "registered", unreachable)
+        # Measuring says what those do that are connected already, and were not sent away for it.
+        here = set().union(*(seen.roll or () for seen in layout.seen.values())) - layout.refused.keys()
+        new = {publisher for publisher, broker in displaced.items() if broker is None and publisher not in here}
+        for publisher in self._placing.place(topic, homeless, "registered", unreachable, new):
+            layout.forget(publisher.id)
         self._state.store.save_publishers(topic, [publisher.id for publisher in publishers])
         return homeless
 
     def unregister(self, topic: ManagedTopic, publisher: str) -> None:
         """Drop a publisher that will not come back."""
-        layout = topic.layout
-        if layout.publishers.pop(publisher, None) is None:
+        if publisher not in topic.layout.publishers:
             raise InputError(f"topic {topic.name!r} has no publisher {publisher!r}", publisher=publisher)
-        layout.roster += 1
         self._placing.remove(topic, [publisher], "unregistered")
+        topic.layout.forget(publisher)
         topic.sharing.stale = topic.sharing.stale or not topic.established
-        layout.undeclared.discard(publisher)
-        layout.attendance.forget(publisher)
         self._state.store.delete_publisher(topic, publisher)
 
     def forget_missing(self, topic: ManagedTopic, now_ns: int) -> None:
@@ -192,7 +193,9 @@ class Membership:
         they could.
         """
         layout = topic.layout
-        unknown = {each: group for each, group in roll.items() if each not in layout.place}
+        unknown = {
+            each: group for each, group in roll.items() if each not in layout.place and each not in layout.refused
+        }
         if not unknown:
             return
         layout.undeclared |= unknown.keys() - layout.publishers.keys()

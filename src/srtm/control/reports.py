@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from srtm.errors import InputError
 from srtm.model.latency import Sketch
 from srtm.model.tb_adaptor import History, Step
-from srtm.units import NANO_PER_TOKEN, NS_PER_S
+from srtm.units import NANO_PER_TOKEN, NS_PER_S, exact
 
 if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
-    from srtm.protocol.exchange import Second
+    from srtm.protocol.exchange import Contract, Second
 
 MOST_MESSAGES = 10_000_000  # a second, or waiting: more than any broker can have
 KEPT_S = 10  # seconds of history; brokers keep as many
@@ -82,6 +82,17 @@ class Seen:
                 window.remove(Sketch.read(getattr(forgotten, part)))
         backlogs, batch = Sketch.read(second.backlogs), max(1, second.largest_batch)
         self.history.add(Step(second.number, second.messages, second.max_backlog_ntok, batch, backlogs), window_s)
+
+
+def too_slow(contract: Contract, second: Second) -> bool:
+    """Whether messages were late in a second because the broker was busy."""
+    allowed = 1 - exact(contract.quantile, "quantile")
+    return second.over > allowed * second.sent and not waits_for_tokens(contract, second)
+
+
+def waits_for_tokens(contract: Contract, second: Second) -> bool:
+    """Whether tokens, not the broker, took much of a topic's SLO in a second."""
+    return Sketch.read(second.access).quantile_ns(contract.quantile) >= contract.slo_ns // 2
 
 
 def believable(second: Second, bucket: TokenBucket) -> bool:

@@ -64,15 +64,29 @@ class FittingState:
     running: LiveFitting | None = None
     last: Fitted | None = None
     settled: frozenset[str] = frozenset()  # publishers that the last fitting placed
+    refusal: str = ""  # why publishers that asked last got no place
+    refused_again_ns: int = 0  # until then, the journal need not say so again
     flowing_s: int = 0  # consecutive seconds in which publishers sent about what they declared
 
 
 @dataclass(slots=True)
+class Level:
+    """The part of a broker's processor that a topic takes, and when that last rose."""
+
+    load: float
+    before: float = 0.0  # it rose
+    rose_ns: int = 0
+
+
+@dataclass(slots=True)
 class Overload:
-    """Which brokers are too slow for a topic."""
+    """Which brokers are too slow for a topic, and for which it is too much. Lost with the controller."""
 
     busy_s: Counter[str] = field(default_factory=Counter)  # consecutive seconds in which a broker was too slow
+    counted: dict[str, int] = field(default_factory=dict)  # the number of the last of these seconds
     calm_after_ns: int = 0  # until then, no publisher is shed
+    levels: dict[str, Level] = field(default_factory=dict)  # by broker
+    barred: dict[str, tuple[str, int]] = field(default_factory=dict)  # brokers where it broke a neighbour; until when
 
 
 @dataclass

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from srtm.units import Number, exact
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -37,6 +39,15 @@ class Wait(NamedTuple):
     load: float
     log_odds: float
     decay: float
+
+    def quantile_ns(self, quantile: Number) -> float:
+        """The wait that is exceeded with the rest of the probability; infinite if the server never catches up."""
+        tail = float(1 - exact(quantile, "quantile"))
+        if self.load <= tail:
+            return 0.0
+        if not tail or not self.decay:
+            return math.inf
+        return max(0.0, (self.log_odds - math.log(tail)) / self.decay)
 
 
 def wait(streams: Iterable[Stream], wake_ns: int = 0) -> Wait:

@@ -51,6 +51,7 @@ class VirtualPublisher:
     broker: VirtualBroker | None = None
     rng: random.Random = field(default_factory=random.Random)
     sent: int = 0
+    moves: int = 0  # orders that it followed
     gone: bool = False
 
     def __post_init__(self) -> None:
@@ -259,7 +260,7 @@ class VirtualCluster:
             options = self.brokers[name].options
             self.controller.joined(name, "127.0.0.1", options.tcp_port, options.http_port, self.now_ns)
 
-    def _find_places(self, publishers: list[VirtualPublisher], lost: list[str]) -> None:
+    def _find_places(self, publishers: list[VirtualPublisher], lost: list[str], tries: int = 0) -> None:
         homeless = [publisher for publisher in publishers if publisher.broker is None and not publisher.gone]
         if not homeless:
             return
@@ -271,7 +272,7 @@ class VirtualCluster:
                 places = {each.id: self.rng.choice(sorted(self.brokers)) for each in declared} if self.brokers else {}
             for each in declared:
                 self._connect(self.publishers[each.id], places.get(each.id))
-        self.at(NS_PER_S // 2, self._find_places, homeless, lost)
+        self.at((NS_PER_S // 2) << min(tries, 3), self._find_places, homeless, lost, tries + 1)
 
     def _connect(self, publisher: VirtualPublisher, name: str | None) -> None:
         if publisher.broker is not None:
@@ -292,7 +293,12 @@ class VirtualCluster:
         """Connect a publisher to the broker it was ordered to."""
         for order in publisher.inbox:
             if isinstance(order, orders.Migrate):
-                port = int(order.to[0].rpartition(":")[2]) if order.to else 0
+                publisher.moves += 1
+                if not order.to:  # leave, and ask for a place again
+                    self._connect(publisher, None)
+                    self._find_places([publisher], [])
+                    continue
+                port = int(order.to[0].rpartition(":")[2])
                 target = next((each for each in self.brokers.values() if each.options.tcp_port == port), None)
                 if target is not None:
                     self._connect(publisher, target.name)

@@ -324,7 +324,12 @@ def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) 
     for number, each in enumerate((found["measured"] or {"rounds": []})["rounds"], 1):
         worst = max(each["latency_ns"].values(), default=0) / NS_PER_MS
         certain = "" if each["certain"] else " (not certain)"
-        print(f"round {number}: k = {each['k']}, worst broker {in_ms(worst)}, {each['seconds']:.0f} s{certain}")
+        broken = "".join(f"; {other!r} missed its SLO on {broker}" for broker, other in each.get("broken", {}).items())
+        print(f"round {number}: k = {each['k']}, worst broker {in_ms(worst)}, {each['seconds']:.0f} s{certain}{broken}")
+    for broker, others in found.get("neighbours", {}).items():
+        print(f"{broker} also carries {', '.join(f'{other!r} ({slo_ms:g} ms)' for other, slo_ms in others.items())}")
+    if found.get("refused"):
+        print(f"refused: {found['refused']}")
 
 
 def _verdict(found: dict[str, Any]) -> str:

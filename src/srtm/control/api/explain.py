@@ -38,6 +38,12 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
         "quotas": dict(sorted(rates.items())),
         "measured": described(topic.fitting.last) if topic.fitting.last else None,
         "predicted": [],
+        "neighbours": {
+            broker: {other.name: other.contract.slo_ns / NS_PER_MS for other in beside}
+            for broker in sorted(rates)
+            if (beside := controller.placing.neighbours.beside(topic, broker))
+        },
+        "refused": topic.fitting.refusal if topic.layout.refused else None,
     }
     if not publishers:
         document["note"] = "no prediction: no publishers are registered"
@@ -47,10 +53,10 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
         SimulatedBroker(
             broker.name,
             broker.mcap_mps,
-            controller.placing.service,
+            controller.placing.neighbours.service,
             Background(broker.allocated_mps, batch) if broker.allocated_mps else None,
         )
-        for broker in controller.placing.brokers_for(topic, set(topic.layout.publishers))
+        for broker in controller.placing.brokers_for(topic, publishers)
     ]
     traffic = SimulatedTopic([each.publisher for each in publishers], expected(publishers, _SEED), contract.bucket)
     slo = SLO(contract.slo_ns, contract.quantile)

@@ -194,7 +194,10 @@ def router(service: Service) -> APIRouter:
     @changes.post(
         "/topics/{topic}/publishers",
         response_model=PlacesOut,
-        responses={503: {"description": "no broker is available"}},
+        responses={
+            409: {"description": "publishers would break a neighbour's SLO on every broker"},
+            503: {"description": "no broker is available"},
+        },
     )
     async def register(topic: InPath, asked: PublishersIn) -> PlacesOut:
         """Register publishers and get the broker of each; idempotent, and meant for many at once."""
@@ -202,6 +205,9 @@ def router(service: Service) -> APIRouter:
         if found is None:
             return _anywhere(service, topic, asked)
         places = controller.register(topic, [each.declared() for each in asked.publishers], now_ns(), asked.lost)
+        refused = [each.id for each in asked.publishers if each.id in found.layout.refused]
+        if refused and not places:
+            raise HTTPException(409, found.fitting.refusal)
         if asked.publishers and not places:
             raise HTTPException(503, "no broker is available; start one with --controller")
         return PlacesOut(
@@ -213,6 +219,7 @@ def router(service: Service) -> APIRouter:
             },
             brokers=_addresses(service, topic),
             delivery=[DeliveryOut(**each) for each in _delivery(service, topic)],
+            refused=dict.fromkeys(refused, found.fitting.refusal),
         )
 
     @api.get("/topics/{topic}/publishers")

@@ -203,6 +203,7 @@ class PlacesOut(BaseModel):
     publishers: dict[str, PlaceOut]
     brokers: dict[str, str]
     delivery: list[DeliveryOut]
+    refused: dict[str, str] = {}  # publishers without a place, and why
 
 
 class Problem(BaseModel):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from srtm.control.placing.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class FittingRound:
     within: bool
     certain: bool
     seconds: float
+    broken: Mapping[str, str] = field(default_factory=dict)  # the neighbour that missed its SLO, by broker
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,12 @@ class Fitted:
     rounds: tuple[FittingRound, ...]
     elapsed_s: float
     reason: str = ""
+
+
+def unmet(policy: str, layout: Layout, reason: str, rounds: Iterable[FittingRound] = ()) -> Fitted:
+    """A result without a fit; what is placed stays where it is."""
+    rate_mps = sum(layout.rates().values())
+    return Fitted(policy, False, len(layout.place.brokers), rate_mps, tuple(rounds), 0.0, reason)
 
 
 def described(fitted: Fitted) -> dict[str, Any]:
@@ -49,6 +58,7 @@ def described(fitted: Fitted) -> dict[str, Any]:
                 "within": each.within,
                 "certain": each.certain,
                 "seconds": each.seconds,
+                "broken": dict(each.broken),
             }
             for each in fitted.rounds
         ],

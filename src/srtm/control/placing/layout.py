@@ -35,6 +35,7 @@ Reason = Literal[
     "evacuated",  # its broker died, is drained, or refuses its share
     "fitted",
     "shed",  # its broker was too busy
+    "packed",  # its broker is not needed
     "moved",  # an operator asked for it
 ]
 
@@ -43,6 +44,7 @@ class Places(Mapping[str, str]):
     """The broker of each publisher of a topic."""
 
     def __init__(self, topic: str, places: Mapping[str, str] | None = None) -> None:
+        self.changes = 0  # counts assignments
         self._topic = topic
         self._broker_of = dict(places or {})
 
@@ -54,6 +56,7 @@ class Places(Mapping[str, str]):
             else:
                 self._broker_of[publisher] = broker
         if places:
+            self.changes += 1
             log.debug("TOPIC(%s): new places for %d publishers: %s", self._topic, len(places), reason)
 
     def at(self, broker: str) -> list[str]:
@@ -107,6 +110,7 @@ class Layout:
     place: Places
     publishers: dict[str, DeclaredPublisher] = field(default_factory=dict)
     undeclared: set[str] = field(default_factory=set)  # reported by a broker, never registered
+    refused: dict[str, float] = field(default_factory=dict)  # rates of publishers that asked for a place and got none
     roster: int = 0  # counts changes of what publishers declare
     attendance: Attendance = field(default_factory=Attendance)
     migration: Migration = field(default_factory=Migration)
@@ -189,6 +193,13 @@ class Layout:
     def uneven(self, broker: str) -> bool:
         """Whether a broker has more or fewer connected publishers than belong there."""
         return broker in self.seen and self.seen[broker].publishers != sum(at == broker for at in self.place.values())
+
+    def forget(self, publisher: str) -> None:
+        """Drop a publisher that has no place any more."""
+        if self.publishers.pop(publisher, None) is not None:
+            self.roster += 1
+        self.undeclared.discard(publisher)
+        self.attendance.forget(publisher)
 
     def forget_rates(self) -> None:
         """Drop the history of all brokers: publishers moved, and the traffic of each broker with them."""

@@ -15,9 +15,10 @@ from srtm.model.fitting import Measure, NoCapacity, Placed
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from srtm.control.placing.layout import Layout
+    from srtm.control.placing.measurement import Neighbour
     from srtm.control.placing.search import Search
 
 MOVE_S = 15.0  # longest wait for publishers that have not moved yet
@@ -33,8 +34,19 @@ State = Literal["computing", "moving", "settling", "measuring", "done"]
 class LiveFitting:
     """A fitting of a topic's publishers, or of some of them, on brokers that may also carry other topics."""
 
-    def __init__(self, search: Search, layout: Layout, now_ns: int, *, confirms: bool = False) -> None:
-        """With `confirms`, the topic is on the fewest brokers already: measure whether the SLO holds as it is."""
+    def __init__(
+        self,
+        search: Search,
+        layout: Layout,
+        now_ns: int,
+        *,
+        confirms: bool = False,
+        beside: Callable[[str], Iterable[Neighbour]] = lambda _: (),
+    ) -> None:
+        """With `confirms`, the topic is on the fewest brokers already: measure whether the SLO holds as it is.
+
+        `beside` are the topics at a broker that must not suffer.
+        """
         self.search = search
         self.state: State = "settling" if confirms else "computing"
         self.job: Callable[[], None] | None = None if confirms else search.begin
@@ -42,6 +54,7 @@ class LiveFitting:
         self.places: dict[str, str] = {}  # where publishers belong, by the last `resume`
         self.outcome: Fitted | None = None
         self.given_up = ""  # why the fitting ended without an outcome
+        self._beside = beside
         self._layout = layout
         self._confirms = confirms
         self._confirmed = False
@@ -58,6 +71,11 @@ class LiveFitting:
     def brokers(self) -> frozenset[str]:
         """The brokers that it may use."""
         return frozenset(broker.name for broker in self.search.brokers)
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """The neighbour that missed its SLO in the round that just ended, by broker."""
+        return self._measurement.broken if self._measurement and self.state == "computing" else {}
 
     def resume(self, now_ns: int) -> None:
         """Continue after the job: set `places`, and measure them or end."""
@@ -90,7 +108,7 @@ class LiveFitting:
             # Messages that publishers held back while they moved must pass first: r is little more than their rate.
             calm = not any(self._layout.seen[name].waiting for name in self._to_measure())
             if waited_s >= (_SETTLE_S if calm else DRAIN_S):
-                self._measurement = Measurement(self.search.contract, self._layout, self._to_measure())
+                self._measurement = Measurement(self.search.contract, self._layout, self._to_measure(), self._beside)
                 self.state, self.since_ns = "measuring", now_ns
         elif self.state == "measuring":
             self._measure(now_ns, waited_s)
@@ -124,12 +142,15 @@ class LiveFitting:
             self.state, self.job = "computing", _nothing
             return
         latencies, slo_ns = measurement.latencies_ns(), self.search.contract.slo_ns
-        within = all(latency <= slo_ns for latency in latencies.values())
+        broken = measurement.broken
+        within = not broken and all(latency <= slo_ns for latency in latencies.values())
         seconds = (now_ns - self._round_ns) / NS_PER_S
         k = len(measurement) if self._confirms else self.search.k
-        self.rounds.append(FittingRound(k, latencies, within, measurement.certain, seconds))
+        self.rounds.append(FittingRound(k, latencies, within, measurement.certain, seconds, broken))
         self.state, self._round_ns = "computing", now_ns
-        if self._confirms:
+        if broken:  # its publishers leave those brokers, and a new search begins
+            self.job = _nothing
+        elif self._confirms:
             self._confirms, self._confirmed = False, within
             self.job = _nothing if within else self.search.begin
         else:

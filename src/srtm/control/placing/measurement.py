@@ -1,18 +1,30 @@
-"""One round of a live fitting: whether brokers keep a topic's SLO, second by second until that is certain."""
+"""One round of a live fitting: whether brokers keep the SLOs of a topic and of its neighbours, second by second.
+
+A neighbour whose messages wait for tokens says nothing about the broker, so such seconds of it are not counted.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from srtm.control.reports import waits_for_tokens
 from srtm.model.latency import Sketch
-from srtm.model.sequential import TailTest
+from srtm.model.sequential import LOOKS, TailTest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from srtm.control.placing.layout import Layout
     from srtm.protocol.exchange import Contract
+
+
+class Neighbour(NamedTuple):
+    """Another topic, whose SLO must be kept as well."""
+
+    name: str
+    contract: Contract
+    layout: Layout
 
 
 @dataclass(slots=True)
@@ -25,8 +37,14 @@ class _AtBroker:
 class Measurement:
     """What a round has measured at each broker so far."""
 
-    def __init__(self, contract: Contract, layout: Layout, brokers: Iterable[str]) -> None:
-        """Begin with the second after the current one."""
+    def __init__(
+        self,
+        contract: Contract,
+        layout: Layout,
+        brokers: Iterable[str],
+        beside: Callable[[str], Iterable[Neighbour]] = lambda _: (),
+    ) -> None:
+        """Begin with the second after the current one; `beside` are the topics that must not suffer at a broker."""
         self._contract = contract
         self._layout = layout
         bursts = layout.bursts()
@@ -34,6 +52,12 @@ class Measurement:
             name: _AtBroker(TailTest(contract.quantile, bursts.get(name, 1)), layout.seen[name].last_number + 1)
             for name in brokers
         }
+        self._beside = [
+            (name, other, _AtBroker(TailTest(other.contract.quantile), other.layout.seen[name].last_number + 1))
+            for name in self._at
+            for other in beside(name)
+            if name in other.layout.seen
+        ]
 
     def __len__(self) -> int:
         """The number of brokers that are measured."""
@@ -47,11 +71,26 @@ class Measurement:
                     at.after = second.number
                     at.test.feed(second.sent, second.over)
                     at.sketch.add(Sketch.read(second.total))
+        for name, other, at in self._beside:
+            for second in other.layout.seen[name].seconds:
+                if second.number > at.after:
+                    at.after = second.number
+                    if not waits_for_tokens(other.contract, second):
+                        at.test.feed(second.sent, second.over)
 
     @property
     def certain(self) -> bool:
         """Whether every broker's verdict is certain."""
         return all(at.test.decision is not None for at in self._at.values())
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """A neighbour that misses its SLO, by broker."""
+        return {
+            name: other.name
+            for name, other, at in self._beside
+            if at.test.decision is False or (at.test.blocks >= LOOKS[0] and not at.test.likelier)
+        }
 
     @property
     def hopeful(self) -> bool:

@@ -60,9 +60,22 @@ class Moves:
             for publisher in wrong
             if layout.place[publisher] in alive and self._members[layout.place[publisher]].usable
         ]
-        if astray:
+        unwanted = {
+            broker: layout.refused.keys() & seen.roll
+            for broker, seen in layout.seen.items()
+            if broker in alive and seen.roll and layout.refused.keys() & seen.roll
+        }
+        if astray or unwanted:
             migration.reminded_ns = now_ns
-        return self._order(topic, astray)
+        told = [self.dismiss(topic, broker, publishers) for broker, publishers in unwanted.items()]
+        return self._order(topic, astray).union(*told)
+
+    def dismiss(self, topic: ManagedTopic, broker: str, publishers: Iterable[str]) -> set[str]:
+        """Order publishers that were refused to leave a broker and ask for a place again; returns that broker."""
+        listed = sorted(publishers)
+        if listed:
+            self._orders[broker].append(Move(topic.name, topic.birth, (), listed))
+        return {broker} if listed else set()
 
     def settle(self, topic: ManagedTopic, now_ns: int, patience_s: float) -> None:
         """Take publishers that have arrived off the list; after `patience_s`, all of them."""

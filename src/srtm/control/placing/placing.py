@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from srtm.control.placing.housing import housed, on_fewest, room
+from srtm.control.placing.housing import House, housed, houses, on_fewest, refusal
 from srtm.control.placing.load_distributor import LiveFitting
+from srtm.control.placing.measurement import Neighbour
 from srtm.control.placing.moves import Moves
+from srtm.control.placing.neighbours import Neighbours
 from srtm.control.placing.search import Search
-from srtm.control.placing.shedding import overloaded, shed
+from srtm.control.placing.shedding import culprit
 from srtm.errors import InputError, SRTMError
-from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set
@@ -35,19 +36,35 @@ class Placing:
     """Where publishers belong."""
 
     def __init__(self, state: ControllerState, service: ServiceModel) -> None:
-        self.service = service
+        self.neighbours = Neighbours(state.topics, service)
         self._state = state
         self._moves = Moves(state.members)
 
     def place(
-        self, topic: ManagedTopic, homeless: Sequence[DeclaredPublisher], reason: Reason, unreachable: Set[str]
-    ) -> None:
-        """Find a place for publishers that have none, if there is a broker for them."""
-        movable = {publisher.id for publisher in homeless}
+        self,
+        topic: ManagedTopic,
+        homeless: Sequence[DeclaredPublisher],
+        reason: Reason,
+        unreachable: Set[str],
+        refusable: Set[str] = frozenset(),
+    ) -> list[DeclaredPublisher]:
+        """Find a place for publishers that have none, if there is a broker for them.
+
+        Returns the `refusable` ones that would break a neighbour's promise on every broker: they have no place.
+        """
         unusable = unreachable | topic.sharing.refused.keys()
-        brokers = [broker for broker in self.brokers_for(topic, movable) if broker.name not in unusable]
-        if homeless and brokers:
-            topic.layout.place.assign(housed(topic, homeless, brokers, self._state.options.seed), reason)
+        usable = [house for house in self.houses_for(topic, homeless) if house.broker.name not in unusable]
+        if not homeless or not usable:
+            return []
+        found = housed(topic, homeless, usable, self._state.options.seed, refusable)
+        topic.layout.place.assign(found, reason)
+        for publisher in found:
+            topic.layout.refused.pop(publisher, None)
+        refused = [publisher for publisher in homeless if publisher.id not in found]
+        self._refuse(topic, refused)
+        if found and topic.fitting.last is not None and not topic.fitting.last.k:
+            topic.fitting.last = None  # all were refused before
+        return refused
 
     def accept(self, topic: ManagedTopic, publishers: Iterable[str], broker: str, reason: Reason) -> None:
         """Let publishers belong to the broker that they are connected to."""
@@ -96,17 +113,34 @@ class Placing:
         if astray:
             self._state.due |= self._moves.send(topic, astray, now_ns)
 
-    def relieve(self, topic: ManagedTopic, now_ns: int) -> None:
-        """Send publishers away from a broker that is too busy."""
-        for broker in overloaded(topic, self._state.members):
-            if now_ns >= topic.overload.calm_after_ns:
-                places = shed(topic, broker, self.brokers_for(topic, set()), self._state.topics.values())
-                if places:
-                    topic.overload.calm_after_ns = now_ns + round(self._state.options.calm_s * NS_PER_S)
-                    topic.journal.note(now_ns, "shed", f"{len(places)} publishers away from {broker}: too slow")
-                    self._relocate(topic, places, "shed", now_ns)
-                    self._state.store.save_publishers(topic, places)
-                    self._state.changed(topic)
+    def relocate(self, topic: ManagedTopic, places: Mapping[str, str], reason: Reason, now_ns: int) -> None:
+        """Change places of publishers, keep that, and order those that are elsewhere to go there."""
+        self._relocate(topic, places, reason, now_ns)
+        self._state.store.save_publishers(topic, places)
+        self._state.changed(topic)
+
+    def leave(
+        self, topic: ManagedTopic, broker: str, leaving: Sequence[str], now_ns: int, refusable: Set[str]
+    ) -> tuple[int, int]:
+        """Move publishers of a broker to where they break no neighbour; returns how many moved, and were refused.
+
+        Of those that find no such place, the `refusable` are sent away, and may ask again. The others stay.
+        """
+        layout = topic.layout
+        declared = [layout.publishers[publisher] for publisher in leaving]
+        elsewhere = [house for house in self.houses_for(topic, declared) if house.broker.name != broker]
+        places = housed(topic, declared, elsewhere, self._state.options.seed, set(leaving))
+        gone = [each for each in leaving if each not in places and each in refusable]
+        refused = [layout.publishers[each] for each in gone]
+        self.remove(topic, gone, "shed")
+        self._refuse(topic, refused)
+        for publisher in gone:
+            layout.forget(publisher)
+            self._state.store.delete_publisher(topic, publisher)
+        self._state.due |= self._moves.dismiss(topic, broker, gone)
+        topic.sharing.stale = True
+        self.relocate(topic, places, "shed", now_ns)
+        return len(places), len(gone)
 
     def take_orders(self, broker: str) -> list[Move]:
         """Orders that a broker must pass on to publishers."""
@@ -123,11 +157,15 @@ class Placing:
                 self.refit(topic, now_ns)
         self._state.due |= self._moves.remind(topic, now_ns)
 
-    def brokers_for(self, topic: ManagedTopic, movable: Set[str]) -> list[Broker]:
-        """Usable brokers, with the room that they have for these publishers of the topic."""
+    def houses_for(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher]) -> list[House]:
+        """Usable brokers, with their room for these publishers of a topic, wherever they are now."""
         state = self._state
         members, limit_mps = state.members.values(), state.options.mcap_mps
-        return room(topic, movable, state.topics.values(), members, self.service, limit_mps)
+        return houses(topic, publishers, state.topics.values(), members, self.neighbours, limit_mps)
+
+    def brokers_for(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher]) -> list[Broker]:
+        """Usable brokers, with the rate that they carry besides these publishers of a topic."""
+        return [house.broker for house in self.houses_for(topic, publishers)]
 
     def least_loaded(self) -> Member | None:
         """A broker for publishers of a topic without a contract."""
@@ -145,13 +183,16 @@ class Placing:
         chosen = list(topic.layout.publishers.values()) if only is None else list(only)
         if not chosen:
             raise InputError(f"topic {topic.name!r} has no publishers to place; register them first", topic=topic.name)
-        brokers = self.brokers_for(topic, {publisher.id for publisher in chosen})
+        brokers = self.brokers_for(topic, chosen)
         if not brokers:
             raise InputError("no broker is available for placement; start one with --controller", topic=topic.name)
         predicts, seed = topic.contract.fit == "model" and only is None, self._state.options.seed
-        search = Search(topic.contract, chosen, brokers, self.service, predicts=predicts, seed=seed)
+        service = self.neighbours.service
+        search = Search(topic.contract, chosen, brokers, service, predicts=predicts, seed=seed)
         confirms = predicts and on_fewest(topic, brokers, seed)
-        topic.fitting.running = LiveFitting(search, topic.layout, now_ns, confirms=confirms)
+        topic.fitting.running = LiveFitting(
+            search, topic.layout, now_ns, confirms=confirms, beside=lambda broker: self._victims(topic, broker)
+        )
         topic.journal.note(now_ns, "fit", f"started: {len(chosen)} publishers, {len(brokers)} candidate brokers")
         self._state.changed(topic)
 
@@ -210,6 +251,24 @@ class Placing:
             self._state.store.save_topic(topic)
         self._state.store.save_publishers(topic, topic.layout.publishers)
         self._state.changed(topic)
+
+    def _refuse(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher]) -> None:
+        """Remember that publishers got no place, and why."""
+        if publishers:
+            topic.layout.refused |= {publisher.id: publisher.rate_mps for publisher in publishers}
+            slos_ns = {name: other.contract.slo_ns for name, other in self._state.topics.items()}
+            topic.fitting.refusal = refusal(topic.layout.refused, self.houses_for(topic, publishers), slos_ns)
+
+    def _victims(self, topic: ManagedTopic, broker: str) -> list[Neighbour]:
+        """Topics at a broker that suffer because of this one, if they do: it came last, and they are at rest."""
+        if culprit(broker, self._state.topics.values()) is not topic:
+            return []
+        return [
+            Neighbour(other.name, other.contract, other.layout)
+            for other in self.neighbours.beside(topic, broker)
+            if other.fitting.running is None and not other.layout.migration.publishers
+            if self.neighbours.can_hold(other, broker)
+        ]
 
     def _relocate(self, topic: ManagedTopic, places: Mapping[str, str], reason: Reason, now_ns: int) -> None:
         """Change places of publishers, and order those that are elsewhere to go there."""

@@ -89,13 +89,24 @@ class Search:
         self._fitting.tell(numbers, seconds)
 
     def places(self, order: Measure | Placed) -> dict[str, str]:
-        """The broker of each publisher; unplaced ones are parked at the roomiest broker that is not measured."""
+        """The broker of each publisher; unplaced ones are parked where there is room, at brokers that are not measured.
+
+        If no such broker has room, neighbours come first: the publishers spoil the measurement.
+        """
         measured = order.brokers if isinstance(order, Measure) else ()
-        park = max(range(len(self.brokers)), key=lambda i: (i not in measured, rcap(self.brokers[i]), -i))
-        return {
-            publisher.id: self.brokers[broker if broker >= 0 else park].name
-            for publisher, broker in zip(self.publishers, order.broker_of.tolist(), strict=True)
-        }
+        rates = [round(1000 * publisher.rate_mps) for publisher in self.publishers]
+        room = [rcap(broker) for broker in self.brokers]
+        for rate, broker in zip(rates, order.broker_of.tolist(), strict=True):
+            if broker >= 0:
+                room[broker] -= rate
+        places = {}
+        for publisher, rate, broker in zip(self.publishers, rates, order.broker_of.tolist(), strict=True):
+            at = broker
+            if at < 0:
+                at = max(range(len(room)), key=lambda i: (room[i] >= rate and i not in measured, room[i], -i))
+                room[at] -= rate
+            places[publisher.id] = self.brokers[at].name
+        return places
 
     @property
     def _measure(self) -> Measure:
