@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
 from srtm.model.growth import grow
-from srtm.model.one_by_one import one_by_one
+from srtm.model.one_by_one import even_splits, one_by_one
 from srtm.model.placement import Roster, check_fits, policy_named
 from srtm.model.trials import Iteration, Measure, NoCapacity, Order, Placed, Trials, limited, resume
 
@@ -103,8 +103,7 @@ class Fitting:
             return (yield from _on_all(trials, iterations))
         filling = one_by_one(trials, iterations, self._stop_within)
         if self._as_paper:
-            outcome = yield from filling
-            return outcome if isinstance(outcome, Placed) else (yield from grow(trials, iterations))
+            return (yield from filling)
         outcome = yield from grow(trials, iterations, first)
         if isinstance(outcome, Placed) or not trials.uneven:
             return outcome
@@ -137,7 +136,7 @@ class Fitting:
         if confirmed:
             return confirmed
         if self._as_paper:  # even splits before any search: the model is off, but seldom by much
-            outcome = yield from grow(trials, self.iterations, k)
+            outcome = yield from even_splits(trials, self.iterations, max(2, k))
             if isinstance(outcome, Placed):
                 return outcome
         return (yield from self._search(trials, self.iterations, k))

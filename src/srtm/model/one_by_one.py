@@ -6,7 +6,8 @@ latency is within 20 % below the SLO. The broker is then full: the rate that it 
 `ua_rate`, and the next iteration shares the topic out again, on the fewest brokers and by max-min.
 
 A broker that was not tried counts with its whole rcap, so every iteration adds about one broker. Because searches stop
-early, a fit is then tried on one broker less, unless a measurement rules that out.
+early, a fit is then tried on one broker less, unless a measurement rules that out. If shedding never helps, even splits
+are tried before the fitting ends in failure.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def one_by_one(trials: Trials, iterations: list[Iteration], stop_within: float) 
     while True:
         quotas = trials.policy.choose(trials.roster.rate, caps, trials.loads, in_use)
         if quotas is None:
-            return NoCapacity("out of brokers: those that are left cannot carry ua_rate", trials.best)
+            return (yield from even_splits(trials, iterations, 2))
         in_use = {broker for broker, quota in enumerate(quotas) if quota}
         k = len(in_use)
         if trials.max_brokers is not None and k > trials.max_brokers:
@@ -60,6 +61,22 @@ def one_by_one(trials: Trials, iterations: list[Iteration], stop_within: float) 
             # At least one publisher and 2 % less than before, even if rounding had overfilled the broker: so the
             # loop ends, and soon.
             caps[broker] = max(0, min(kept, caps[broker] - max(int(rates.min()), caps[broker] // 50)))
+
+
+def even_splits(trials: Trials, iterations: list[Iteration], fewest: int) -> Trial:
+    """Try the topic on so many brokers, one more, … up to all, without any search."""
+    caps = trials.rcaps
+    largest = sorted(range(len(caps)), key=lambda i: (-caps[i], i))
+    for k in range(fewest, min(len(caps), trials.max_brokers or len(caps)) + 1):
+        used = [caps[i] if i in largest[:k] else 0 for i in range(len(caps))]
+        if sum(used) < trials.roster.rate:
+            continue
+        iterations.append(Iteration(k))
+        quotas = trials.policy.quotas(trials.roster.rate, used, trials.loads)
+        outcome = yield from trials.confirm(trials.pick(quotas))
+        if isinstance(outcome, Placed):
+            return outcome
+    return NoCapacity("out of brokers: those that are left cannot carry ua_rate", trials.best)
 
 
 def _on_fewer(trials: Trials, placed: Placed, too_much: Sequence[int], iterations: list[Iteration]) -> Trial:
