@@ -15,6 +15,7 @@ ALL = {
     "theory": model.theory,
     "synthesis": model.synthesis,
     "fitting": fitting.table_1,
+    "growth": fitting.many_brokers,
     "tokens": fitting.whole_tokens,
     "protocol": protocol.parsing,
     "discovery": discovery.registrations,

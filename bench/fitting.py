@@ -1,4 +1,4 @@
-"""Placement in the simulator: the paper's Table 1, and what whole tokens would change."""
+"""Placement in the simulator: the paper's Table 1, rounds on many brokers, and what whole tokens would change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from srtm.model.apportion import apportion
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.sim import SimulatedBroker, SimulatedTopic, Simulation, simulate
+from srtm.sim import SimulatedBroker, SimulatedTopic, Simulation, assess, simulate
 from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, percentile
 from srtm.workload.publishers import Population, Workload
 
@@ -26,16 +26,38 @@ def table_1(seed: int) -> None:
             bucket = profile(now.arrivals().times_ns, quantile=quantile).bucket
             topic = SimulatedTopic.of(now, bucket)
             runs = (
-                simulate(topic, six, "max_min"),
+                simulate(topic, six, "max_min", as_paper=True),
+                simulate(topic, six, "srtm", as_paper=True),
                 simulate(topic, six, "srtm"),
                 simulate(topic, six, "srtm", fit="model", history=SimulatedTopic.of(earlier, bucket)),
             )
             rows.append([str(group_size), paper, f"{bucket.b:g}", *(text for run in runs for text in _row(run))])
         show(
             f"k, worst p99 (ms) and rounds of each iteration; b at the {float(quantile):.1%} quantile of the backlog",
-            ["group", "paper", "b", "max_min", "", "srtm", "", "srtm, model first", ""],
+            ["group", "paper", "b", "max_min", "", "srtm", "", "srtm, growing", "", "srtm, model first", ""],
             rows,
         )
+
+
+def many_brokers(seed: int) -> None:
+    """A topic of 10,000 msg/s in batches of 10 on up to 100 brokers: bursts of larger groups need more of them."""
+    rows = []
+    for brokers in (6, 12, 25, 50, 100):
+        for group_size in (30, 100, 200):
+            workload = Workload((Population(1_000, 10.0, 10, "poisson", group_size),), 15 * NS_PER_S, seed)
+            topic = SimulatedTopic.of(workload, profile(workload.arrivals().times_ns, quantile="0.999").bucket)
+            idle = [SimulatedBroker.like("paper-testbed", f"b{i}") for i in range(brokers)]
+            cells = []
+            for as_paper in (True, False):
+                run = simulate(topic, idle, "srtm", seed=seed, as_paper=as_paper)
+                cells += [f"{run.k}{'' if run.meets_slo else ' !'}", str(run.rounds)]
+            least = (k for k in range(1, brokers + 1) if assess(topic, idle, "srtm", k, seed=seed).meets_slo)
+            rows.append([str(brokers), str(group_size), *cells, str(next(least, "none"))])
+    show(
+        "k and rounds of a measured fit; ! if the SLO of 1 ms was not met",
+        ["brokers", "group", "one by one: k", "rounds", "growing: k", "rounds", "exhaustive: k"],
+        rows,
+    )
 
 
 def whole_tokens(seed: int) -> None:

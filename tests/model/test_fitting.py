@@ -140,7 +140,7 @@ def test_brokers_fill_one_after_the_other_as_in_table_1() -> None:
     """A broker does with 26 of 100 publishers. Searches that stop early find a little less, so five are filled one
     after the other, the last in one round; then four are tried, and they do; three do not.
     """
-    fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS)
+    fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS, as_paper=True)
     outcome = drive(fitting, by_count(SLO_NS // 26), 60)
     assert isinstance(outcome, Placed)
     assert outcome.k == 4
@@ -153,7 +153,7 @@ def test_brokers_fill_one_after_the_other_as_in_table_1() -> None:
 
 def test_what_one_broker_could_not_carry_another_is_not_asked_to() -> None:
     """The whole topic was too much for the first; that the second might do with it alone is not worth a round."""
-    fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS)
+    fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS, as_paper=True)
     outcome = drive(fitting, by_count(SLO_NS // 60), 60)
     assert outcome.k == 2
     assert [iteration.k for iteration in fitting.iterations] == [1, 2]
@@ -161,7 +161,7 @@ def test_what_one_broker_could_not_carry_another_is_not_asked_to() -> None:
 
 def test_the_search_stops_within_20_percent_below_the_slo() -> None:
     """A broker that does with 63 of 100 publishers: 50 is 79 % of the SLO, too low to stop; 62 is good enough."""
-    fitting = Fitting(topic(100), idle(2), "srtm", SLO_NS)
+    fitting = Fitting(topic(100), idle(2), "srtm", SLO_NS, as_paper=True)
     probes = []
     while isinstance(order := fitting.order, Measure):
         probes.append(int((order.broker_of == 0).sum()))
@@ -173,7 +173,7 @@ def test_the_search_stops_within_20_percent_below_the_slo() -> None:
 
 def test_violating_brokers_search_at_the_same_time() -> None:
     loaded = [Broker("a", 600), Broker("b", 600)]
-    fitting = Fitting(topic(100), loaded, "srtm", SLO_NS)
+    fitting = Fitting(topic(100), loaded, "srtm", SLO_NS, as_paper=True)
     assert isinstance(fitting.order, Measure)
     assert fitting.order.brokers == (0, 1)
     fitting.tell({0: 2 * SLO_NS, 1: 3 * SLO_NS}, 60)
@@ -184,7 +184,7 @@ def test_violating_brokers_search_at_the_same_time() -> None:
 
 
 def test_shedding_takes_from_every_group_in_proportion() -> None:
-    fitting = Fitting(topic(100, group_size=10), idle(2), "srtm", SLO_NS)
+    fitting = Fitting(topic(100, group_size=10), idle(2), "srtm", SLO_NS, as_paper=True)
     fitting.tell({0: 2 * SLO_NS}, 60)
     assert isinstance(fitting.order, Measure)
     kept = (fitting.order.broker_of == 0).reshape(10, 10).sum(axis=1)
@@ -231,10 +231,10 @@ def test_no_more_brokers_than_the_bucket_can_be_split_into() -> None:
 
 
 def test_running_out_of_rounds_while_trying_fewer_brokers_keeps_the_fit() -> None:
-    unlimited = Fitting(topic(100), idle(6), "srtm", SLO_NS)
+    unlimited = Fitting(topic(100), idle(6), "srtm", SLO_NS, as_paper=True)
     drive(unlimited, by_count(SLO_NS // 26), 60)
     for rounds in range(1, unlimited.rounds + 1):
-        limited = Fitting(topic(100), idle(6), "srtm", SLO_NS, max_rounds=rounds)
+        limited = Fitting(topic(100), idle(6), "srtm", SLO_NS, as_paper=True, max_rounds=rounds)
         outcome = drive(limited, by_count(SLO_NS // 26), 60)
         assert limited.rounds == rounds
         fitted = rounds >= unlimited.rounds - 2  # the last two rounds only try fewer brokers
@@ -258,7 +258,7 @@ def test_a_true_model_needs_one_round_to_confirm() -> None:
     by_model = drive(modelled, truth, 60)
     assert by_model.k == by_measuring.k == 4
     assert modelled.rounds == 1
-    assert measured.rounds > 5
+    assert measured.rounds > 1
 
 
 @pytest.mark.parametrize("wrong_by", [0.5, 0.8, 1.3, 3.0])
@@ -328,7 +328,7 @@ def test_told_the_same_again_it_stands_where_it_stood() -> None:
     """How a controller that was restarted resumes: the fitting depends on nothing else."""
     truth = by_count(SLO_NS // 26)
     first, told = Fitting(topic(100), idle(6), "srtm", SLO_NS, seed=3), []
-    for _ in range(6):
+    for _ in range(3):
         assert isinstance(first.order, Measure)
         told.append(truth(first.order))
         first.tell(told[-1], 60)
@@ -342,7 +342,7 @@ def test_told_the_same_again_it_stands_where_it_stood() -> None:
 
 
 def test_it_ends_when_its_time_is_up() -> None:
-    fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS, max_elapsed_s=150)
+    fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS, as_paper=True, max_elapsed_s=150)
     outcome = drive(fitting, by_count(SLO_NS // 26), 60)
     assert isinstance(outcome, NoCapacity)
     assert outcome.reason == "no fit after 3 rounds in 180 s"

@@ -8,7 +8,7 @@ whose rate makes a shorter run equally accurate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from srtm.lab.result import SLO_MS, VARIANT, Row
 from srtm.model.latency import SLO
@@ -90,9 +90,10 @@ class Simulated:
         loads_kmps: Sequence[int] = (),
         history: SimulatedTopic | None = None,
     ) -> Simulation:
-        """Search by measuring, or by the model first."""
+        """Search by measuring, or by the model first; the paper's loop, since its rounds are the paper's."""
+        fit: Literal["model", "measure"] = "model" if history else "measure"
         fleet = brokers(loads_kmps)
-        return simulate(topic, fleet, policy, _SLO, fit="model" if history else "measure", history=history, seed=seed)
+        return simulate(topic, fleet, policy, _SLO, fit=fit, history=history, seed=seed, as_paper=True)
 
     def spread(
         self, topic: SimulatedTopic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()

@@ -234,11 +234,12 @@ def simulate(
     fit: Literal["measure", "model"] = "measure",
     history: SimulatedTopic | None = None,
     seed: int = 0,
+    as_paper: bool = False,
 ) -> Simulation:
     """Place a topic as the Load Distributor would, and measure its messages' latency.
 
-    `fit="model"` predicts first, from `history`: the topic at another time. If no assignment meets the SLO, the result
-    is the best one measured, with `meets_slo` False.
+    `fit="model"` predicts first, from `history`: the topic at another time. With `as_paper`, brokers fill one after the
+    other. If no assignment meets the SLO, the result is the best one measured, with `meets_slo` False.
     """
     if fit not in ("measure", "model"):
         raise InputError(f"fit = {fit!r}: it must be measure or model")
@@ -256,6 +257,7 @@ def simulate(
         seed=seed,
         max_brokers=int(topic.bucket.b),
         predict=SimulatedCluster(history, brokers, goal, seed + 1).measure if history else None,
+        as_paper=as_paper,
     )
     times = topic.arrivals.times_ns
     outcome = fitting.drive(search, cluster.measure, (int(times[-1]) - int(times[0])) / NS_PER_S)
