@@ -15,9 +15,9 @@ With `predict`, the model comes first: the same loop runs against predictions, w
 confirms the outcome. If the measurement disagrees, the loop runs again with predictions corrected by the ratio of the
 two. If that fails twice, the loop measures, from the largest predicted k on.
 
-Invariants: it ends; it is Placed only if every broker of the assignment was measured within the SLO with exactly those
-publishers on it. A fitting depends on its arguments and on what it is told, nothing else. To resume one, create it
-again and tell it the same.
+Invariants: it ends; it is Placed only if every broker of the assignment was measured within the SLO under exactly that
+assignment (in the paper's loop, with exactly those publishers on it). A fitting depends on its arguments and on what it
+is told, nothing else. To resume one, create it again and tell it the same.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Fitting:
         self.rounds = 0
         self.elapsed_s = 0.0
         self.iterations: list[Iteration] = []
-        self._trials = Trials(roster, brokers, policy_named(policy), slo_ns, seed, max_brokers)
+        self._trials = Trials(roster, brokers, policy_named(policy), slo_ns, seed, max_brokers, as_paper)
         self._stop_within = stop_within
         self._as_paper = as_paper
         self._max_rounds = max_rounds

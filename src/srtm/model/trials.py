@@ -1,7 +1,7 @@
 """Trials of a fitting: assignments of publishers to brokers, what was measured of each, and the words for both.
 
-Invariant: an assignment is `Placed` only if every broker of it was measured within the SLO with exactly those
-publishers on it.
+Invariant: an assignment is `Placed` only if every broker of it was measured within the SLO under exactly this
+assignment; in the paper's loop, with exactly these publishers on it, wherever the others were.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Trials:
     slo_ns: int
     seed: int
     max_brokers: int | None
+    as_paper: bool = False
     best: Placed | None = None
     uneven: bool = False  # some brokers of an assignment held, and others did not
     _heard: dict[tuple[int, bytes], int] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Trials:
 
     def anew(self) -> Trials:
         """The same topic and brokers, nothing measured."""
-        return Trials(self.roster, self.brokers, self.policy, self.slo_ns, self.seed, self.max_brokers)
+        return Trials(self.roster, self.brokers, self.policy, self.slo_ns, self.seed, self.max_brokers, self.as_paper)
 
     def confirm(self, broker_of: BrokerOf) -> Trial:
         """Measure what is unknown of this assignment; Placed if all of it is within the SLO."""
@@ -163,7 +164,8 @@ class Trials:
         }
 
     def _key(self, broker_of: BrokerOf, broker: int) -> tuple[int, bytes]:
-        return broker, np.packbits(broker_of == broker).tobytes()
+        # Where the others are matters: a broker's part of b depends on the bursts elsewhere. The paper's does not.
+        return broker, np.packbits(broker_of == broker).tobytes() if self.as_paper else broker_of.tobytes()
 
 
 def resume(trial: Trial, heard: Latencies | None) -> Order:

@@ -8,6 +8,7 @@ from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.control.topic import ManagedTopic
+from srtm.model.broker_models import ServiceModel
 from srtm.protocol.exchange import Contract
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN
@@ -65,3 +66,23 @@ def test_a_round_without_messages_says_nothing() -> None:
     world.run(20)
     assert (topic.fitting.running, topic.fitting.last) == (None, None)
     assert "abandoned: no messages through broker-1" in topic.journal.events[-1].text
+
+
+def test_a_measured_fit_on_100_brokers_takes_few_rounds() -> None:
+    """Two groups of 96 burst at once, and a message takes 1 ms: 5 of a group fit into 5.5 ms, so 20 brokers do."""
+    service = ServiceModel(0, 1_000_000)
+    world = VirtualCluster(1, ControllerOptions(mcap_mps=1_000.0), Store(), 100, service)
+    world.run(1)
+    assert world.controller
+    contract = Contract(400_000, 400 * NANO_PER_TOKEN, slo_ns=5_500_000, fit="measure")
+    topic = world.controller.create("t", contract, world.now_ns)
+    world.run(1)
+    world.publish("t", [DeclaredPublisher(f"p{number}", 0.5, f"g{number // 96}") for number in range(192)])
+    for _ in range(60):
+        world.run(10)
+        if topic.fitting.last:
+            break
+    assert topic.fitting.last
+    assert topic.fitting.last.met
+    assert abs(topic.fitting.last.k - 20) <= 1
+    assert len(topic.fitting.last.rounds) <= 12
