@@ -277,7 +277,7 @@ def fleet_from(
         raise InputError(f"--brokers must be from 1 to 10,000, not {brokers}")
     background = Background(load, load_batch) if load else None
     if load > (most := known.service.most_mps(load_batch) if mcap_mps is None else mcap_mps):
-        raise InputError(f"--load {load:g} exceeds the {most:g} msg/s that a broker can carry (--mcap-mps)")
+        raise InputError(f"--load {load:g} exceeds the {most:,.0f} msg/s that a broker can carry (--mcap-mps)")
     return [SimulatedBroker(f"broker-{n + 1}", mcap_mps, known.service, background) for n in range(int(brokers))]
 
 
