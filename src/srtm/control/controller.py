@@ -162,9 +162,9 @@ class Controller:
     def register(
         self, name: str, publishers: Iterable[DeclaredPublisher], now_ns: int, lost: Iterable[str] = ()
     ) -> dict[str, str]:
-        """The broker of each of these publishers; one with a reachable broker stays there."""
-        topic, listed = self.state.topic(name), list(publishers)
-        place = topic.layout.place
+        """The broker of each of these publishers and of their parts; one with a reachable broker stays there."""
+        topic, lost = self.state.topic(name), list(lost)
+        listed, place = self.membership.split(topic, publishers, lost), topic.layout.place
         if self.membership.register(topic, listed, lost):
             shared = topic.transfer.wanted.keys() >= place.brokers
             if not (shared and topic.established):
@@ -177,7 +177,9 @@ class Controller:
 
     def unregister(self, name: str, publisher: str) -> None:
         """Drop a publisher that will not come back."""
-        self.membership.unregister(self.state.topic(name), publisher)
+        topic = self.state.topic(name)
+        for each in [publisher, *topic.layout.parts_of(publisher, 2)]:
+            self.membership.unregister(topic, each)
 
     def gather(self, name: str, now_ns: int) -> None:
         """Order publishers that are connected elsewhere to their places at once."""

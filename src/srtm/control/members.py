@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from srtm.model.placement import Publisher
@@ -12,10 +12,15 @@ if TYPE_CHECKING:
 
 Status = Literal["joining", "alive", "silent", "lapsed", "dead"]
 
+PART = "␟"  # between a publisher's id and the number of a part; no publisher may register with it
+
 
 @dataclass(frozen=True, slots=True)
 class DeclaredPublisher:
-    """A publisher as it registered: its rate, its traffic pattern, and its correlation group."""
+    """A publisher as it registered: its rate, its traffic pattern, and its correlation group.
+
+    One that allows it (`split`) may be registered as several `parts`, each with an equal part of its rate.
+    """
 
     id: str
     rate_mps: float = 1.0
@@ -23,11 +28,32 @@ class DeclaredPublisher:
     process: Literal["poisson", "periodic"] = "poisson"
     batch: int = 1
     jitter_ns: int = 0
+    split: bool = False
+    parts: int = 1  # that it consists of, if this is one of them
+
+    @property
+    def whole(self) -> DeclaredPublisher:
+        """The publisher that this is a part of."""
+        if self.parts == 1:
+            return self
+        return replace(self, id=self.id.partition(PART)[0], rate_mps=self.rate_mps * self.parts, parts=1)
+
+    def in_parts(self, number: int) -> list[DeclaredPublisher]:
+        """Split a whole publisher; the first part keeps its id."""
+        rate_mps = self.rate_mps / number
+        return [
+            replace(self, id=part_id(self.id, each), rate_mps=rate_mps, parts=number) for each in range(1, number + 1)
+        ]
 
     @property
     def publisher(self) -> Publisher:
         """The same for the placement model."""
         return Publisher(self.id, self.rate_mps, self.group)
+
+
+def part_id(publisher: str, number: int) -> str:
+    """The id of a publisher's part, counted from 1."""
+    return publisher if number == 1 else f"{publisher}{PART}{number}"
 
 
 @dataclass(slots=True)

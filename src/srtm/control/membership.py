@@ -140,6 +140,29 @@ class Membership:
 
     # Publishers.
 
+    def split(
+        self, topic: ManagedTopic, publishers: Iterable[DeclaredPublisher], lost: Iterable[str] = ()
+    ) -> list[DeclaredPublisher]:
+        """The publishers to register: in parts, if a publisher allows it and no broker has room for all of it.
+
+        Parts that a publisher had before and does not need any more are dropped. What was a part is split anew with
+        the rest of its publisher.
+        """
+        found: dict[str, DeclaredPublisher] = {}
+        for publisher in {each.id: each for each in (part.whole for part in publishers)}.values():
+            number = self._number_of_parts(topic, publisher, set(lost)) if publisher.split else 1
+            for surplus in topic.layout.parts_of(publisher.id, number + 1):
+                self.unregister(topic, surplus)
+            found |= {part.id: part for part in publisher.in_parts(number)}
+        return list(found.values())
+
+    def _number_of_parts(self, topic: ManagedTopic, publisher: DeclaredPublisher, unreachable: set[str]) -> int:
+        """As few parts as brokers have room for; a publisher that declares what it did keeps those that it has."""
+        known = topic.layout.publishers.get(publisher.id)
+        had = known.parts if known is not None else 1
+        wanted = self._placing.parts_for(topic, publisher, had, unreachable)
+        return max(had, wanted) if known == publisher.in_parts(had)[0] else wanted
+
     def register(
         self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher], lost: Iterable[str] = ()
     ) -> list[DeclaredPublisher]:
@@ -164,10 +187,23 @@ class Membership:
         # Measuring says what those do that are connected already, and were not sent away for it.
         here = set().union(*(seen.roll or () for seen in layout.seen.values())) - layout.refused.keys()
         new = {publisher for publisher, broker in displaced.items() if broker is None and publisher not in here}
-        for publisher in self._placing.place(topic, homeless, "registered", unreachable, new):
+        refused = self._placing.place(topic, homeless, "registered", unreachable, new)
+        for publisher in refused:
             layout.forget(publisher.id)
+        self._refuse_whole(topic, [each for each in refused if each.parts > 1], new)
         self._state.store.save_publishers(topic, [publisher.id for publisher in publishers])
         return homeless
+
+    def _refuse_whole(self, topic: ManagedTopic, refused: Iterable[DeclaredPublisher], new: set[str]) -> None:
+        """A publisher of which a part is refused has no place at all, unless it had one before."""
+        for part in {each.whole.id: each for each in refused}.values():
+            ids = [each.id for each in part.whole.in_parts(part.parts)]
+            if new.issuperset(ids):
+                self._placing.remove(topic, ids, "unregistered")
+                for each in ids:
+                    topic.layout.forget(each)
+                    topic.layout.refused.pop(each, None)
+                self._placing.refuse(topic, [part.whole])
 
     def unregister(self, topic: ManagedTopic, publisher: str) -> None:
         """Drop a publisher that will not come back."""

@@ -250,7 +250,8 @@ def check_fits(roster: Roster, brokers: Sequence[Broker]) -> None:
     if roster.rates[fastest] > rcap(largest):
         raise PlacementError(
             f"publisher {roster.ids[fastest]!r} sends {roster.rates[fastest] / _MILLI:g} msg/s, more than the"
-            f" {rcap(largest) / _MILLI:g} msg/s that broker {largest.name!r}, the least loaded, has left",
+            f" {rcap(largest) / _MILLI:g} msg/s that broker {largest.name!r}, the least loaded, has left;"
+            " with split: true in its declaration, it may use several brokers",
             publisher=roster.ids[fastest],
         )
 

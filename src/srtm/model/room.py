@@ -61,6 +61,13 @@ def usual_batch(traffic: Iterable[tuple[float, int]]) -> int:
     return max(1, round(messages / reads)) if reads else 1
 
 
+def fewest_parts(rate_mps: float, rooms_mps: Iterable[float]) -> int:
+    """The fewest equal parts of a rate that brokers with this room can carry, one each; else those that carry most."""
+    roomiest = sorted(rooms_mps, reverse=True)
+    carried = {number: min(rate_mps, number * room) for number, room in enumerate(roomiest, 1)}
+    return max(carried, key=carried.__getitem__, default=1)
+
+
 def broker_with_room(
     name: str, service: ServiceModel, demand: Demand, others: Others, limit_mps: float | None = None
 ) -> Broker:

@@ -34,6 +34,7 @@ from srtm.control.api.schema import (
     bucket_of,
     delivery_out,
     member_out,
+    parts_out,
     topic_out,
 )
 from srtm.control.clock import now_ns
@@ -210,16 +211,18 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(409, found.fitting.refusal)
         if asked.publishers and not places:
             raise HTTPException(503, "no broker is available; start one with --controller")
+        at = {
+            each: PlaceOut(broker=broker, address=controller.members[broker].address) for each, broker in places.items()
+        }
+        asking = [each.id for each in asked.publishers if each.id in at]
         return PlacesOut(
             topic=topic,
             managed=True,
-            publishers={
-                publisher: PlaceOut(broker=broker, address=controller.members[broker].address)
-                for publisher, broker in places.items()
-            },
+            publishers={each: at[each] for each in asking},
             brokers=_addresses(service, topic),
             delivery=[DeliveryOut(**each) for each in _delivery(service, topic)],
             refused=dict.fromkeys(refused, found.fitting.refusal),
+            parts=parts_out(found, asking, at),
         )
 
     @api.get("/topics/{topic}/publishers")

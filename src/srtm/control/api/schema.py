@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from srtm.control.members import DeclaredPublisher
+from srtm.control.members import PART, DeclaredPublisher
 from srtm.control.placing.fitted import described
 from srtm.errors import InputError
 from srtm.model import defaults
@@ -18,13 +18,14 @@ from srtm.protocol.exchange import Contract
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from srtm.control.controller import Controller
     from srtm.control.statistics import MemberStatistics, TopicStatistics
-    from srtm.control.topic import Event
+    from srtm.control.topic import Event, ManagedTopic
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+_LONGEST_SPLIT = 250  # leaves space for the number of a part
 TopicName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[.a-zA-Z0-9_-]+(#ephemeral)?$")]
 Rate = Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)]
 
@@ -49,6 +50,15 @@ def _larger_than_0(quantile: str) -> str:
 Quantile = Annotated[str, Field(pattern=r"^0?\.[0-9]{1,9}$"), AfterValidator(_larger_than_0)]
 
 
+def _whole(publisher: str) -> str:
+    if PART in publisher:
+        raise ValueError(f"the id of a publisher cannot contain {PART!r}, which marks parts of a publisher")
+    return publisher
+
+
+PublisherId = Annotated[Name, AfterValidator(_whole)]
+
+
 def slo_ns(slo_ms: float) -> int:
     """An SLO in nanoseconds."""
     return max(1, round(slo_ms * NS_PER_MS))
@@ -69,12 +79,21 @@ class _Strict(BaseModel):
 class PublisherIn(_Strict):
     """A publisher: its traffic, and its correlation group."""
 
-    id: Name
+    id: PublisherId
     group: Name | None = None
     rate: Rate | None = Field(None, description="mean rate in messages per second; 1 by default")
     process: Literal["poisson", "periodic"] | None = None
     batch: int = Field(1, ge=1, le=100_000)
     jitter_ms: float = Field(0.0, ge=0, le=60_000, allow_inf_nan=False)
+    split: bool = Field(
+        False, description="whether it may be split over several connections, if it is faster than a broker"
+    )
+
+    @model_validator(mode="after")
+    def _short(self) -> PublisherIn:
+        if self.split and len(self.id) > _LONGEST_SPLIT:
+            raise ValueError(f"the id of a publisher with split must have at most {_LONGEST_SPLIT} characters")
+        return self
 
     def declared(self) -> DeclaredPublisher:
         """The publisher as the controller keeps it."""
@@ -85,6 +104,7 @@ class PublisherIn(_Strict):
             self.process or "poisson",
             self.batch,
             round(self.jitter_ms * NS_PER_MS),
+            self.split,
         )
 
 
@@ -187,6 +207,12 @@ class PlaceOut(BaseModel):
     address: str
 
 
+class PartOut(PlaceOut):
+    """The broker of one part of a publisher, and the id that this part connects with."""
+
+    id: str
+
+
 class DeliveryOut(BaseModel):
     """Where subscribers find a topic's messages: brokers (host:port) or the servers of an engine (its URL)."""
 
@@ -204,6 +230,7 @@ class PlacesOut(BaseModel):
     brokers: dict[str, str]
     delivery: list[DeliveryOut]
     refused: dict[str, str] = {}  # publishers without a place, and why
+    parts: dict[str, list[PartOut]] = {}  # of publishers that are split; the first is also under `publishers`
 
 
 class Problem(BaseModel):
@@ -218,6 +245,18 @@ class Refusal(BaseModel):
     """Why a request was refused: a sentence, or a list of problems."""
 
     detail: str | list[Problem]
+
+
+def parts_out(
+    topic: ManagedTopic, publishers: Iterable[str], places: Mapping[str, PlaceOut]
+) -> dict[str, list[PartOut]]:
+    """The places of all parts of those publishers that are split."""
+    split = {each: [part for part in topic.layout.parts_of(each) if part in places] for each in publishers}
+    return {
+        each: [PartOut(id=part, broker=places[part].broker, address=places[part].address) for part in parts]
+        for each, parts in split.items()
+        if len(parts) > 1
+    }
 
 
 def delivery_out(controller: Controller, topic: str, brokers: set[str]) -> list[dict[str, Any]]:

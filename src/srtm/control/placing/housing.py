@@ -105,8 +105,13 @@ def _barred(topic: ManagedTopic, broker: str, publishers: Sequence[DeclaredPubli
     return Room(held_mps, held_mps, topic.overload.barred[broker][0])
 
 
-def refusal(refused: Mapping[str, float], houses: Sequence[House], slos_ns: Mapping[str, int]) -> str:
-    """Why publishers of these rates get no place: which neighbours are in the way, and what would fit."""
+def refusal(
+    refused: Mapping[str, float], houses: Sequence[House], slos_ns: Mapping[str, int], *, undivided: bool = False
+) -> str:
+    """Why publishers of these rates get no place: which neighbours are in the way, and what would fit.
+
+    `undivided` says that one of them is too fast for every broker, and did not allow to be split.
+    """
     limits = {
         house.broker.name: f"{house.room.limit!r} ({slos_ns.get(house.room.limit, 0) / NS_PER_MS:g} ms)"
         for house in houses
@@ -116,7 +121,8 @@ def refusal(refused: Mapping[str, float], houses: Sequence[House], slos_ns: Mapp
     fits_mps = min(asked_mps, sum(house.most_mps for house in houses))
     who = f"{len(refused)} publisher{'s' * (len(refused) != 1)} with {asked_mps:,.0f} msg/s"
     broken = ", ".join(f"on {broker} of {limit}" for broker, limit in sorted(limits.items()))
-    return f"no room for {who}: they would break the SLO {broken}; {fits_mps:,.0f} msg/s would fit"
+    remedy = "; with split: true in its declaration, a publisher may use several brokers" if undivided else ""
+    return f"no room for {who}: they would break the SLO {broken}; {fits_mps:,.0f} msg/s would fit{remedy}"
 
 
 def on_fewest(topic: ManagedTopic, brokers: Sequence[Broker], seed: int) -> bool:
@@ -150,6 +156,11 @@ def _packed(
             fewest, numbers = chosen.k, chosen.broker_of.tolist()
             best = {each.id: brokers[number].name for each, number in zip(homeless, numbers, strict=True)}
     return best
+
+
+def rooms_mps(topic: ManagedTopic, houses: Sequence[House]) -> list[float]:
+    """The rates that a topic's brokers have room for, of no more brokers than b has tokens."""
+    return [rcap(house.broker) / 1000 for house in _no_more(topic, houses)]
 
 
 def _no_more(topic: ManagedTopic, houses: Sequence[House]) -> list[House]:

@@ -10,8 +10,10 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Literal
 
+from srtm.control.members import part_id
 from srtm.control.placing.attendance import Attendance
 from srtm.control.reports import Seen
 from srtm.model.burst import Source, expected_b
@@ -130,6 +132,11 @@ class Layout:
     def observed(self) -> bool:
         """Whether every broker with publishers has reported enough traffic to judge it by."""
         return all(len(self.seen[broker].history) >= LEAST_STEPS for broker in self.place.brokers)
+
+    def parts_of(self, publisher: str, first: int = 1) -> list[str]:
+        """The ids of a publisher's parts from a number on; one that is not split has the first only."""
+        ids = (part_id(publisher, number) for number in count(first))
+        return list(takewhile(self.publishers.__contains__, ids))
 
     def brokers(self) -> set[str]:
         """Brokers that publishers belong to, or that have traffic of the topic."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from srtm.control.placing.housing import House, housed, houses, on_fewest, refusal
+from srtm.control.placing.housing import House, housed, houses, on_fewest, refusal, rooms_mps
 from srtm.control.placing.load_distributor import LiveFitting
 from srtm.control.placing.measurement import Neighbour
 from srtm.control.placing.moves import Moves
@@ -16,6 +16,7 @@ from srtm.control.placing.neighbours import Neighbours
 from srtm.control.placing.search import Search
 from srtm.control.placing.shedding import culprit
 from srtm.errors import InputError, SRTMError
+from srtm.model.room import fewest_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set
@@ -52,8 +53,7 @@ class Placing:
 
         Returns the `refusable` ones that would break a neighbour's promise on every broker: they have no place.
         """
-        unusable = unreachable | topic.sharing.refused.keys()
-        usable = [house for house in self.houses_for(topic, homeless) if house.broker.name not in unusable]
+        usable = self._reachable(topic, homeless, unreachable)
         if not homeless or not usable:
             return []
         found = housed(topic, homeless, usable, self._state.options.seed, refusable)
@@ -61,10 +61,22 @@ class Placing:
         for publisher in found:
             topic.layout.refused.pop(publisher, None)
         refused = [publisher for publisher in homeless if publisher.id not in found]
-        self._refuse(topic, refused)
+        self.refuse(topic, refused)
         if found and topic.fitting.last is not None and not topic.fitting.last.k:
             topic.fitting.last = None  # all were refused before
         return refused
+
+    def parts_for(self, topic: ManagedTopic, publisher: DeclaredPublisher, had: int, unreachable: Set[str]) -> int:
+        """How many parts a publisher takes, so that as many brokers have room for one each; it `had` some before."""
+        most = max(had, sum(member.usable for member in self._state.members.values()))
+        usable = self._reachable(topic, publisher.in_parts(most), unreachable)
+        return fewest_parts(publisher.rate_mps, rooms_mps(topic, usable))
+
+    def _reachable(
+        self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher], unreachable: Set[str]
+    ) -> list[House]:
+        unusable = unreachable | topic.sharing.refused.keys()
+        return [house for house in self.houses_for(topic, publishers) if house.broker.name not in unusable]
 
     def accept(self, topic: ManagedTopic, publishers: Iterable[str], broker: str, reason: Reason) -> None:
         """Let publishers belong to the broker that they are connected to."""
@@ -133,7 +145,7 @@ class Placing:
         gone = [each for each in leaving if each not in places and each in refusable]
         refused = [layout.publishers[each] for each in gone]
         self.remove(topic, gone, "shed")
-        self._refuse(topic, refused)
+        self.refuse(topic, refused)
         for publisher in gone:
             layout.forget(publisher)
             self._state.store.delete_publisher(topic, publisher)
@@ -252,12 +264,15 @@ class Placing:
         self._state.store.save_publishers(topic, topic.layout.publishers)
         self._state.changed(topic)
 
-    def _refuse(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher]) -> None:
+    def refuse(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher]) -> None:
         """Remember that publishers got no place, and why."""
         if publishers:
             topic.layout.refused |= {publisher.id: publisher.rate_mps for publisher in publishers}
             slos_ns = {name: other.contract.slo_ns for name, other in self._state.topics.items()}
-            topic.fitting.refusal = refusal(topic.layout.refused, self.houses_for(topic, publishers), slos_ns)
+            found = self.houses_for(topic, publishers)
+            most_mps = max((house.most_mps for house in found), default=0.0)
+            undivided = len(found) > 1 and any(not each.split and each.rate_mps > most_mps for each in publishers)
+            topic.fitting.refusal = refusal(topic.layout.refused, found, slos_ns, undivided=undivided)
 
     def _victims(self, topic: ManagedTopic, broker: str) -> list[Neighbour]:
         """Topics at a broker that suffer because of this one, if they do: it came last, and they are at rest."""
