@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from urllib.parse import quote
 from zlib import crc32
 
@@ -42,6 +42,21 @@ class PublisherSpec:
     process: Literal["poisson", "periodic"] | None = None
     batch: int = 1
     jitter_ms: float = 0.0
+    split: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """Return the declaration as JSON; controllers before 0.2 do not know `split`."""
+        found = asdict(self)
+        if not self.split:
+            del found["split"]
+        return found
+
+
+class Place(NamedTuple):
+    """The broker of a publisher, or of one of its parts, and the id to connect with."""
+
+    id: str
+    address: str
 
 
 class Home(Protocol):
@@ -64,13 +79,26 @@ class Fixed:
 
 
 class Assigned:
-    """The broker that the controller assigns; while the controller is away, any broker that the topic had."""
+    """The broker that the controller assigns; while the controller is away, any broker that the topic had.
 
-    def __init__(self, cluster: Cluster, topic: str, spec: PublisherSpec, known: str | None = None) -> None:
+    `part` counts the parts of a split publisher from 0; `told` is called with all of them at each answer.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        spec: PublisherSpec,
+        known: str | None = None,
+        part: int = 0,
+        told: Callable[[list[Place]], None] | None = None,
+    ) -> None:
         self._cluster = cluster
         self._topic = topic
         self._spec = spec
         self._known = known  # the controller's first answer, if there is one already
+        self._part = part
+        self._told = told
 
     async def places(self, lost: Iterable[str]) -> list[str]:
         """Return the assigned broker, or all fall-backs with the lost ones last."""
@@ -79,13 +107,17 @@ class Assigned:
         if known is not None:
             return [known]
         try:
-            return [await self._cluster.where(self._topic, self._spec, lost)]
+            parts = await self._cluster.parts(self._topic, self._spec, lost)
         except ControllerAway:
             brokers = self._cluster.brokers(self._topic)
             if not brokers:
                 raise
             # Each publisher has its own order, so those of a dead broker spread over the others.
-            return sorted(brokers.values(), key=lambda at: (at in lost, crc32(f"{self._spec.id} {at}".encode())))
+            name = f"{self._spec.id} {self._part}" if self._part else self._spec.id
+            return sorted(brokers.values(), key=lambda at: (at in lost, crc32(f"{name} {at}".encode())))
+        if self._told is not None:
+            self._told(parts)
+        return [parts[self._part % len(parts)].address]  # a part too many sends its last messages beside another
 
 
 class Cluster:
@@ -114,7 +146,7 @@ class Cluster:
         self._brokers: dict[str, dict[str, str]] = {}
         self._names: dict[str, str] = {}  # of brokers, by address
         self._delivery: dict[str, set[str]] = {}
-        self._asking: dict[str, list[tuple[PublisherSpec, set[str], asyncio.Future[str]]]] = {}
+        self._asking: dict[str, list[tuple[PublisherSpec, set[str], asyncio.Future[list[Place]]]]] = {}
         self._requests: set[asyncio.Task[None]] = set()
         self._users = 0
 
@@ -161,8 +193,12 @@ class Cluster:
 
     async def where(self, topic: str, publisher: PublisherSpec, lost: Iterable[str] = ()) -> str:
         """Register a publisher and return its broker's address; `lost` are addresses that it cannot reach."""
+        return (await self.parts(topic, publisher, lost))[0].address
+
+    async def parts(self, topic: str, publisher: PublisherSpec, lost: Iterable[str] = ()) -> list[Place]:
+        """Register a publisher and return the places of its parts; one that is not split has one."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[str] = loop.create_future()
+        answer: asyncio.Future[list[Place]] = loop.create_future()
         asking = self._asking.get(topic)
         if asking is None:
             asking = self._asking[topic] = []
@@ -175,21 +211,24 @@ class Cluster:
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
-    async def _asked(self, topic: str, asking: list[tuple[PublisherSpec, set[str], asyncio.Future[str]]]) -> None:
-        publishers = {spec.id: asdict(spec) for spec, _, _ in asking}
+    async def _asked(
+        self, topic: str, asking: list[tuple[PublisherSpec, set[str], asyncio.Future[list[Place]]]]
+    ) -> None:
+        publishers = {spec.id: spec.document() for spec, _, _ in asking}
         document = {
             "publishers": list(publishers.values()),
             "lost": sorted(set().union(*(lost for _, lost, _ in asking))),
         }
         problem: ClientError | None = None
-        places: dict[str, str] = {}
+        places: dict[str, list[Place]] = {}
         refused: dict[str, str] = {}
         try:
             answer = await self.request("POST", topic_path(topic, "publishers"), document)
             self._remember(topic, answer)
             for name, place in answer["publishers"].items():
-                places[name] = place["address"]
-                self._names[place["address"]] = place["broker"]
+                parts = (answer.get("parts") or {}).get(name) or [{"id": name, **place}]
+                places[name] = [Place(part["id"], part["address"]) for part in parts]
+                self._names |= {part["address"]: part["broker"] for part in parts}
             refused = answer.get("refused") or {}
         except ClientError as error:
             problem = error

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from srtm.client.cluster import DEFAULT_CONTROLLER, Assigned, Cluster, Fixed, Home, PublisherSpec
+from srtm.client.cluster import DEFAULT_CONTROLLER, Assigned, Cluster, Fixed, PublisherSpec
 from srtm.client.connection import ConnectionOptions
+from srtm.client.parts import Parts
 from srtm.client.stream import Stream
 from srtm.errors import ClientError, InputError, SRTMError, WindowFull
 from srtm.net.sockets import split_address
@@ -31,6 +32,8 @@ class Publisher:
     `async with Publisher("traffic") as publisher: await publisher.publish(b"hello")`. An `id` identifies the publisher
     across restarts; without one, each gets a new id. `group` names its correlation group: publishers that burst
     together. `rate` (messages per second), `process`, `batch` and `jitter_ms` tell the controller what to expect.
+    With `split`, the controller may split a publisher that is faster than a broker over several connections; order is
+    then kept on each of them.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Publisher:
         process: Literal["poisson", "periodic"] | None = None,
         batch: int = 1,
         jitter_ms: float = 0.0,
+        split: bool = False,
         window: int = 1000,
         timeout_s: float = 10.0,
         token: str | None = None,
@@ -65,7 +69,7 @@ class Publisher:
         self.id = id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._passing = id is None
         self._group = group
-        self._spec = PublisherSpec(self.id, group, rate, process, batch, jitter_ms)
+        self._spec = PublisherSpec(self.id, group, rate, process, batch, jitter_ms, split)
         self._controller = controller or DEFAULT_CONTROLLER
         self._broker = broker
         self._token = token
@@ -75,7 +79,7 @@ class Publisher:
         )
         self._window: asyncio.Queue[None] = asyncio.Queue(window)  # one entry per unanswered command
         self._cluster: Cluster | None = None
-        self._stream: Stream | None = None
+        self._stream: Stream | Parts | None = None
 
     async def __aenter__(self) -> Publisher:
         await self.open()
@@ -86,14 +90,17 @@ class Publisher:
 
     async def open(self) -> None:
         """Connect to the publisher's broker; ClientError if none accepts it within `timeout_s`."""
-        home: Home
+        to = self._options, self._done, self._failed
         if self._broker is not None:
-            home = Fixed([self._broker])
+            self._stream = Stream(self.topic, self.id, self._group, Fixed([self._broker]), *to)
         else:
             given = self._controller
             self._cluster = given if isinstance(given, Cluster) else Cluster.shared(given, self._token)
-            home = Assigned(self._cluster, self.topic, self._spec)
-        self._stream = Stream(self.topic, self.id, self._group, home, self._options, self._done, self._failed)
+            if self._spec.split:
+                self._stream = Parts(self._cluster, self.topic, self._spec, *to)
+            else:
+                home = Assigned(self._cluster, self.topic, self._spec)
+                self._stream = Stream(self.topic, self.id, self._group, home, *to)
         try:
             await self._stream.open(self._timeout_s)
         except BaseException:
@@ -104,13 +111,17 @@ class Publisher:
     @property
     def address(self) -> str | None:
         """The address of its broker; None while it looks for one."""
-        connection = self._stream.connection if self._stream else None
-        return None if connection is None or connection.closed else connection.address
+        return next(iter(self.addresses), None)
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of its brokers: several if it is split, none while it looks for one."""
+        return self._stream.addresses if self._stream else []
 
     @property
     def in_flight(self) -> int:
         """Commands without an answer."""
-        return len(self._stream.unsent) + len(self._stream.unanswered) if self._stream else 0
+        return self._stream.waiting if self._stream else 0
 
     @property
     def migrations(self) -> int:

@@ -85,6 +85,16 @@ class Stream:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def addresses(self) -> list[str]:
+        """The address of its broker, while it is connected."""
+        return [] if self.connection is None or self.connection.closed else [self.connection.address]
+
+    @property
+    def waiting(self) -> int:
+        """Commands without an answer."""
+        return len(self.unsent) + len(self.unanswered)
+
+    @property
     def problem(self) -> Exception | None:
         """The most recent problem."""
         return self._finder.problem

@@ -56,6 +56,14 @@ def load(
     prefix: Annotated[
         str, typer.Option(metavar="TEXT", help="Prefix of publisher names; loads that run at once need different ones")
     ] = "p",
+    split: Annotated[
+        bool,
+        typer.Option(
+            "--split",
+            help="Let publishers that are faster than a broker use several connections",
+            rich_help_panel=WORKLOAD,
+        ),
+    ] = False,
     channel: Annotated[
         str | None,
         typer.Option(
@@ -123,7 +131,7 @@ def load(
     population = Population(publishers, rate, batch, process, group_size, spread_ns, prefix)  # type: ignore[arg-type]
     workload = Workload((population,), parse_duration_ns(duration), seed)
     heard_on = None if channel == "none" else channel or own_channel()
-    options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()), engine=engine)
+    options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()), split=split, engine=engine)
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
     contract: dict[str, object] | None = {"slo_ms": slo_ms, "policy": policy, "fit": fit.value} if create else None
     report = run(_load(options, controller, token, quantile, contract))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from srtm.client.load.options import CONNECTION
 from srtm.client.load.report import LoadReport, Progress
 from srtm.client.load.schedule import Schedule, declared
 from srtm.client.load.tally import Tally
+from srtm.client.parts import Parts
 from srtm.client.stream import Stream
 from srtm.net.alarm import Alarm
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -41,7 +42,7 @@ class Load:
         self.tally = Tally(options, self.schedule)
         self._options = options
         self._cluster = cluster
-        self._streams: list[Stream] = []
+        self._streams: Sequence[Stream | Parts] = ()
         self._ears = Ears(self.tally, options.topic, options.channel, options.engine) if options.channel else None
         self._brokers: set[str] = set()  # at the start
         self._alarm: Alarm | None = None
@@ -73,32 +74,38 @@ class Load:
         """Connect every publisher to its broker, and an ear to every broker."""
         options, cluster = self._options, self._cluster
         publishers = options.workload.publishers()
-        homes: list[Assigned | Fixed]
+        to = CONNECTION, self._answered, self.tally.refuse
+        homes: list[Assigned | Fixed] = []
         if cluster is None:
             homes = [Fixed([options.brokers[n % len(options.brokers)]]) for n in range(len(publishers))]
-        else:
+        elif not options.split:
             specs = declared(options.workload)
             places = await asyncio.gather(*(cluster.where(options.topic, spec) for spec in specs))
             homes = [Assigned(cluster, options.topic, spec, place) for spec, place in zip(specs, places, strict=True)]
-        self._streams = [
-            Stream(options.topic, publisher.id, publisher.group, home, CONNECTION, self._answered, self.tally.refuse)
-            for publisher, home in zip(publishers, homes, strict=True)
-        ]
+        if cluster is not None and options.split:
+            self._streams = [
+                Parts(cluster, options.topic, spec, *to) for spec in declared(options.workload, split=True)
+            ]
+        else:
+            self._streams = [
+                Stream(options.topic, publisher.id, publisher.group, home, *to)
+                for publisher, home in zip(publishers, homes, strict=True)
+            ]
         first = max(1, len(options.brokers))  # one at each broker tells an absent broker from a busy one
         await self._open(self._streams[:first], options.patience_s)
         await self._open(self._streams[first:], 10 * options.patience_s)
         known = cluster.brokers(options.topic).values() if cluster is not None else ()
-        here = {stream.connection.address for stream in self._streams if stream.connection is not None}
+        here = {address for stream in self._streams for address in stream.addresses}
         self._brokers = {*known, *here}
         if self._ears is not None:
             delivery = cluster.delivery(options.topic) if cluster is not None else set()
             await self._ears.open(delivery or self._brokers, cluster, options.patience_s)
 
-    async def _open(self, streams: list[Stream], patience_s: float) -> None:
+    async def _open(self, streams: Sequence[Stream | Parts], patience_s: float) -> None:
         """Open streams, some at a time; the first failure ends it."""
         opening = asyncio.Semaphore(_OPENING)
 
-        async def opened(stream: Stream) -> None:
+        async def opened(stream: Stream | Parts) -> None:
             async with opening:
                 await stream.open(patience_s)
 
@@ -171,7 +178,7 @@ class Load:
     def _report(self, seconds: float, cpu_s: float) -> LoadReport:
         schedule, tally, batch = self.schedule, self.tally, self.schedule.batch
         received = tally.received
-        waiting = (stream.problem for stream in self._streams if stream.unsent or stream.unanswered)
+        waiting = (stream.problem for stream in self._streams if stream.waiting)
         problem = tally.refusal or next(waiting, None)
         return LoadReport(
             topic=self._options.topic,

@@ -104,9 +104,9 @@ class _Commands:
         return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def declared(workload: Workload) -> list[PublisherSpec]:
+def declared(workload: Workload, *, split: bool = False) -> list[PublisherSpec]:
     """Return what the publishers of a load tell the controller about themselves, in order."""
     (population,) = workload.populations
     spread_ms = population.spread_ns / NS_PER_MS
-    kind = (population.rate_mps, population.process, population.batch, spread_ms)
+    kind = (population.rate_mps, population.process, population.batch, spread_ms, split)
     return [PublisherSpec(publisher.id, publisher.group, *kind) for publisher in workload.publishers()]
