@@ -11,7 +11,10 @@ import pytest
 
 from srtm.client import Cluster, Publisher, Subscriber
 from srtm.client.cluster import PublisherSpec
+from srtm.client.load import Load, LoadOptions, LoadReport
 from srtm.errors import ClientError
+from srtm.units import NS_PER_S
+from srtm.workload.publishers import Population, Workload
 from tests.broker.running import PATIENCE_S, running
 from tests.control.running import controller
 from tests.programs import wait_for
@@ -195,6 +198,21 @@ def test_a_publisher_without_an_id_takes_its_parts_along() -> None:
             assert cluster.rates() == []
 
         asyncio.run(story())
+
+
+def test_a_load_may_be_split() -> None:
+    population = Population(2, rate_mps=1_200.0, batch=1, group_size=1)
+    work = Workload((population,), 2 * NS_PER_S, 7)
+
+    async def story(url: str) -> LoadReport:
+        async with Cluster(url) as cluster:
+            return await Load(LoadOptions("t", work, split=True), cluster).go(lambda _: None)
+
+    with brokers("one", "two", "three", "four") as cluster:
+        report = asyncio.run(story(cluster.url))
+        assert len(cluster.rates()) == 4  # the load does not unregister
+        assert len(report.brokers) >= 2
+        assert (report.received, report.lost, report.doubled) == (len(work.arrivals().times_ns), 0, 0)
 
 
 def test_the_controller_refuses_ids_that_could_be_parts() -> None:

@@ -99,6 +99,23 @@ def test_a_contract_of_an_older_version_gets_the_default_window_and_period(tmp_p
     assert (kept.contract.adapt_window_s, kept.contract.adapt_period_s) == (10, 1)
 
 
+def test_a_publisher_of_an_older_version_is_not_split(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    controller = Controller(ControllerOptions(), store, 1)
+    controller.create("t", CONTRACT, 1)
+    controller.register("t", [DeclaredPublisher("p", 5.0)], 1)
+    store.close()
+    with sqlite3.connect(tmp_path / "controller.sqlite") as db:
+        (text,) = db.execute("SELECT declared FROM publishers").fetchone()
+        old = {key: value for key, value in json.loads(text).items() if key not in ("split", "parts")}
+        assert len(old) == len(json.loads(text)) - 2
+        db.execute("UPDATE publishers SET declared = ?", (json.dumps(old),))
+    store = Store(tmp_path)
+    (kept,) = store.topics()
+    store.close()
+    assert kept.layout.publishers == {"p": DeclaredPublisher("p", 5.0)}
+
+
 def test_a_topic_or_publisher_that_was_removed_stays_removed(tmp_path: Path) -> None:
     store = Store(tmp_path)
     controller = Controller(ControllerOptions(), store, 1)

@@ -45,7 +45,7 @@ class PublisherSpec:
     split: bool = False
 
     def document(self) -> dict[str, Any]:
-        """Return the declaration as JSON; controllers before 0.2 do not know `split`."""
+        """Return the declaration as JSON; older controllers do not know `split`."""
         found = asdict(self)
         if not self.split:
             del found["split"]
@@ -81,7 +81,7 @@ class Fixed:
 class Assigned:
     """The broker that the controller assigns; while the controller is away, any broker that the topic had.
 
-    `part` counts the parts of a split publisher from 0; `told` is called with all of them at each answer.
+    `part` is the id of one part of a split publisher; `told` is called with all of its parts at each answer.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Assigned:
         topic: str,
         spec: PublisherSpec,
         known: str | None = None,
-        part: int = 0,
+        part: str | None = None,
         told: Callable[[list[Place]], None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._topic = topic
         self._spec = spec
         self._known = known  # the controller's first answer, if there is one already
-        self._part = part
+        self._part = part or spec.id
         self._told = told
 
     async def places(self, lost: Iterable[str]) -> list[str]:
@@ -113,11 +113,11 @@ class Assigned:
             if not brokers:
                 raise
             # Each publisher has its own order, so those of a dead broker spread over the others.
-            name = f"{self._spec.id} {self._part}" if self._part else self._spec.id
-            return sorted(brokers.values(), key=lambda at: (at in lost, crc32(f"{name} {at}".encode())))
+            return sorted(brokers.values(), key=lambda at: (at in lost, crc32(f"{self._part} {at}".encode())))
         if self._told is not None:
             self._told(parts)
-        return [parts[self._part % len(parts)].address]  # a part too many sends its last messages beside another
+        # A part that is not needed any more sends its last messages beside another.
+        return [next((part.address for part in parts if part.id == self._part), parts[0].address)]
 
 
 class Cluster:

@@ -19,7 +19,7 @@ from srtm.client.connection import ConnectionOptions
 from srtm.client.stream import Moves, Stream
 from srtm.errors import ClientError, SRTMError
 
-_ADDING_S = 10.0  # for one attempt to open a part that came later
+_ADDING_S, _AGAIN_S = 10.0, 1.0  # for one attempt to open a part that came later, and until the next
 
 
 class Parts:
@@ -39,9 +39,9 @@ class Parts:
         self._spec = spec
         self._stream_options = options, answered, refused
         self._places = [Place(spec.id, "")]  # as the controller last said
-        self._open: dict[int, Stream] = {}  # parts in use
+        self._open: dict[str, Stream] = {}  # parts in use
         self._streams: list[Stream] = []  # all that were ever in use
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # parts that are being opened
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # parts that are being opened
         self._leaving: set[asyncio.Task[None]] = set()
         self._ready = False  # `open` is done
         self._turn = 0
@@ -49,7 +49,8 @@ class Parts:
     @property
     def addresses(self) -> list[str]:
         """The addresses of its brokers, of parts that are connected."""
-        return [address for _, stream in sorted(self._open.items()) for address in stream.addresses]
+        streams = [self._open[place.id] for place in self._places if place.id in self._open]
+        return [address for stream in streams for address in stream.addresses]
 
     @property
     def waiting(self) -> int:
@@ -75,8 +76,8 @@ class Parts:
         """Wait until all parts are connected; ClientError if one is not in time, or is refused."""
         try:
             async with asyncio.timeout(timeout_s + 1):  # a stream that is too late says more
-                await self._add(0, timeout_s)
-                await asyncio.gather(*(self._add(part, timeout_s) for part in range(1, len(self._places))))
+                await self._add(self._places[0], timeout_s)
+                await asyncio.gather(*(self._add(place, timeout_s) for place in self._places[1:]))
                 self._ready = True
                 self._adjust()
         except BaseException as problem:
@@ -110,12 +111,12 @@ class Parts:
         self._turn = (self._turn + 1) % len(streams)
         return min(streams[self._turn :] + streams[: self._turn], key=_waiting)
 
-    async def _add(self, part: int, timeout_s: float) -> None:
-        place, spec = self._places[part], self._spec
-        home = Assigned(self._cluster, self._topic, spec, place.address or None, part, self._told)
+    async def _add(self, place: Place, timeout_s: float) -> None:
+        spec = self._spec
+        home = Assigned(self._cluster, self._topic, spec, place.address or None, place.id, self._told)
         stream = Stream(self._topic, place.id, spec.group, home, *self._stream_options)
         await stream.open(timeout_s)
-        self._open[part] = stream
+        self._open[place.id] = stream
         self._streams.append(stream)
 
     def _told(self, places: list[Place]) -> None:
@@ -126,27 +127,26 @@ class Parts:
 
     def _adjust(self) -> None:
         """Have the parts that there should be."""
-        places = self._places
-        for part in [part for part in self._open if part >= len(places)]:
+        wanted = {place.id: place for place in self._places}
+        for part in self._open.keys() - wanted.keys():
             task = asyncio.create_task(self._leave(self._open.pop(part)))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
-        for part in range(1, len(places)):
-            if part not in self._open and part not in self._tasks:
-                self._tasks[part] = asyncio.create_task(self._add_later(part))
+        for part in wanted.keys() - self._open.keys() - self._tasks.keys():
+            self._tasks[part] = asyncio.create_task(self._add_later(wanted[part]))
 
-    async def _add_later(self, part: int) -> None:
+    async def _add_later(self, place: Place) -> None:
         """Add a part that came later, however long it takes, while it is wanted."""
         try:
-            while part < len(self._places):
+            while place.id in (each.id for each in self._places):
                 try:
-                    await self._add(part, _ADDING_S)
+                    await self._add(place, _ADDING_S)
                 except SRTMError:
-                    await asyncio.sleep(1.0)
+                    await asyncio.sleep(_AGAIN_S)
                 else:
                     break
         finally:
-            del self._tasks[part]
+            del self._tasks[place.id]
         self._adjust()
 
     async def _leave(self, stream: Stream) -> None:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from srtm.control.members import DeclaredPublisher, Member
+from srtm.control.members import PART, DeclaredPublisher, Member
 from srtm.control.placing.attendance import AWAY_S
 from srtm.errors import InputError
 
@@ -154,6 +154,9 @@ class Membership:
             for surplus in topic.layout.parts_of(publisher.id, number + 1):
                 self.unregister(topic, surplus)
             found |= {part.id: part for part in publisher.in_parts(number)}
+        refused = topic.layout.refused
+        for part in [each for each in refused if each not in found and each.partition(PART)[0] in found]:
+            del refused[part]
         return list(found.values())
 
     def _number_of_parts(self, topic: ManagedTopic, publisher: DeclaredPublisher, unreachable: set[str]) -> int:
@@ -188,22 +191,15 @@ class Membership:
         here = set().union(*(seen.roll or () for seen in layout.seen.values())) - layout.refused.keys()
         new = {publisher for publisher, broker in displaced.items() if broker is None and publisher not in here}
         refused = self._placing.place(topic, homeless, "registered", unreachable, new)
-        for publisher in refused:
-            layout.forget(publisher.id)
-        self._refuse_whole(topic, [each for each in refused if each.parts > 1], new)
+        # One that is refused in part is refused as a whole, unless a part of it had a place before.
+        rest = layout.rest_of(publisher.id for publisher in refused)
+        rest = [each for each in rest if new.issuperset([each, *layout.rest_of([each])])]
+        self._placing.remove(topic, rest, "unregistered")
+        self._placing.refuse(topic, [layout.publishers[each] for each in rest])
+        for each in [*(publisher.id for publisher in refused), *rest]:
+            layout.forget(each)
         self._state.store.save_publishers(topic, [publisher.id for publisher in publishers])
         return homeless
-
-    def _refuse_whole(self, topic: ManagedTopic, refused: Iterable[DeclaredPublisher], new: set[str]) -> None:
-        """A publisher of which a part is refused has no place at all, unless it had one before."""
-        for part in {each.whole.id: each for each in refused}.values():
-            ids = [each.id for each in part.whole.in_parts(part.parts)]
-            if new.issuperset(ids):
-                self._placing.remove(topic, ids, "unregistered")
-                for each in ids:
-                    topic.layout.forget(each)
-                    topic.layout.refused.pop(each, None)
-                self._placing.refuse(topic, [part.whole])
 
     def unregister(self, topic: ManagedTopic, publisher: str) -> None:
         """Drop a publisher that will not come back."""

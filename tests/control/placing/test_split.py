@@ -16,14 +16,17 @@ from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S
 
 MCAP_MPS = 1_000.0
+SLOW = "200000,100000,200000"  # single messages take 0.3 ms of a processor
 FAST = DeclaredPublisher("cam", 2_500.0, split=True)
 
 
 class World:
     """Brokers for a thousand messages a second each, and one topic."""
 
-    def __init__(self, brokers: int = 4, b: int = 300, fit: str = "none", store: Store | None = None) -> None:
-        options = ControllerOptions(mcap_mps=MCAP_MPS)
+    def __init__(
+        self, brokers: int = 4, b: int = 300, fit: str = "none", store: Store | None = None, model: str | None = None
+    ) -> None:
+        options = ControllerOptions(broker_model=model) if model else ControllerOptions(mcap_mps=MCAP_MPS)
         self.cluster = VirtualCluster(1, options, store or Store(), brokers)
         self.cluster.run(1)
         contract = Contract(5_000_000, b * NANO_PER_TOKEN, slo_ns=50 * NS_PER_MS, fit=fit)
@@ -36,6 +39,14 @@ class World:
 
     def register(self, *publishers: DeclaredPublisher, lost: tuple[str, ...] = ()) -> dict[str, str]:
         return self.controller.register("t", publishers, self.cluster.now_ns, lost)
+
+    def neighbour(self, *rates: float) -> None:
+        """A strict topic with a publisher of this rate at each broker."""
+        if "strict" not in self.controller.topics:
+            contract = Contract(10_000_000, 300 * NANO_PER_TOKEN, slo_ns=2 * NS_PER_MS, policy="lb", fit="none")
+            self.controller.create("strict", contract, self.cluster.now_ns)
+        publishers = [DeclaredPublisher(f"s{number}", rate) for number, rate in enumerate(rates)]
+        self.controller.register("strict", publishers, self.cluster.now_ns)
 
     def rates(self) -> dict[str, float]:
         return {each.id: each.rate_mps for each in self.controller.topics["t"].layout.publishers.values()}
@@ -166,3 +177,49 @@ def test_a_split_publisher_can_be_fitted() -> None:
     fitted = world.controller.topics["t"].fitting.last
     assert fitted
     assert (fitted.met, fitted.k) == (True, 3)
+
+
+def test_it_is_split_into_what_neighbours_leave() -> None:
+    world = World(model=SLOW)
+    world.neighbour(*[300.0] * 4)
+    assert list(world.register(DeclaredPublisher("cam", 4_000.0, split=False))) == []
+    assert "'strict' (2 ms)" in world.controller.topics["t"].fitting.refusal
+    assert "with split: true in its declaration" in world.controller.topics["t"].fitting.refusal
+    places = world.register(DeclaredPublisher("cam", 4_000.0, split=True))
+    assert len(set(places.values())) == len(places) > 1
+    assert not world.controller.topics["t"].layout.refused
+
+
+def test_one_of_which_a_part_is_refused_is_refused_as_a_whole_and_may_come_when_there_is_room() -> None:
+    world = World(brokers=2, model=SLOW)
+    world.neighbour(100.0, 900.0)
+    layout = world.controller.topics["t"].layout
+    cam = DeclaredPublisher("cam", 2_600.0, split=True)  # one broker has room for half of it
+    assert not world.register(cam)
+    assert not layout.publishers
+    assert not layout.place
+    assert layout.refused == {"cam": 1_300.0, part_id("cam", 2): 1_300.0}
+    assert "split: true" not in world.controller.topics["t"].fitting.refusal
+    assert list(world.register(DeclaredPublisher("cam", 1_000.0, split=True))) == ["cam"]
+    assert not layout.refused
+    world.controller.unregister("t", "cam")
+    world.controller.remove("strict", world.cluster.now_ns)
+    assert list(world.register(cam)) == ["cam"]  # alone, it fits on one broker
+
+
+def test_a_publisher_that_breaks_a_neighbour_with_one_part_is_sent_away_with_all() -> None:
+    world = World(model=SLOW)
+    world.neighbour(*[100.0] * 4)
+    placing, topic = world.controller.placing, world.controller.topics["t"]
+    before = world.register(DeclaredPublisher("cam", 4_500.0, split=True), DeclaredPublisher("other", 1.0))
+    assert len(before) > 2
+    world.neighbour(*[1_500.0] * 4)
+    bad = part_id("cam", 2)
+    assert placing.leave(topic, before[bad], [bad], world.cluster.now_ns, {bad}) == (0, len(before) - 1)
+    assert list(topic.layout.publishers) == list(topic.layout.place) == ["other"]
+    orders = {publisher: name for name in world.cluster.brokers for publisher in _told_to_leave(world, name)}
+    assert orders == {part: broker for part, broker in before.items() if part != "other"}
+
+
+def _told_to_leave(world: World, broker: str) -> list[str]:
+    return [each for move in world.controller.placing.take_orders(broker) if not move.to for each in move.publishers]

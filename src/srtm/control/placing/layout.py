@@ -10,7 +10,6 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count, takewhile
 from typing import TYPE_CHECKING, Literal
 
 from srtm.control.members import part_id
@@ -21,7 +20,7 @@ from srtm.model.tb_adaptor import LEAST_STEPS, History
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+    from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 
     from srtm.control.members import DeclaredPublisher
     from srtm.model.bucket import TokenBucket
@@ -135,8 +134,16 @@ class Layout:
 
     def parts_of(self, publisher: str, first: int = 1) -> list[str]:
         """The ids of a publisher's parts from a number on; one that is not split has the first only."""
-        ids = (part_id(publisher, number) for number in count(first))
-        return list(takewhile(self.publishers.__contains__, ids))
+        declared = self.publishers.get(publisher)
+        ids = [part_id(publisher, number) for number in range(first, declared.parts + 1)] if declared else []
+        return [part for part in ids if part in self.publishers]
+
+    def rest_of(self, parts: Iterable[str]) -> list[str]:
+        """The other parts of publishers that these are parts of."""
+        chosen = dict.fromkeys(parts)
+        split = {each.whole.id: each for each in map(self.publishers.__getitem__, chosen) if each.parts > 1}
+        ids = [each.id for part in split.values() for each in part.whole.in_parts(part.parts)]
+        return [each for each in ids if each in self.publishers and each not in chosen]
 
     def brokers(self) -> set[str]:
         """Brokers that publishers belong to, or that have traffic of the topic."""

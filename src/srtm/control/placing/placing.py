@@ -136,20 +136,24 @@ class Placing:
     ) -> tuple[int, int]:
         """Move publishers of a broker to where they break no neighbour; returns how many moved, and were refused.
 
-        Of those that find no such place, the `refusable` are sent away, and may ask again. The others stay.
+        Of those that find no such place, the `refusable` are sent away, and may ask again; of a split publisher, all
+        parts are. The others stay.
         """
         layout = topic.layout
         declared = [layout.publishers[publisher] for publisher in leaving]
         elsewhere = [house for house in self.houses_for(topic, declared) if house.broker.name != broker]
         places = housed(topic, declared, elsewhere, self._state.options.seed, set(leaving))
         gone = [each for each in leaving if each not in places and each in refusable]
-        refused = [layout.publishers[each] for each in gone]
+        gone += layout.rest_of(gone)
+        places = {each: at for each, at in places.items() if each not in gone}
+        left = {each: layout.place.get(each, broker) for each in gone}
         self.remove(topic, gone, "shed")
-        self.refuse(topic, refused)
+        self.refuse(topic, [layout.publishers[each] for each in gone])
         for publisher in gone:
             layout.forget(publisher)
             self._state.store.delete_publisher(topic, publisher)
-        self._state.due |= self._moves.dismiss(topic, broker, gone)
+        for at in set(left.values()):
+            self._state.due |= self._moves.dismiss(topic, at, [each for each in gone if left[each] == at])
         topic.sharing.stale = True
         self.relocate(topic, places, "shed", now_ns)
         return len(places), len(gone)
