@@ -56,7 +56,7 @@ def test_a_topic_on_jetstream_is_moved_and_adapted_and_loses_a_node(tmp_path: Pa
         cluster.all_alive()
         refused = cluster.client.put("/v1/topics/a..b", json={"r": 10, "b": 5})
         assert (refused.status_code, "is not a subject of the engine nats" in refused.text) == (422, True)
-        cluster.create("t", r=r, b=b, policy="lb")
+        cluster.create("t", r=r, b=b, policy="lb", slo_ms=10_000)  # a busy host must not undo the move
         until(
             lambda: {each["engine_problem"] for each in cluster.client.get("/v1/brokers").json()["brokers"]} == {None}
         )
