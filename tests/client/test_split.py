@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
@@ -10,12 +11,15 @@ import httpx
 import pytest
 
 from srtm.client import Cluster, Publisher, Subscriber
-from srtm.client.cluster import PublisherSpec
+from srtm.client.cluster import Place, PublisherSpec
+from srtm.client.connection import ConnectionOptions
 from srtm.client.load import Load, LoadOptions, LoadReport
+from srtm.client.parts import Parts
 from srtm.errors import ClientError
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
-from tests.broker.running import PATIENCE_S, running
+from tests.broker.running import PATIENCE_S, Running, running
+from tests.client.test_publisher import at
 from tests.control.running import controller
 from tests.programs import wait_for
 
@@ -198,6 +202,31 @@ def test_a_publisher_without_an_id_takes_its_parts_along() -> None:
             assert cluster.rates() == []
 
         asyncio.run(story())
+
+
+def test_opening_fails_with_the_first_part_that_fails_and_leaves_nothing_behind() -> None:
+    async def story(broker: Running, dead: str, mute: str) -> None:
+        answers = iter([[Place("p", at(broker)), Place("p␟2", dead), Place("p␟3", mute)]])
+        async with Cluster("http://127.0.0.1:1") as cluster:
+
+            async def parts(*_: object) -> list[Place]:
+                if (answer := next(answers, None)) is None:
+                    raise ClientError("no room any more")
+                return answer
+
+            cluster.parts = parts  # type: ignore[method-assign]
+            spec = PublisherSpec("p", rate=RATE, split=True)
+            opening = Parts(cluster, "t", spec, ConnectionOptions(), lambda _: None, lambda *_: None)
+            with pytest.raises(ClientError, match="no room any more"):
+                await opening.open(PATIENCE_S)
+            assert opening.addresses == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await until(lambda: not broker.do(lambda: broker.broker.clients.connections))
+
+    with running() as broker, socket.create_server(("127.0.0.1", 0)) as mute:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            dead = f"127.0.0.1:{listener.getsockname()[1]}"
+        asyncio.run(story(broker, dead, f"127.0.0.1:{mute.getsockname()[1]}"))
 
 
 def test_a_load_may_be_split() -> None:

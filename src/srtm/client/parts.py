@@ -43,7 +43,7 @@ class Parts:
         self._streams: list[Stream] = []  # all that were ever in use
         self._tasks: dict[str, asyncio.Task[None]] = {}  # parts that are being opened
         self._leaving: set[asyncio.Task[None]] = set()
-        self._ready = False  # `open` is done
+        self._ready = False  # between `open` and `abort`
         self._turn = 0
 
     @property
@@ -69,7 +69,7 @@ class Parts:
 
     @property
     def problem(self) -> Exception | None:
-        """The most recent problem of a part."""
+        """The most recent problem of one of its parts."""
         return next((stream.problem for stream in self._streams if stream.problem), None)
 
     async def open(self, timeout_s: float) -> None:
@@ -77,9 +77,12 @@ class Parts:
         try:
             async with asyncio.timeout(timeout_s + 1):  # a stream that is too late says more
                 await self._add(self._places[0], timeout_s)
-                await asyncio.gather(*(self._add(place, timeout_s) for place in self._places[1:]))
-                self._ready = True
-                self._adjust()
+                others = {place.id: asyncio.create_task(self._add(place, timeout_s)) for place in self._places[1:]}
+                self._tasks |= others  # a failure aborts the others, too
+                await asyncio.gather(*others.values())
+            self._tasks.clear()
+            self._ready = True
+            self._adjust()
         except BaseException as problem:
             await self.abort()
             if isinstance(problem, TimeoutError):
@@ -100,6 +103,7 @@ class Parts:
 
     async def abort(self) -> None:
         """Close at once; unanswered commands fail."""
+        self._ready = False
         tasks = [*self._tasks.values(), *self._leaving]
         for task in tasks:
             task.cancel()
@@ -126,7 +130,7 @@ class Parts:
             self._adjust()
 
     def _adjust(self) -> None:
-        """Have the parts that there should be."""
+        """Have the parts that there should be; the first is always among them."""
         wanted = {place.id: place for place in self._places}
         for part in self._open.keys() - wanted.keys():
             task = asyncio.create_task(self._leave(self._open.pop(part)))
