@@ -204,7 +204,9 @@ def test_a_publisher_without_an_id_takes_its_parts_along() -> None:
         asyncio.run(story())
 
 
-def test_opening_fails_with_the_first_part_that_fails_and_leaves_nothing_behind() -> None:
+def test_opening_fails_with_the_first_part_that_fails_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def story(broker: Running, dead: str, mute: str) -> None:
         answers = iter([[Place("p", at(broker)), Place("p␟2", dead), Place("p␟3", mute)]])
         async with Cluster("http://127.0.0.1:1") as cluster:
@@ -214,7 +216,7 @@ def test_opening_fails_with_the_first_part_that_fails_and_leaves_nothing_behind(
                     raise ClientError("no room any more")
                 return answer
 
-            cluster.parts = parts  # type: ignore[method-assign]
+            monkeypatch.setattr(cluster, "parts", parts)
             spec = PublisherSpec("p", rate=RATE, split=True)
             opening = Parts(cluster, "t", spec, ConnectionOptions(), lambda _: None, lambda *_: None)
             with pytest.raises(ClientError, match="no room any more"):
