@@ -12,7 +12,7 @@ from srtm.errors import InputError
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import Sketch
 from srtm.model.split import split, within
-from srtm.model.tb_adaptor import LEAST_STEPS, History, Step
+from srtm.model.tb_adaptor import EXPECTED_STEPS, LEAST_STEPS, Expected, History, Step
 from srtm.model.tb_adaptor import adapt as adapt_to
 
 TOKEN = 10**9
@@ -184,3 +184,26 @@ def test_messages_that_wait_count_as_traffic_of_the_next_window() -> None:
     histories = {name: history(*[(50, 0)] * 10) for name in shares}
     wanted = adapt(whole, shares, histories, NOW, waiting={"a": 600})
     assert {name: share.r for name, share in wanted.items()} == {"a": 110, "b": 50}
+
+
+def test_the_first_seconds_count_for_no_more_than_their_part_of_ten() -> None:
+    whole = TokenBucket(2_000_000, 500 * TOKEN)
+    shares = dict(zip("ab", split(whole, [1, 1]), strict=True))
+    # Publishers of b connected first, so it saw all of the first burst.
+    histories = {"a": steady(600, 20 * TOKEN), "b": steady(1_400, 180 * TOKEN)}
+    alike = dict.fromkeys("ab", Expected(Fraction(1_000), 100 * TOKEN))
+    wanted = adapt(whole, shares, histories, NOW, expected=alike)
+    part = Fraction(LEAST_STEPS, EXPECTED_STEPS)
+    assert Fraction(wanted["b"].r_mtps, whole.r_mtps) == (1_000 + part * 400) / 2_000
+    assert Fraction(wanted["b"].b_ntok, whole.b_ntok) == (100 + part * 80) / 200
+    full = {"a": history(*[(600, 20 * TOKEN)] * WINDOW), "b": history(*[(1_400, 180 * TOKEN)] * WINDOW)}
+    assert adapt(whole, shares, full, NOW, expected=alike) == adapt(whole, shares, full, NOW)
+
+
+def test_a_wrong_declaration_is_forgotten_after_ten_seconds_of_a_long_window() -> None:
+    whole = TokenBucket(2_000_000, 500 * TOKEN)
+    shares = dict(zip("ab", split(whole, [1, 1]), strict=True))
+    histories = {"a": history(*[(100, TOKEN)] * EXPECTED_STEPS), "b": history(*[(1_900, 99 * TOKEN)] * EXPECTED_STEPS)}
+    alike = dict.fromkeys("ab", Expected(Fraction(1_000), 100 * TOKEN))
+    wanted = adapt_to(whole, shares, histories, NOW, quantile="0.99", window=3_600, expected=alike)
+    assert wanted["b"].r_mtps == whole.r_mtps * 19 // 20

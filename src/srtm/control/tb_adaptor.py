@@ -9,13 +9,14 @@ brokers have seen enough of a round of a fitting, they are as publishers declare
 from __future__ import annotations
 
 from collections import defaultdict
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from srtm.control.liveness import unanswered
 from srtm.errors import InputError
 from srtm.model.placement import policy_named
 from srtm.model.split import split_among, within
-from srtm.model.tb_adaptor import adapt
+from srtm.model.tb_adaptor import EXPECTED_STEPS, Expected, adapt
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
         fresh = {name for name in wanting if now_ns - layout.seen[name].heard_ns <= _FRESH_NS}
         histories = {name: layout.seen[name].history for name in fresh}
         waiting = {name: layout.seen[name].waiting for name in fresh}
+        young = any(len(history) < EXPECTED_STEPS for history in histories.values())
         try:
             target = kept | adapt(
                 left,
@@ -96,12 +98,25 @@ def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
                 quantile=contract.quantile,
                 window=contract.adapt_window_s,
                 waiting=waiting,
+                expected=_expected(topic) if young else None,
             )
         except InputError:  # brokers without fresh seconds hold more than is left
             topic.sharing.stale = True
             return
     if target != transfer.wanted:
         transfer.retarget(target)
+
+
+def _expected(topic: ManagedTopic) -> dict[str, Expected]:
+    """What brokers should see by declarations; nothing of a broker with a publisher that declared nothing."""
+    layout = topic.layout
+    bursts = layout.expected_bursts(topic.contract.bucket, topic.contract.quantile)
+    guessed = layout.guessed()
+    return {
+        broker: Expected(Fraction(rate), int(bursts[broker] * NANO_PER_TOKEN))
+        for broker, rate in layout.rates().items()
+        if broker not in guessed
+    }
 
 
 def _share_out(topic: ManagedTopic, alive: Set[str], *, flush: bool = False) -> None:
@@ -138,7 +153,7 @@ def _weights(topic: ManagedTopic) -> tuple[Mapping[str, float], set[str]]:
         weights[broker] += rate
     for broker, wrong in layout.misplaced().items():
         weights[broker] += sum(layout.publishers[name].rate_mps for name in wrong)
-    guessed = {layout.place[name] for name in layout.undeclared if name in layout.place}
+    guessed = layout.guessed()
     for broker, seen in layout.seen.items():
         if broker in guessed:
             weights[broker] = max(weights[broker], seen.mean_mps)

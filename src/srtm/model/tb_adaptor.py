@@ -8,7 +8,9 @@ one broker would stay for good, while other brokers have tokens to spare.
 
 In: the whole bucket, the present shares, and a history of each broker. Out: the new shares, which add up to no more
 than the whole. A broker is silent if its history is out of date, or if it has a share and its history is too short. A
-silent broker keeps its share and does not hold up the others.
+silent broker keeps its share and does not hold up the others. The first seconds of a topic say little: publishers are
+still connecting, and one burst is all that a broker has seen. So what is expected of a broker counts as if it had been
+seen in the seconds that are missing from its history, up to ten.
 
 Hysteresis applies to taking. What no broker holds is given out at once. If b has fewer tokens than there are brokers
 with traffic, the brokers take turns.
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LEAST_STEPS = 3  # publishers of one broker may start a second before those of another
+EXPECTED_STEPS = 10  # so a long window does not believe a wrong declaration for long
 HYSTERESIS = Fraction(5, 100)
 # The least r of an idle broker, as a part of an equal share: enough to start with, and little enough to leave 99 % of r
 # to the others.
@@ -54,6 +57,14 @@ class Step:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
                 raise InputError(f"{name} must be a whole number and not negative, but is {value!r}", value=value)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a broker is expected to see, by declarations: messages in a step, and its burst."""
+
+    messages: Fraction
+    burst_ntok: int
 
 
 class History:
@@ -106,12 +117,14 @@ def adapt(
     quantile: Number,
     window: int,
     waiting: Mapping[str, int] | None = None,
+    expected: Mapping[str, Expected] | None = None,
     hysteresis: Fraction = HYSTERESIS,
 ) -> dict[str, TokenBucket]:
     """The shares that fit the traffic at step `number`; if none would change by `hysteresis`, the present ones.
 
     In that case, the present shares grow by what no broker holds. A broker whose share is None has traffic but no share
-    yet. `waiting` maps brokers to messages without tokens, which count as traffic of the next `window` of steps.
+    yet. `waiting` maps brokers to messages without tokens, which count as traffic of the next `window` of steps, and
+    `expected` maps them to what stands in for the steps that their histories lack.
     """
     held = {name: share for name, share in shares.items() if share}
     known = [
@@ -129,13 +142,17 @@ def adapt(
     r_left = whole.r_mtps - sum(share.r_mtps for share in silent)
     b_left = whole.b_ntok - sum(share.b_ntok for share in silent)
     queues = waiting or {}
-    demand = {name: histories[name].mean_messages + Fraction(queues.get(name, 0), window) for name in known}
+    traffic = {
+        name: _with_expected(histories[name], (expected or {}).get(name), quantile, min(window, EXPECTED_STEPS))
+        for name in known
+    }
+    demand = {name: traffic[name].messages + Fraction(queues.get(name, 0), window) for name in known}
     served = _in_turn(known, shares, queues, demand, min(r_left, b_left // NANO_PER_TOKEN))
     if not served:
         return {name: share for name, share in held.items() if name not in known}
     seen, demands = [histories[name] for name in served], [demand[name] for name in served]
     # A broker cannot use more than the whole, so a long queue counts for no more than a full bucket.
-    needs = [min(history.burst_ntok(quantile), whole.b_ntok) for history in seen]
+    needs = [min(traffic[name].burst_ntok, whole.b_ntok) for name in served]
     present = {name: share for name in served if (share := shares[name])}
     r_floor = min(r_left // len(served), max(1, int(Fraction(r_left, len(served)) * IDLE_R)))
     rates = apportion(r_left, demands, r_floor)
@@ -149,6 +166,18 @@ def adapt(
         more = zip(served, apportion(r_spare, demands), apportion(b_spare, needs), strict=True)
         wanted = {name: TokenBucket(present[name].r_mtps + r, present[name].b_ntok + b) for name, r, b in more}
     return {name: share for name, share in held.items() if name not in known} | wanted
+
+
+def _with_expected(history: History, expected: Expected | None, quantile: Number, steps: int) -> Expected:
+    """What a broker has seen, with what was expected in place of the steps that are missing."""
+    seen = Expected(history.mean_messages, history.burst_ntok(quantile))
+    if expected is None or len(history) >= steps:
+        return seen
+    part = Fraction(len(history), steps)
+    return Expected(
+        part * seen.messages + (1 - part) * expected.messages,
+        int(part * seen.burst_ntok + (1 - part) * expected.burst_ntok),
+    )
 
 
 def _in_turn(

@@ -150,6 +150,10 @@ class Layout:
         active = {name for name, seen in self.seen.items() if seen.publishers or seen.waiting or seen.rate_mps}
         return self.place.brokers | active
 
+    def guessed(self) -> set[str]:
+        """Brokers with a publisher that declared nothing."""
+        return {self.place[name] for name in self.undeclared if name in self.place}
+
     def rates(self) -> dict[str, float]:
         """Declared rate by broker."""
         rates: defaultdict[str, float] = defaultdict(float)
