@@ -1,7 +1,7 @@
 """`python -m bench.bursts [tables|split|virtual|live]`: b split by bursts against b split by rates, in turn.
 
 tables: Table 1 and Fig. 9 in simulation, with b at 99 % (the paper's rule) and at 99.5 %.
-split: groups that k does and does not divide, in simulation, without a fitting.
+split: shares from one trace, judged in that trace and in another one, in simulation, without a fitting.
 virtual: 1,000 publishers, real controllers and brokers' gates in virtual time, of this tree and of another one
 (--before), which splits by rates.
 live: the same on live clusters.
@@ -16,14 +16,19 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
 
 from bench import host
-from bench.cluster import cluster, load, said
+from bench.cluster import cluster, load
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.placing.expected import expected
@@ -31,16 +36,21 @@ from srtm.control.reports import KEPT_S
 from srtm.control.store import Store
 from srtm.lab import burst_split
 from srtm.lab.fig9 import GROUP_SIZES, population
-from srtm.lab.result import Row, Rows
-from srtm.lab.world import QUANTILES, Simulated, facts
+from srtm.lab.result import Row
+from srtm.lab.world import QUANTILES, WITH_MARGIN, Simulated, brokers, facts
+from srtm.model import scan
 from srtm.model.bucket import TokenBucket
-from srtm.model.latency import Sketch
+from srtm.model.latency import SLO, Sketch
 from srtm.model.profile import profile
 from srtm.model.split import split
 from srtm.protocol.exchange import Contract
-from srtm.sim.simulate import SimulatedCluster
+from srtm.sim.simulate import SimulatedCluster, SimulatedTopic, assess
 from srtm.testing.virtual import VirtualCluster
-from srtm.units import NS_PER_MS
+from srtm.units import NS_PER_MS, NS_PER_S, percentile
+from srtm.workload.publishers import Population, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _simulate: Any = sys.modules["srtm.sim.simulate"]  # the package exports a function of that name
 
@@ -92,20 +102,43 @@ def tables(options: argparse.Namespace) -> None:
 
 
 def splits(options: argparse.Namespace) -> None:
-    """The lab's burst_split."""
-    world, rows = Simulated(options.seconds), Rows()
-    for seed in range(options.runs):
-        for size in burst_split.SIZES:
-            for k in burst_split.KS:
-                rows += burst_split.run(world, {"group_size": size, "k": k}, seed)
-    for divided in (False, True):
-        some = Rows(row for row in rows if (int(row["group_size"]) % int(row["k"]) == 0) is divided)
-        for rule, name in burst_split.RULES.items():
-            tails = some.where(rule=rule).column("access_p99_ms")
-            print(
-                f"k {'divides' if divided else 'does not divide'} the group, b {name}: p99 access delay at the worst"
-                f" broker {statistics.mean(tails):.2f} ms on average, {max(tails):.2f} at most"
-            )
+    """Shares from one trace, judged by p99 access at the worst broker in the same trace and in another one."""
+    print(f"{'topic':<30}{'k':>3}{'one bucket':>12}{'by rates':>10}{'by bursts':>11}{'same trace, by bursts':>23}")
+    whole = [(f"groups of {size}", (population({"group_size": size}),)) for size in burst_split.SIZES]
+    one = [
+        (f"a group of {size} among singles", (replace(IN_GROUPS, publishers=size, group_size=size), SINGLES))
+        for size in (10, 31)
+    ]
+    for (name, populations), k in product([*whole, *one], burst_split.KS):
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for seed in range(options.runs):
+            topic, later = (_topic(populations, options.seconds, each) for each in (seed, seed + 1_000))
+            placed = assess(topic, brokers(), "srtm", k, SLO(), seed=seed)
+            by_bursts = list(placed.shares.values())
+            by_rates = split(topic.bucket, [share.r_mtps for share in by_bursts])
+            found["one bucket"].append(_worst_ms(later, np.zeros_like(placed.broker_of), [topic.bucket]))
+            found["by rates"].append(_worst_ms(later, placed.broker_of, by_rates))
+            found["by bursts"].append(_worst_ms(later, placed.broker_of, by_bursts))
+            found["same"].append(_worst_ms(topic, placed.broker_of, by_bursts))
+        means = [statistics.mean(tails) for tails in found.values()]
+        print(f"{name:<30}{k:>3}{means[0]:>12.2f}{means[1]:>10.2f}{means[2]:>11.2f}{means[3]:>23.2f}", flush=True)
+
+
+IN_GROUPS, SINGLES = Population(1_000, batch=10, prefix="grouped"), Population(990, prefix="single")
+
+
+def _topic(populations: tuple[Population, ...], seconds: int, seed: int) -> SimulatedTopic:
+    workload = Workload(populations, seconds * NS_PER_S, seed)
+    arrivals = workload.arrivals()
+    return SimulatedTopic(workload.publishers(), arrivals, profile(arrivals.times_ns, quantile=WITH_MARGIN).bucket)
+
+
+def _worst_ms(topic: SimulatedTopic, broker_of: NDArray[np.int32], shares: list[TokenBucket]) -> float:
+    times, senders = topic.arrivals
+    brokers_of = broker_of[senders].astype(np.int32)
+    delays = scan.split_access_delays(times, brokers_of, shares)
+    tails = [percentile(delays[brokers_of == number], "0.99") for number in range(len(shares))]
+    return max(tails) / NS_PER_MS
 
 
 @contextmanager
@@ -170,25 +203,37 @@ def summed_up(found: Mapping[tuple[int, str], list[float]]) -> None:
 
 
 def live(options: argparse.Namespace) -> None:
-    print(f"{'run':<4}{'group':>6}  {'b by':<8}{'k':>3}{'p99 access ms':>15}{'at the worst':>14}{'load late ms':>14}")
+    """The controller remembers ten seconds; it is asked at the end of each ten."""
+    print(f"{'run':<4}{'group':>6}  {'b by':<8}{'k':>3}{'load late ms':>14}  p99 access ms at the worst, by 10 s")
     found: dict[tuple[int, str], list[float]] = {}
     for run in range(options.runs):
         for size, (rule, tree) in product(options.group_sizes, trees(options).items()):
             options.group_size = size
             with sources(tree), cluster(options.brokers, "--mcap-mps", str(options.mcap)) as url:
                 sending = load(url, "t", options, "srtm", run + 1, "none")
-                time.sleep(0.9 * options.seconds)  # the last ten seconds are what the controller remembers
-                seen = said(url, "topic", "show", "t")
+                tails, k = _tails(url, sending)
                 out, _ = sending.communicate()
-            worst = max(each["access_ms"]["p99"] for each in seen["brokers"] if each["access_ms"])
             late = float(json.loads(out)["lateness_ms"]["p99"])
-            found.setdefault((size, rule), []).append(worst)
-            print(
-                f"{run + 1:<4}{size:>6}  {rule:<8}{seen['k']:>3}{seen['access_ms']['p99']:>15.3f}"
-                f"{worst:>14.3f}{late:>14.2f}",
-                flush=True,
-            )
+            found.setdefault((size, rule), []).append(max(tails))
+            shown = "  ".join(f"{tail:.2f}" for tail in tails)
+            print(f"{run + 1:<4}{size:>6}  {rule:<8}{k:>3}{late:>14.2f}  {shown}", flush=True)
     summed_up(found)
+
+
+def _tails(url: str, sending: subprocess.Popen[str]) -> tuple[list[float], int]:
+    tails: list[float] = []
+    k = 0
+    with httpx.Client(base_url=url, trust_env=False, timeout=10.0) as client:
+        while sending.poll() is None and not client.get("/v1/topics/t").is_success:
+            time.sleep(0.1)
+        began = time.monotonic()
+        while sending.poll() is None:
+            if time.monotonic() - began >= KEPT_S * (len(tails) + 1):
+                topic = client.get("/v1/topics/t").json()
+                tails.append(max(each["access_ms"]["p99"] for each in topic["brokers"] if each["access_ms"]))
+                k = topic["k"]
+            time.sleep(0.1)
+    return tails, k
 
 
 def main() -> None:
@@ -201,7 +246,7 @@ def main() -> None:
     parser.add_argument("--mcap", type=float, default=900.0, help="virtual and live: low enough for several brokers")
     parser.add_argument("--publishers", type=int, default=1_000, help="virtual, live")
     parser.add_argument("--rate", type=float, default=2.0, help="virtual, live: of a publisher")
-    parser.add_argument("--group-sizes", type=int, nargs="+", default=[30, 31], help="virtual, live")
+    parser.add_argument("--group-sizes", type=int, nargs="+", default=[10, 30, 31], help="virtual, live")
     parser.add_argument("--slo", default="20ms", help="live")
     parser.add_argument("--quantile", default="0.995", help="virtual, live: of the profile")
     options = parser.parse_args()
