@@ -2,8 +2,8 @@
 
 A controller and two brokers. A topic with an SLO of 2 ms runs for half a minute, then one with 50 ms and batches comes.
 Each second of the strict topic, as its broker counts it, is within its SLO or not; the longest time above it counts.
-With `--full`, the controller believes that reads are so slow that the strict topic fills both brokers: the lax one must
-be refused, by its neighbour's name.
+With `--full`, the controller believes that brokers are slow: the strict topic, with six times the rate, needs both, and a
+batch of the lax one would hold it up for as long as it may take. So the lax one must be refused, by its neighbour's name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ STRICT_MS, LAX_MS = 2.0, 50.0
 STRICT = ("--publishers", "40", "--rate", "10", "--batch", "1", "--group-size", "1", "--slo-p99", f"{STRICT_MS}ms")
 LAX = ("--publishers", "100", "--rate", "20", "--batch", "10", "--group-size", "1", "--slo-p99", f"{LAX_MS}ms")
 ALONE_S, TOGETHER_S = 30, 60
-SLOW_HOST = "1500000,500000,200000"
+SLOW_HOST = "100000,180000,200000"
+FULL_RATE = ("--rate", "60")
 POLL_S = 2.0
 
 
@@ -74,14 +75,16 @@ async def load(cluster: LocalCluster, topic: str, flags: tuple[str, ...], second
 
 async def run(seed: int, *, full: bool) -> list[str]:
     """One run, as a row of the table."""
-    flags = ["--log-level", "error", *(("--broker-model", SLOW_HOST, "--mcap-mps", "1000") if full else ())]
+    flags = ["--log-level", "error", *(("--broker-model", SLOW_HOST, "--mcap-mps", "3000") if full else ())]
     options = LocalOptions(
         2, free_ports=True, controller_flags=flags, broker_flags=["--log-level", "error"], web_port=None
     )
     async with LocalCluster(options) as cluster, httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
         watch = Watch(cluster, http)
         watching = asyncio.create_task(watch.run())
-        strict = asyncio.create_task(load(cluster, "strict", STRICT, ALONE_S + TOGETHER_S + 5, seed))
+        strict = asyncio.create_task(
+            load(cluster, "strict", (*STRICT, *(FULL_RATE if full else ())), ALONE_S + TOGETHER_S + 5, seed)
+        )
         await asyncio.sleep(ALONE_S)
         alone = sum(watch.late)
         said = await load(cluster, "lax", LAX, TOGETHER_S, seed + 1)
