@@ -30,6 +30,11 @@ def test_whatever_fails_the_contract_holds_and_traffic_flows_again(seed: int) ->
     assert outcome.holds, outcome
 
 
+def test_shares_that_were_guessed_in_the_first_moments_are_guessed_again() -> None:
+    """A contract that does not adapt, publishers that declared nothing, and one burst before the first whole second."""
+    assert Run(354).go().served["topic-0"] >= 0.9
+
+
 class World:
     """A cluster without faults, and one topic by default."""
 

@@ -41,7 +41,8 @@ class TBAdaptor:
         """Let shares follow the traffic once a period, or, if the contract says not to, the publishers."""
         contract, sharing = topic.contract, topic.sharing
         if not contract.adapt:
-            sharing.stale = sharing.stale or _elsewhere(topic, alive)
+            # What nobody declared is known by measuring alone, and the first moments of it say little.
+            sharing.stale = sharing.stale or bool(topic.layout.guessed()) or _elsewhere(topic, alive)
         elif now_ns - sharing.adapted_ns >= contract.adapt_period_s * NS_PER_S - _EARLY_NS:
             sharing.adapted_ns = now_ns
             _adapt(topic, alive, now_ns)
