@@ -187,6 +187,15 @@ class Limiter:
         self.last_backlog = max(0, self._work(now_ns) - waiting * PICO_PER_TOKEN)
         self._last_ns = max(now_ns, self._last_ns)
 
+    def shift(self, now_ns: int, ptok: int) -> None:
+        """Pico-tokens come from another broker's bucket, or go to one if negative: `lending` sees to it that they fit."""
+        self.last_backlog = max(0, self._work(now_ns) - ptok)
+        self._last_ns = max(now_ns, self._last_ns)
+
+    def level_ptok(self, now_ns: int) -> int:
+        """Pico-tokens in the bucket; negative when messages have a claim on tokens still to come."""
+        return self._burst - self._work(now_ns)
+
     def surrender(self, now_ns: int) -> int:
         """The nano-tokens in the bucket when the share is given up; 0 if messages wait for tokens."""
         return max(0, self._burst - self._work(now_ns)) // _PICO_PER_NANO

@@ -17,14 +17,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
     Indices = NDArray[np.int32]
 
 LIMIT = 2**62
+
+# Lending between the brokers of a topic (docs/adr/0021-lending.md) counts in pico-tokens.
+TOKEN = 10**12
+GRAIN = TOKEN // 100  # a product of two amounts up to LIMIT, in grains, fits into 64 bits
+LEAST = TOKEN // 4  # asked for while messages wait
+WORTH = 8  # asked for before they do: at least an eighth of b, or it is not worth a message
+_NEVER = 2**63 - 1
+# Rows of the array that `scan_lending` keeps its brokers in, and the stages of an ask.
+(_RATE, _BURST, _HORIZON, _BACKLOG, _LAST, _HEAD, _TAIL, _WAITED) = range(8)
+(_STAGE, _WHEN, _PEER, _WANT, _LEVEL, _TOP, _GRANT) = range(8, 15)
+LENDING_ROWS = 15
+_NONE, _ASKED, _ANSWERED, _RETRY = range(4)
 
 
 def step(backlog: int, gap_ns: int, rate: int, token: int) -> int:
@@ -205,3 +218,151 @@ def scan_excess(
             worst = work - bursts[interval]
             where = i
     return worst, where, peak, work, interval
+
+
+def evens_out(lender_level: int, lender_burst: int, asker_level: int, asker_burst: int) -> int:
+    """Tokens that leave lender and asker at the same fraction of their b; negative if the asker has more."""
+    lender, asker = lender_burst // GRAIN, asker_burst // GRAIN
+    return (lender_level // GRAIN * asker - asker_level // GRAIN * lender) // (lender + asker) * GRAIN
+
+
+def lendable(want: int, waiting: int, level: int, burst: int, asker_level: int, asker_burst: int) -> int:
+    """What a broker lends: no more than evens out, and nothing while its own messages wait."""
+    if waiting > 0:
+        return 0
+    return max(0, min(want, level, evens_out(level, burst, asker_level, asker_burst)))
+
+
+def in_need(waiting: int, level: int, refill: int) -> bool:
+    """Whether messages wait that `refill`, the tokens of a round trip, does not release."""
+    return waiting > 0 and level + refill < 0
+
+
+def look_again_ns(round_trip: int, rate: int) -> int:
+    """How long a broker in need that knows nobody to ask waits before it looks again: a token comes by itself."""
+    return max(round_trip, TOKEN // rate + 1)
+
+
+def wanted(early: bool, waiting: int, level: int, burst: int, refill: int, peer_level: int, peer_burst: int) -> int:
+    """What a broker asks of a peer with this level; 0 for nothing. A waiting message has less than one token."""
+    need = in_need(waiting, level, refill)
+    if not need and not early:
+        return 0
+    room = burst - (TOKEN if waiting > 0 else level)
+    want = min(peer_level, room, evens_out(peer_level, peer_burst, level, burst))
+    return want if want >= (LEAST if need else max(LEAST, burst // WORTH)) else 0
+
+
+def _release(now: int, broker: int, state: Ints, arrivals: Ints, queue: Ints, out: Ints) -> None:
+    """Note the delays of a broker's waiting messages that have their tokens by now."""
+    while state[_HEAD, broker] < state[_TAIL, broker]:
+        behind = state[_TAIL, broker] - state[_HEAD, broker] - 1
+        wait = delay_ns(state[_BACKLOG, broker] - behind * TOKEN, state[_BURST, broker], state[_RATE, broker])
+        if state[_LAST, broker] + wait > now:
+            break
+        message = queue[state[_HEAD, broker]]
+        out[message] = state[_LAST, broker] + wait - arrivals[message]
+        state[_HEAD, broker] += 1
+
+
+def _advance(now: int, broker: int, state: Ints, arrivals: Ints, queue: Ints, out: Ints) -> None:
+    """Carry a broker to now, with the highest level since its ask."""
+    _release(now, broker, state, arrivals, queue, out)
+    gap = min(now - state[_LAST, broker], state[_HORIZON, broker])
+    backlog = step(state[_BACKLOG, broker], gap, state[_RATE, broker], 0)
+    state[_BACKLOG, broker], state[_LAST, broker] = backlog, now
+    highest = max(state[_BURST, broker] - backlog, TOKEN if state[_WAITED, broker] else 0)
+    state[_TOP, broker] = max(state[_TOP, broker], highest)
+
+
+def _ask(now: int, broker: int, state: Ints, believed: Ints, heard: Ints, round_trip: int, early: bool) -> None:
+    """Ask the peer that seems to have most to lend, if any; if messages wait in vain, look again later."""
+    waiting, burst = state[_TAIL, broker] - state[_HEAD, broker], state[_BURST, broker]
+    level = burst - state[_BACKLOG, broker]
+    refill = state[_RATE, broker] * min(round_trip, state[_HORIZON, broker])
+    state[_WAITED, broker], state[_WANT, broker] = waiting, 0
+    for peer in range(state.shape[1]):
+        if peer == broker:
+            continue
+        gap = min(now - heard[broker, peer], state[_HORIZON, peer])
+        peer_level = state[_BURST, peer] - step(believed[broker, peer], gap, state[_RATE, peer], 0)
+        want = wanted(early, waiting, level, burst, refill, peer_level, state[_BURST, peer])
+        if want > state[_WANT, broker]:
+            state[_WANT, broker], state[_PEER, broker] = want, peer
+    if state[_WANT, broker] > 0:
+        state[_STAGE, broker], state[_WHEN, broker] = _ASKED, now + round_trip // 2
+        state[_LEVEL, broker], state[_TOP, broker] = level, TOKEN if waiting > 0 else level
+    elif in_need(waiting, level, refill):
+        state[_STAGE, broker], state[_WHEN, broker] = _RETRY, now + look_again_ns(round_trip, state[_RATE, broker])
+    else:
+        state[_STAGE, broker], state[_WHEN, broker] = _NONE, _NEVER
+
+
+def scan_lending(
+    arrivals: Ints, broker_of: Indices, queue: Ints, state: Ints, round_trip: int, early: bool, out: Ints
+) -> tuple[int, int, int, int]:
+    """Access delays at brokers that lend each other tokens: `lending.Lending` at each, and no message lost.
+
+    Arrivals are in order of time and broker: those of a broker at one time are one turn of its loop. `queue` lists
+    the messages of one broker after another. Each way takes half of `round_trip`; arrivals go before messages of
+    brokers at the same time. Returns (asks, tokens lent, tokens lost of these, peak).
+    """
+    brokers, at = state.shape[1], 0
+    believed = np.zeros((brokers, brokers), np.int64)  # backlogs of peers, as last heard
+    heard = np.full((brokers, brokers), arrivals[0])
+    asks = lent = lost = peak = 0
+    while True:
+        now, event, who = _NEVER, _NONE, 0
+        if at < len(arrivals):
+            now, who = arrivals[at], broker_of[at]
+        for broker in range(brokers):
+            if state[_WHEN, broker] < now:
+                now, event, who = state[_WHEN, broker], state[_STAGE, broker], broker
+        if now == _NEVER:
+            break
+        peer = state[_PEER, who]
+        if event == _ASKED:
+            _advance(now, peer, state, arrivals, queue, out)
+            burst, waiting = state[_BURST, peer], state[_TAIL, peer] - state[_HEAD, peer]
+            level = burst - state[_BACKLOG, peer]
+            grant = lendable(state[_WANT, who], waiting, level, burst, state[_LEVEL, who], state[_BURST, who])
+            believed[peer, who], heard[peer, who] = state[_BURST, who] - state[_LEVEL, who], now - round_trip // 2
+            state[_BACKLOG, peer] += grant
+            state[_WAITED, peer] = waiting
+            state[_GRANT, who], state[_LEVEL, who] = grant, level - grant
+            state[_STAGE, who], state[_WHEN, who] = _ANSWERED, now + round_trip - round_trip // 2
+            asks += 1
+            lent += grant
+            continue
+        _advance(now, who, state, arrivals, queue, out)
+        if event == _ANSWERED:
+            believed[who, peer], heard[who, peer] = state[_BURST, peer] - state[_LEVEL, who], now - round_trip // 2
+            taken = max(0, min(state[_GRANT, who], state[_BURST, who] - state[_TOP, who]))
+            state[_BACKLOG, who] -= taken
+            state[_STAGE, who] = _NONE
+            lost += state[_GRANT, who] - taken
+        while event == _NONE and at < len(arrivals) and arrivals[at] == now and broker_of[at] == who:
+            state[_BACKLOG, who] = step(state[_BACKLOG, who], 0, state[_RATE, who], TOKEN)
+            state[_TAIL, who] += 1
+            at += 1
+        peak = max(peak, state[_BACKLOG, who])
+        _release(now, who, state, arrivals, queue, out)
+        if state[_STAGE, who] == _NONE or state[_STAGE, who] == _RETRY:
+            _ask(now, who, state, believed, heard, round_trip, early)
+        state[_WAITED, who] = state[_TAIL, who] - state[_HEAD, who]
+    for broker in range(brokers):
+        _release(_NEVER, broker, state, arrivals, queue, out)
+    return asks, lent, lost, peak
+
+
+def lending_state(laws: Ints, start: int, heads: Ints) -> Ints:
+    """Full buckets at `start`: `laws` are the rates, bursts and horizons, `heads` where each broker's queue begins."""
+    state = np.zeros((LENDING_ROWS, laws.shape[1]), np.int64)
+    state[: len(laws)] = laws
+    state[_LAST] = start
+    state[_HEAD] = state[_TAIL] = heads
+    state[_WHEN] = _NEVER
+    return state
+
+
+LENDING = (evens_out, lendable, in_need, look_again_ns, wanted, _release, _advance, _ask)
