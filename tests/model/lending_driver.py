@@ -1,4 +1,4 @@
-"""Brokers that lend, in virtual time: real gates' queues and `Lending`s, and a network that the caller decides about."""
+"""Brokers that lend, in virtual time, over a network that the caller decides about."""
 
 from __future__ import annotations
 
@@ -119,9 +119,7 @@ class Cluster:
     def send(self, message: Ask | Answer, to: Broker, sender: Broker, order: int) -> None:
         """Put every copy on its way."""
         for delay_ns in self.network(message):
-            number = self.at(
-                self.now_ns + delay_ns, MESSAGES, order, lambda: self.receive(message, to, sender, order)
-            )
+            number = self.at(self.now_ns + delay_ns, MESSAGES, order, lambda: self.receive(message, to, sender, order))
             if isinstance(message, Answer):
                 self.flying[number] = (to.name, message)
 

@@ -17,6 +17,7 @@ from srtm.lab import (
     fig11,
     found_groups,
     kernel_time,
+    lending,
     prop1,
     table1,
 )
@@ -26,7 +27,21 @@ if TYPE_CHECKING:
 
     from srtm.lab.result import Result
 
-_FILES = (prop1, kernel_time, fig6, fig7, fig8, fig9, fig10, fig11, table1, fast_fit, burst_split, found_groups)
+_FILES = (
+    prop1,
+    kernel_time,
+    fig6,
+    fig7,
+    fig8,
+    fig9,
+    fig10,
+    fig11,
+    table1,
+    fast_fit,
+    burst_split,
+    lending,
+    found_groups,
+)
 LIVE = "-live"
 RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result in file.RESULTS}
 

@@ -188,7 +188,7 @@ class Limiter:
         self._last_ns = max(now_ns, self._last_ns)
 
     def shift(self, now_ns: int, ptok: int) -> None:
-        """Pico-tokens come from another broker's bucket, or go to one if negative: `lending` sees to it that they fit."""
+        """Pico-tokens come from another broker's bucket, or leave for it if negative; `lending` makes them fit."""
         self.last_backlog = max(0, self._work(now_ns) - ptok)
         self._last_ns = max(now_ns, self._last_ns)
 

@@ -30,8 +30,8 @@ LIMIT = 2**62
 # Lending between the brokers of a topic (docs/adr/0021-lending.md) counts in pico-tokens.
 TOKEN = 10**12
 GRAIN = TOKEN // 100  # a product of two amounts up to LIMIT, in grains, fits into 64 bits
-LEAST = TOKEN // 4  # asked for while messages wait
-WORTH = 8  # asked for before they do: at least an eighth of b, or it is not worth a message
+LEAST = TOKEN // 4  # that is asked for, while messages wait
+WORTH = 8  # before they do, asking must promise an eighth of b: less is not worth a message
 _NEVER = 2**63 - 1
 # Rows of the array that `scan_lending` keeps its brokers in, and the stages of an ask.
 (_RATE, _BURST, _HORIZON, _BACKLOG, _LAST, _HEAD, _TAIL, _WAITED) = range(8)
@@ -243,14 +243,14 @@ def look_again_ns(round_trip: int, rate: int) -> int:
     return max(round_trip, TOKEN // rate + 1)
 
 
-def wanted(early: bool, waiting: int, level: int, burst: int, refill: int, peer_level: int, peer_burst: int) -> int:
-    """What a broker asks of a peer with this level; 0 for nothing. A waiting message has less than one token."""
+def wanted(worth: int, waiting: int, level: int, burst: int, refill: int, peer_level: int, peer_burst: int) -> int:
+    """What a broker asks of a peer with this level, 0 for nothing; early for 1/`worth` of b or more, or never if 0."""
     need = in_need(waiting, level, refill)
-    if not need and not early:
+    if not need and not worth:
         return 0
-    room = burst - (TOKEN if waiting > 0 else level)
+    room = burst - (TOKEN if waiting > 0 else level)  # while a message waits, there is less than one token
     want = min(peer_level, room, evens_out(peer_level, peer_burst, level, burst))
-    return want if want >= (LEAST if need else max(LEAST, burst // WORTH)) else 0
+    return want if want >= (LEAST if need else max(LEAST, burst // worth)) else 0
 
 
 def _release(now: int, broker: int, state: Ints, arrivals: Ints, queue: Ints, out: Ints) -> None:
@@ -275,7 +275,7 @@ def _advance(now: int, broker: int, state: Ints, arrivals: Ints, queue: Ints, ou
     state[_TOP, broker] = max(state[_TOP, broker], highest)
 
 
-def _ask(now: int, broker: int, state: Ints, believed: Ints, heard: Ints, round_trip: int, early: bool) -> None:
+def _ask(now: int, broker: int, state: Ints, believed: Ints, heard: Ints, round_trip: int, worth: int) -> None:
     """Ask the peer that seems to have most to lend, if any; if messages wait in vain, look again later."""
     waiting, burst = state[_TAIL, broker] - state[_HEAD, broker], state[_BURST, broker]
     level = burst - state[_BACKLOG, broker]
@@ -286,7 +286,7 @@ def _ask(now: int, broker: int, state: Ints, believed: Ints, heard: Ints, round_
             continue
         gap = min(now - heard[broker, peer], state[_HORIZON, peer])
         peer_level = state[_BURST, peer] - step(believed[broker, peer], gap, state[_RATE, peer], 0)
-        want = wanted(early, waiting, level, burst, refill, peer_level, state[_BURST, peer])
+        want = wanted(worth, waiting, level, burst, refill, peer_level, state[_BURST, peer])
         if want > state[_WANT, broker]:
             state[_WANT, broker], state[_PEER, broker] = want, peer
     if state[_WANT, broker] > 0:
@@ -299,7 +299,7 @@ def _ask(now: int, broker: int, state: Ints, believed: Ints, heard: Ints, round_
 
 
 def scan_lending(
-    arrivals: Ints, broker_of: Indices, queue: Ints, state: Ints, round_trip: int, early: bool, out: Ints
+    arrivals: Ints, broker_of: Indices, queue: Ints, state: Ints, round_trip: int, worth: int, out: Ints
 ) -> tuple[int, int, int, int]:
     """Access delays at brokers that lend each other tokens: `lending.Lending` at each, and no message lost.
 
@@ -348,7 +348,7 @@ def scan_lending(
         peak = max(peak, state[_BACKLOG, who])
         _release(now, who, state, arrivals, queue, out)
         if state[_STAGE, who] == _NONE or state[_STAGE, who] == _RETRY:
-            _ask(now, who, state, believed, heard, round_trip, early)
+            _ask(now, who, state, believed, heard, round_trip, worth)
         state[_WAITED, who] = state[_TAIL, who] - state[_HEAD, who]
     for broker in range(brokers):
         _release(_NEVER, broker, state, arrivals, queue, out)

@@ -1,10 +1,11 @@
 """Lending: the brokers of a topic lend each other tokens, so that k buckets behave almost like one.
 
-One `Lending` is one broker's side of one topic, beside the `Limiter` of its share. It does no I/O and has no clock: asks
-and answers come in and go out as values, and time is an argument. docs/adr/0021-lending.md has the rule and the proof.
+One `Lending` is one broker's side of one topic, beside the `Limiter` of its share. It does no I/O and has no clock:
+asks and answers come in and go out as values, and time is an argument. docs/adr/0021-lending.md has the rule and the
+proof.
 
 Invariants, whatever is lost, late, doubled or reordered, and whatever the clocks of other brokers say:
-- tokens at brokers, and tokens on the way that a broker would still take, are at most what one bucket (r, b) would hold;
+- tokens at brokers, with those on the way that one would still take, are at most what one bucket (r, b) would hold;
 - a message that waits leaves no later than its own share alone would have let it go from then on.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from srtm.model.law import TOKEN, in_need, lendable, look_again_ns, step, wanted
+from srtm.model.law import TOKEN, WORTH, in_need, lendable, look_again_ns, step, wanted
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -193,9 +194,9 @@ class Lending:
         if self.rule == "off" or not self._peers:
             return None
         level, refill = self._limiter.level_ptok(now_ns), self._rate * self.round_trip_ns
-        early, most, best = self.rule == "early", 0, ""
+        worth, most, best = WORTH if self.rule == "early" else 0, 0, ""
         for name, peer in self._peers.items():
-            want = wanted(early, waiting, level, self._burst, refill, peer.level(now_ns), peer.burst)
+            want = wanted(worth, waiting, level, self._burst, refill, peer.level(now_ns), peer.burst)
             if want > most:
                 most, best = want, name
         if not most:

@@ -61,7 +61,8 @@ def lending_delays(
     state = plain.lending_state(np.array(columns, np.int64).T, int(times[0]), np.cumsum(counts) - counts)
     delays = np.empty(len(times), np.int64)
     queue = np.argsort(brokers, kind="stable")
-    asks, lent, lost, peak = _scan_lending(times, brokers, queue, state, round_trip_ns, rule == "early", delays)
+    worth = plain.WORTH if rule == "early" else 0
+    asks, lent, lost, peak = _scan_lending(times, brokers, queue, state, round_trip_ns, worth, delays)
     scan.check_peak(laws[0], int(peak))
     out = np.empty(len(times), np.int64)
     out[turns] = delays
