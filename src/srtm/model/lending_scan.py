@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = ("off", "when_waiting", "early")
 
 
 class Lent(NamedTuple):
-    """Access delays in ns, asks, and the tokens lent, of which some were lost for want of room."""
+    """Access delays in ns, asks, and the tokens lent, of which some were lost for lack of room."""
 
     delays_ns: Ints
     asks: int = 0

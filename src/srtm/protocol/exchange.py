@@ -80,6 +80,22 @@ class Grant(msgspec.Struct, frozen=True):
     gift_ntok: Count = 0
 
 
+class Peer(msgspec.Struct, frozen=True):
+    """Another broker with a share of a topic, where its clients connect, and that share."""
+
+    name: Name
+    address: str
+    share: Share
+
+
+class Lends(msgspec.Struct, frozen=True):
+    """How a broker lends and borrows tokens of a topic (docs/adr/0021-lending.md), and with whom."""
+
+    birth: Count  # of the contract: tokens of another one are not taken
+    rule: str  # of `model.lending.Rule`
+    peers: list[Peer]
+
+
 class Move(msgspec.Struct, frozen=True):
     """Publishers of a topic that must migrate to another broker."""
 
@@ -110,6 +126,7 @@ class Exchange(msgspec.Struct, frozen=True):
     roll: list[Name] = []  # topics whose publishers the answer must list
     recall: bool = False  # the answer must list known contracts: the controller lost its store
     paused: list[Name] = []  # topics that must not deliver for now
+    lends: dict[Name, Lends] = {}  # topics whose brokers lend each other tokens: all of them, each time
 
 
 class Second(msgspec.Struct, frozen=True):
@@ -125,6 +142,17 @@ class Second(msgspec.Struct, frozen=True):
     total: list[Count]
     processing: list[Count] = []
     backlogs: list[Count] = []  # that messages found, in whole tokens; older brokers report the largest alone
+
+
+class Lent(msgspec.Struct, frozen=True):
+    """What a broker has asked, lent and borrowed of a topic since it began to lend, in nano-tokens."""
+
+    asks: Count = 0
+    unanswered: Count = 0
+    lent_ntok: Count = 0
+    borrowed_ntok: Count = 0
+    lost_ntok: Count = 0
+    round_trip_ns: Count = 0  # of asks, lately
 
 
 class TopicReport(msgspec.Struct, frozen=True):
@@ -143,6 +171,7 @@ class TopicReport(msgspec.Struct, frozen=True):
     arrived: Count  # messages at this broker since it started
     seconds: list[Second] = []
     roll: list[tuple[Name, str | None]] | None = None  # connected publishers, with their groups
+    lent: Lent | None = None  # None if its brokers do not lend
 
 
 class Answer(msgspec.Struct, frozen=True):
