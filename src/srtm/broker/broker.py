@@ -20,6 +20,7 @@ from srtm.broker.clients.clients import Clients
 from srtm.broker.control import Control
 from srtm.broker.engines.kinds import engine_of
 from srtm.broker.intake import Intake
+from srtm.broker.lending.links import Links
 from srtm.broker.listener import Listener
 from srtm.broker.message import ids
 from srtm.broker.options import settled
@@ -71,6 +72,9 @@ class Broker:
         self.control = Control(options, self.topics, turn, groups, self.started_ns)
         self.intake = Intake(self.topics, turn, ids(secrets.randbits(62)).__next__, self.durable)
         self.clients = Clients(options, turn, self.poller, self.topics, self.intake, self.control)
+        if options.controller is not None:
+            links = Links(options, self.started_ns, turn, self.poller, self.control.lenders)
+            self.control.lenders.wire, self.clients.lend = links, links.welcome
         self._ticks = Ticks(turn, clock, self.topics, self.control, self.clients.heartbeats)
         self._listener: Listener | None = None
         turn.engine, turn.disk = engine, self.durable
@@ -107,6 +111,8 @@ class Broker:
         if late and any(topic.limiter for topic in turn.to_drain):
             # Stopped while it read: a client that was read since may have spoken later than one that is ready now.
             self._read(poller.again())
+        if self.control.lenders.inbox:  # after all reads: messages that came before tokens do not count as later
+            self.control.hear_peers(turn.now_ns(), self.clock.monotonic_ns())
         turn.end(more=more)
 
     def _read(self, readers: Iterable[Callable[[], None]]) -> None:
@@ -146,6 +152,7 @@ class Broker:
         if self._listener is not None:
             self._listener.close()
         self.clients.close()
+        self.control.lenders.close()
         if self.engine is not None:
             self.engine.stop()
         self.turn.close()

@@ -18,11 +18,23 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from srtm.broker.lending.lenders import Lenders
 from srtm.errors import ExchangeRefused
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.transfer import safe_share
 from srtm.protocol.engine import refusal
-from srtm.protocol.exchange import Answer, Contract, Exchange, Grant, Listed, RefusalCode, Second, Share, TopicReport
+from srtm.protocol.exchange import (
+    Answer,
+    Contract,
+    Exchange,
+    Grant,
+    Lends,
+    Listed,
+    RefusalCode,
+    Second,
+    Share,
+    TopicReport,
+)
 from srtm.protocol.orders import Migrate, encode
 from srtm.units import NS_PER_S
 
@@ -67,7 +79,8 @@ class Control:
     ) -> None:
         self.groups = groups  # correlation groups of publishers
         self.busy = 0.0  # processor seconds per second, lately, of everything that this broker does
-        self._name, self._managed = options.name, options.controller is not None
+        self.lenders = Lenders(options.name, topics)
+        self._options = options
         self._topics = topics
         self._turn = turn
         self._started_ns = started_ns
@@ -81,7 +94,7 @@ class Control:
 
     def closes(self, topic: str) -> bool:
         """Whether a new topic must wait for a share."""
-        return self._managed and (topic in self._holdings or not self._informed)
+        return self._options.controller is not None and (topic in self._holdings or not self._informed)
 
     def holds(self, topic: str) -> bool:
         """Whether a topic is under contract."""
@@ -109,7 +122,7 @@ class Control:
 
     def exchange(self, said: Exchange, now_ns: int, mono_ns: int) -> Answer:
         """Carry out an exchange, and return this broker's state."""
-        if not self._managed:
+        if self._options.controller is None:
             raise ExchangeRefused(
                 RefusalCode.NOT_MANAGED, "this broker has no controller; start it with --controller to give it one"
             )
@@ -139,9 +152,22 @@ class Control:
                 holding = self._holdings.get(move.topic)
                 if holding is not None and holding.birth == move.birth:
                     self.migrate(move.topic, move.publishers, move.to)
+            self.lenders.agree(
+                {name: each for name, each in said.lends.items() if mine and self._lends(name, each)}, now_ns
+            )
         self.check_lease(now_ns, mono_ns)  # the lease of a delayed exchange may have ended already
         self._turn.wake()
         return self._answer(said, refused, now_ns, mono_ns)
+
+    def _lends(self, name: str, terms: Lends) -> bool:
+        """Whether a topic's tokens may be lent: of this contract, and with a share that is as granted."""
+        holding = self._holdings.get(name)
+        return holding is not None and holding.birth == terms.birth and not holding.safe and name in self._topics
+
+    def hear_peers(self, now_ns: int, mono_ns: int) -> None:
+        """Carry out what other brokers have asked and answered; nothing, if the lease ended before it was read."""
+        self.check_lease(now_ns, mono_ns)
+        self.lenders.hear(now_ns)
 
     def check_lease(self, now_ns: int, mono_ns: int) -> None:
         """Cut every share to its safe part if the lease has ended."""
@@ -268,7 +294,7 @@ class Control:
         engine = topics.engine.statistics() if topics.engine else None
         rates = {name: topic.rate_mps for name, topic in topics.items()}
         return Answer(
-            self._name,
+            self._options.name,
             self._started_ns,
             said.number,
             self._number,
@@ -309,6 +335,7 @@ class Control:
             topic.arrived,
             [_second(each) for each in topic.seconds if each.number > said.heard and each.at_ns >= holding.since_ns],
             [(name, self.groups.get(name)) for name in here] if listed else None,
+            topic.lent,
         )
 
 

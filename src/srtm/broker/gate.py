@@ -19,6 +19,7 @@ from srtm.units import PICO_PER_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from srtm.broker.lending.lender import Lender
     from srtm.broker.message import Message
     from srtm.broker.statistics import Recent
 
@@ -39,6 +40,7 @@ class Gate:
         "bytes",
         "closed",
         "drops",
+        "lender",
         "limiter",
         "messages",
         "stalled",
@@ -47,6 +49,7 @@ class Gate:
 
     def __init__(self, recent: Recent) -> None:
         self.limiter: Limiter | None = None
+        self.lender: Lender | None = None  # brokers lend each other tokens of this very share
         self.by_hand: TokenBucket | None = None  # the operator's (r, b), whatever a controller says
         self.closed = False  # the topic is under contract and has no share here: everything waits
         self.drops = False  # non-conformant messages are dropped instead of made to wait; none of a topic on disk is
@@ -64,6 +67,7 @@ class Gate:
         """Set (r, b), or none; returns the nano-tokens that were given up."""
         if self.limiter is not None and not self.drops:
             self._ready += self._pass(self.limiter, now_ns)  # what came before the change, by the old law
+        self.lender = None
         self._changed_ns, self._stale = now_ns, len(self.waiting)
         if bucket is None:
             surrendered = self.limiter.surrender(now_ns) if self.limiter else 0
@@ -76,7 +80,7 @@ class Gate:
 
     def open(self, limiter: Limiter, now_ns: int) -> None:
         """Begin a share of the topic; what waits already is counted from now on."""
-        self.limiter, self._changed_ns, self._stale = limiter, now_ns, 0
+        self.limiter, self._changed_ns, self._stale, self.lender = limiter, now_ns, 0, None
         if not self.stalled:
             for message in self.waiting:
                 message.release_ns = limiter.admit(now_ns)
@@ -95,6 +99,7 @@ class Gate:
         self.waiting.extendleft(reversed(back))
         self.bytes += sum(len(message.body) for message in back)
         self.stalled = True
+        self._forget(now_ns)
 
     def resume(self, now_ns: int, owed: int = 0) -> None:
         """It takes messages again: what waits is counted from now on, behind what is `owed` tokens already."""
@@ -107,6 +112,7 @@ class Gate:
             for message in self.waiting:
                 message.release_ns = self.limiter.admit(now_ns)
         self.stalled, self._stale = False, 0
+        self._forget(now_ns)
 
     def recall(self, messages: list[Message], now_ns: int) -> None:
         """Take messages that were in the log alone: they wait behind all others, and are counted from now on."""
@@ -123,6 +129,25 @@ class Gate:
                     message.release_ns = limiter.admit(now_ns)
         self.waiting.extend(messages)
         self.bytes += sum(len(message.body) for message in messages)
+        self._forget(now_ns)
+
+    def let_go(self, now_ns: int) -> int:
+        """Release what has its token by now, before tokens of others come or go; returns how many wait for one."""
+        assert self.limiter is not None
+        assert not self.drops
+        self._ready += self._pass(self.limiter, now_ns)
+        self._stale = len(self.waiting)
+        return self.claims
+
+    @property
+    def claims(self) -> int:
+        """How many messages wait for tokens."""
+        return 0 if self.stalled else len(self.waiting)
+
+    def _forget(self, now_ns: int) -> None:
+        """Take no tokens that were asked for before claims on tokens changed."""
+        if self.lender is not None:
+            self.lender.forget(now_ns)
 
     @property
     def oldest(self) -> Message | None:
@@ -259,6 +284,7 @@ class Gate:
         self._stale = 0
         self.waiting.clear()
         self.bytes = 0
+        self._forget(now_ns)
 
     def abandon(self, now_ns: int) -> None:
         """Drop what came in this turn, too: the topic was deleted."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from srtm.model.bucket import TokenBucket
+    from srtm.protocol.exchange import Lent
 
 HISTORY_S = 10
 _MOST = 200_000  # latencies kept per second: more messages than one core can handle
@@ -174,6 +175,7 @@ class TopicStatistics:
     lane: LaneStatistics | None
     channels: tuple[ChannelStatistics, ...]
     seconds: tuple[SecondStatistics, ...]  # the oldest first
+    lent: Lent | None  # None if its brokers do not lend
 
     @property
     def rate_mps(self) -> int:

@@ -235,6 +235,7 @@ class Topic:
             self.lane.statistics() if self.lane else None,
             tuple(channel.statistics(clients=clients) for _, channel in sorted(self.channels.items())),
             tuple(self.recent.history),
+            self.gate.lender.statistics() if self.gate.lender else None,
         )
 
     def end_second(self, now_ns: int) -> None:

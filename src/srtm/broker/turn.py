@@ -77,7 +77,7 @@ class Turn:
         self.pressure = Backpressure(self.wake)
         self.farewells = Farewells(loop, self.touch)
         self.lag_ns = 0  # the largest delay of a tick in the last second
-        self._limited: dict[Topic, int] = {}  # topics in which messages wait for tokens, and the time of the next one
+        self._limited: dict[Topic, int] = {}  # topics to drain by themselves, and when: messages wait for tokens
         self._awake = False
         self._alarm = alarm(loop, self.end)
 
@@ -144,6 +144,10 @@ class Turn:
                 sender.slow()
         else:
             self._limited.pop(topic, None)
+        if gate.lender is not None:
+            wake_ns = gate.lender.look(now_ns, gate.claims)
+            if wake_ns is not None:
+                self._limited[topic] = min(wake_ns, self._limited.get(topic, wake_ns))
         if topic in self.farewells.waiting:
             self.farewells.let_go(topic)
         if topic.senders:

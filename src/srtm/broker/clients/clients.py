@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srtm.broker.clients.connection import Connection
 from srtm.broker.clients.heartbeats import Heartbeats
@@ -14,6 +14,8 @@ from srtm.protocol import frames
 from srtm.protocol.identify import response
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from srtm.broker.clients.auth import Authority
     from srtm.broker.control import Control
     from srtm.broker.intake import Intake
@@ -44,6 +46,7 @@ class Clients:
         self._intake = intake
         self._control = control
         self._resting = Resting(turn, poller)
+        self.lend: Callable[[Any, str], None] | None = None  # takes sockets of brokers that ask for tokens
         self.authority: Authority | None = None
         if options.auth_http_addresses:
             from srtm.broker.clients.auth import Authority

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from srtm.broker.clients.transport import Transport
 from srtm.net.compression import BadStream
 from srtm.net.tls import HANDSHAKE_S
-from srtm.protocol import frames
+from srtm.protocol import frames, lending
 from srtm.protocol.server import ServerProtocol
 from srtm.units import NS_PER_S
 
@@ -48,6 +48,7 @@ class Keeper(Protocol):
     tls: ssl.SSLContext | None
     max_unsent: int  # bytes that a consumer may leave unread before it gets no more messages
     most_unsent: int  # and any client, before it is not read either
+    lend: Callable[[Any, str], None] | None  # takes sockets of brokers that ask for tokens
 
     def rest(self, connection: Connection) -> None:
         """Read a busy consumer now and then, instead of waking for each FIN."""
@@ -260,6 +261,12 @@ class Connection:
 
     def fail(self, problem: ProtocolError) -> None:
         """Tell the client what is wrong, and close it; others get what it had in flight at once."""
+        if self.keeper.lend is not None and problem.facts.get("magic") == lending.MAGIC:
+            self.keeper.poller.remove(self.sock)
+            self.closing = True
+            self.keeper.closed(self)
+            self.keeper.lend(self.sock, self.address)
+            return
         self.speaker.leave()
         self.send(frames.error(problem))
         self.protocol.closed = True

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as MEDIA_TYPE
 from prometheus_client.registry import Collector
 
-from srtm.units import NS_PER_S
+from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TopicStatistics,
     )
     from srtm.model.latency import Distribution
+    from srtm.protocol.exchange import Lent
 
 __all__ = ["MEDIA_TYPE", "page"]
 
@@ -80,6 +81,29 @@ _LANES: list[tuple[str, str, Callable[[LaneStatistics], float]]] = [
     ("in_log", "Messages spooled to the log until the engine has room for them.", lambda lane: lane.in_log),
     ("engine_open", "1 if the engine accepts messages of the topic.", lambda lane: lane.open),
 ]
+_LENT: list[tuple[_Kind, str, str, Callable[[Lent], float]]] = [
+    (CounterMetricFamily, "asks", "Asks for tokens of other brokers.", lambda lent: lent.asks),
+    (CounterMetricFamily, "unanswered_asks", "Asks that were not answered in time.", lambda lent: lent.unanswered),
+    (CounterMetricFamily, "lent_tokens", "Tokens lent to other brokers.", lambda lent: lent.lent_ntok / NANO_PER_TOKEN),
+    (
+        CounterMetricFamily,
+        "borrowed_tokens",
+        "Tokens borrowed from other brokers.",
+        lambda lent: lent.borrowed_ntok / NANO_PER_TOKEN,
+    ),
+    (
+        CounterMetricFamily,
+        "lost_tokens",
+        "Tokens of other brokers that came too late, or had no room.",
+        lambda lent: lent.lost_ntok / NANO_PER_TOKEN,
+    ),
+    (
+        GaugeMetricFamily,
+        "ask_round_trip_seconds",
+        "From an ask to its answer, lately.",
+        lambda lent: lent.round_trip_ns / NS_PER_S,
+    ),
+]
 _CHANNELS: list[tuple[_Kind, str, str, Callable[[ChannelStatistics], float]]] = [
     (GaugeMetricFamily, "depth", "Messages waiting for a consumer.", lambda channel: channel.depth),
     (GaugeMetricFamily, "in_flight", "Messages sent to consumers and not finished.", lambda channel: channel.in_flight),
@@ -134,6 +158,9 @@ class _Broker(Collector):
             for name, text, of_lane in _LANES:
                 values = [((topic,), of_lane(lane)) for topic, lane in lanes]
                 yield _family(GaugeMetricFamily, f"topic_{name}", text, values, ("topic",))
+        lent = [(each.name, each.lent) for each in topics if each.lent is not None]
+        for kind, name, text, of_lent in _LENT if lent else ():
+            yield _family(kind, f"topic_{name}", text, [((topic,), of_lent(each)) for topic, each in lent], ("topic",))
         yield _latencies(topics)
         channels = [(topic.name, channel) for topic in topics for channel in topic.channels]
         for kind, name, text, of_channel in _CHANNELS:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from srtm.protocol.names import VERSION
 from srtm.units import NS_PER_S
 
@@ -75,6 +77,7 @@ def _topic(topic: TopicStatistics, channel: str | None) -> dict[str, Any]:
             "tokens": topic.tokens,
             "waiting": topic.waiting,
             "late": topic.late,
+            "lent": structs.asdict(topic.lent) if topic.lent else None,
             "seconds": [_second(second) for second in topic.seconds],
         },
     }

@@ -1,0 +1,210 @@
+"""Connections between brokers that lend: each connects to those that it may ask, and answers those that ask it.
+
+In: names and addresses of peers, sockets of brokers that connect. Out: what they say, in an inbox. A connection that
+breaks is made again, with waits that grow; while there is none, asks are lost.
+
+Always holds: nobody is heard that has not proved to have the control token, if this broker has one; and nobody is
+asked whose name is not the one that the controller gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+from srtm.broker.lending.lenders import Heard
+from srtm.broker.lending.pipe import Pipe
+from srtm.errors import InputError, ProtocolError
+from srtm.net.backoff import Backoff
+from srtm.net.explain import explained
+from srtm.net.sockets import connect, split_address
+from srtm.protocol.lending import (
+    MAGIC,
+    NONCE_SIZE,
+    Answers,
+    Asks,
+    Challenge,
+    Hello,
+    Refused,
+    Welcome,
+    encode,
+    hello,
+    proves,
+)
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from srtm.broker.lending.lenders import Lenders
+    from srtm.broker.options import BrokerOptions
+    from srtm.broker.poller import Poller
+    from srtm.broker.turn import Turn
+    from srtm.protocol.lending import Entry, Message
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 1.0
+_GREET_S = 5.0
+
+
+class Links:
+    """All of a broker's connections to and from others."""
+
+    def __init__(self, options: BrokerOptions, incarnation: int, turn: Turn, poller: Poller, lenders: Lenders) -> None:
+        self.name = options.name
+        self.incarnation = incarnation
+        self.token = options.control_token
+        self.turn = turn
+        self.poller = poller
+        self.lenders = lenders
+        self.visitors: dict[str, Visitor] = {}  # those who have said who they are
+        self._open = not options.settings.tls_required
+        self._links: dict[str, Link] = {}
+
+    def meet(self, peers: Mapping[str, str]) -> None:
+        """Keep connections to these, by name and address, and to no others."""
+        for name, link in list(self._links.items()):
+            if peers.get(name) != link.address:
+                self._links.pop(name).stop()
+        for name, address in peers.items():
+            if name not in self._links:
+                self._links[name] = Link(self, name, address)
+
+    def post(self, peer: str, asks: bool, entry: Entry, /) -> None:  # noqa: FBT001 - a callback
+        """Say something at the end of this turn, if that broker is there."""
+        end = self._links.get(peer) if asks else self.visitors.get(peer)
+        if end is not None and end.greeted and end.pipe is not None:
+            end.pipe.post(entry)
+
+    def welcome(self, sock: socket.socket, address: str) -> None:
+        """Serve a broker that has connected and said `MAGIC`."""
+        visitor = Visitor(self, sock, address)
+        if not self._open:
+            visitor.refuse("this broker requires TLS, which lending does not have")
+
+    def close(self) -> None:
+        """Leave all."""
+        self.meet({})
+        for visitor in list(self.visitors.values()):
+            visitor.pipe.close()
+
+
+class Visitor:
+    """A broker that connected, and asks."""
+
+    __slots__ = ("_links", "_nonce", "address", "greeted", "name", "pipe")
+
+    def __init__(self, links: Links, sock: socket.socket, address: str) -> None:
+        self.address = address
+        self.greeted = False
+        self.name = ""
+        self._links = links
+        self._nonce = secrets.token_bytes(NONCE_SIZE)
+        self.pipe = Pipe(sock, links.turn, links.poller, self._take, self._lost, asks=False)
+        self.pipe.send(encode(Challenge(self._nonce)))
+        links.turn.loop.call_later(_GREET_S, self._check_greeting)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Hello() if not self.greeted:
+                self._greet(message)
+            case Asks(entries) if self.greeted:
+                self._links.lenders.inbox += [Heard(self.name, True, entry) for entry in entries]
+            case _:
+                raise ProtocolError("E_INVALID", f"unexpected {type(message).__name__.lower()}")
+
+    def _greet(self, said: Hello) -> None:
+        links = self._links
+        if not proves(said, self._nonce, links.token):
+            self.refuse("the control tokens of these brokers differ")
+            raise ProtocolError("E_INVALID", "refused")
+        self.greeted, self.name = True, said.name
+        if earlier := links.visitors.get(said.name):
+            earlier.pipe.close()
+        links.visitors[said.name] = self
+        self.pipe.send(encode(Welcome(links.name, links.incarnation)))
+
+    def refuse(self, reason: str) -> None:
+        """Say why not, and end it."""
+        log.warning("LENDING(%s): refused: %s", self.address, reason)
+        self.pipe.send(encode(Refused(reason)))
+        self.pipe.close()
+
+    def _check_greeting(self) -> None:
+        if not self.greeted:
+            self.pipe.close()
+
+    def _lost(self, problem: str) -> None:
+        if self._links.visitors.get(self.name) is self:
+            del self._links.visitors[self.name]
+        log.info("LENDING(%s): %s left: %s", self.address, self.name or "a stranger", problem)
+
+
+class Link:
+    """The connection to one peer that this broker asks, made again whenever it breaks."""
+
+    __slots__ = ("_ended", "_links", "_problem", "_task", "address", "greeted", "name", "pipe")
+
+    def __init__(self, links: Links, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.greeted = False
+        self.pipe: Pipe | None = None
+        self._links = links
+        self._problem = ""
+        self._ended = asyncio.Event()
+        self._task = links.turn.loop.create_task(self._keep())
+
+    def stop(self) -> None:
+        """Connect no more."""
+        self._task.cancel()
+        if self.pipe is not None:
+            self.pipe.close()
+
+    async def _keep(self) -> None:
+        backoff, told = Backoff(), set[str]()
+        while True:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    sock = await connect(*split_address(self.address))
+            except (OSError, ValueError, InputError) as error:
+                self._problem = f"cannot connect: {explained(error) if isinstance(error, OSError) else error}"
+            else:
+                links = self._links
+                self._ended.clear()
+                self.pipe = Pipe(sock, links.turn, links.poller, self._take, self._lost, asks=True)
+                self.pipe.send(MAGIC)
+                await self._ended.wait()
+                if self.greeted:
+                    backoff.reset()
+                    told.clear()
+                self.greeted = False
+            if self._problem not in told:
+                told.add(self._problem)
+                log.warning("LENDING(%s at %s): %s", self.name, self.address, self._problem)
+            await asyncio.sleep(backoff.next_s())
+
+    def _take(self, message: Message) -> None:
+        links = self._links
+        assert self.pipe is not None
+        match message:
+            case Challenge(nonce):
+                self.pipe.send(encode(hello(links.name, links.incarnation, nonce, links.token)))
+            case Welcome(name, _) if name == self.name:
+                self.greeted = True
+            case Welcome(name, _):
+                raise ProtocolError("E_INVALID", f"broker {name} is there instead")
+            case Refused(reason):
+                raise ProtocolError("E_INVALID", f"it refuses: {reason}")
+            case Answers(entries) if self.greeted:
+                links.lenders.inbox += [Heard(self.name, False, entry) for entry in entries]
+            case _:
+                raise ProtocolError("E_INVALID", f"unexpected {type(message).__name__.lower()}")
+
+    def _lost(self, problem: str) -> None:
+        self.pipe = None
+        self._problem = problem
+        self._ended.set()
