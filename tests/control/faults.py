@@ -25,7 +25,8 @@ from srtm.model.split import within
 from srtm.model.timeline import Timeline, largest_excess
 from srtm.protocol import exchange
 from srtm.protocol.exchange import Contract
-from srtm.testing.virtual import VirtualBroker, VirtualCluster
+from srtm.testing.virtual import VirtualCluster
+from srtm.testing.virtual_broker import VirtualBroker
 from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S
 
 LEASE_S = 3.0

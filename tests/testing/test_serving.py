@@ -26,10 +26,10 @@ def test_reads_wait_for_each_other_and_messages_for_their_token() -> None:
     for topic, each in ((lax, first), (strict, second)):
         serving.read(each, each[0].arrival_ns)
         for message in each:
-            serving.release(topic, message)
+            serving.release(topic, [message])
     serving.read(late, late[0].arrival_ns)
     late[0].release_ns = 2_000
-    serving.release(strict, late[0])
+    serving.release(strict, late)
     serving.account(1_900)
     assert lax.recent.total.tolist() == lax.recent.processing.tolist() == [135] * 3  # 100 + 3 · 10 + 5
     assert strict.recent.total.tolist() == [195]  # until 1,130 for the first read, then 110 + 5

@@ -8,126 +8,32 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from srtm.broker.control import Control
-from srtm.broker.message import Message
-from srtm.broker.options import BrokerOptions
-from srtm.broker.topic import Topic
-from srtm.broker.topics import Topics
 from srtm.control.controller import Controller
-from srtm.control.members import DeclaredPublisher
 from srtm.errors import ExchangeRefused
-from srtm.protocol import exchange, identify, orders
-from srtm.protocol.frames import FRAME_HEAD
+from srtm.protocol import exchange, orders
 from srtm.testing.faulty_network import FaultyNetwork
 from srtm.testing.schedule import Schedule
-from srtm.testing.serving import Serving
+from srtm.testing.traffic import Bursts, Replay, VirtualPublisher
+from srtm.testing.virtual_broker import VirtualBroker
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from srtm.broker.message import Message
+    from srtm.control.members import DeclaredPublisher
     from srtm.control.options import ControllerOptions
     from srtm.control.store import Store
     from srtm.model.broker_models import ServiceModel
-    from srtm.protocol.orders import Order
+    from srtm.workload.publishers import Arrivals
 
 START_NS = 1_000 * NS_PER_S
 _TICK_NS = 100 * NS_PER_MS
 _DRAIN_NS = 20 * NS_PER_MS
 _WAKE_NS = NS_PER_MS  # from news until the controller acts on it
 _SOON_NS = 5 * NS_PER_MS  # until it tries again what came too soon after the last exchange
-
-
-@dataclass(eq=False)
-class VirtualPublisher:
-    """A publisher that sends at its declared rate, and follows orders to another broker."""
-
-    declared: DeclaredPublisher
-    topic: str
-    follow: Callable[[VirtualPublisher], None]  # is called when an order has come
-    broker: VirtualBroker | None = None
-    rng: random.Random = field(default_factory=random.Random)
-    sent: int = 0
-    moves: int = 0  # orders that it followed
-    gone: bool = False
-
-    def __post_init__(self) -> None:
-        """Declare the publisher as IDENTIFY does."""
-        self.identity = identify.Declared(self.declared.id, self.declared.group, self.topic)
-        self.inbox: list[Order] = []
-
-    def send(self, frame: bytes) -> None:
-        """Take a frame from the broker."""
-        found = orders.decode(frame[FRAME_HEAD.size :])
-        if found is not None:
-            self.inbox.append(found)
-            self.follow(self)
-
-    def next_gap_ns(self) -> int:
-        """Time until its next batch."""
-        mean_ns = NS_PER_S * self.declared.batch / self.declared.rate_mps
-        return max(1, round(self.rng.expovariate(1 / mean_ns)))
-
-
-class _StillTurn:
-    """A turn that `VirtualBroker.turn` takes by itself."""
-
-    def __init__(self) -> None:
-        self.to_drain: dict[Topic, None] = {}
-        self.lag_ns = 0
-
-    def wake(self) -> None:
-        """Do nothing: no loop waits."""
-
-
-class VirtualBroker:
-    """A broker's topics and control, without its sockets."""
-
-    def __init__(self, name: str, number: int, world: VirtualCluster, set_back_ns: int = 0) -> None:
-        """`set_back_ns` is how far its wall clock is behind."""
-        self.options = BrokerOptions(name=name, tcp_port=4150 + 2 * number, controller="controller:4160")
-        self.world = world
-        self.started_ns = world.now_ns - set_back_ns
-        self.skew_ns = world.rng.randrange(10**15)  # every broker has its own monotonic clock
-        turn: Any = _StillTurn()
-        self.topics = Topics(turn, None, 10**6, 10**9)
-        self.control = self.topics.contracts = Control(self.options, self.topics, turn, {}, self.started_ns)
-        self.serving = Serving(world.service) if world.service else None  # None: messages take no processor time
-        self._learned: dict[str, list[tuple[int, int | None]]] = {}  # since when a topic is under which contract
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.options.name
-
-    @property
-    def mono_ns(self) -> int:
-        """Its own monotonic clock."""
-        return self.world.now_ns + self.skew_ns
-
-    def turn(self) -> None:
-        """One turn of the loop: release messages that have tokens."""
-        now_ns = self.world.now_ns
-        self.control.check_lease(now_ns, self.mono_ns)
-        for topic in self.topics.values():
-            known, birth = self._learned.setdefault(topic.name, [(0, None)]), self.control.birth(topic.name)
-            if known[-1][1] != birth:
-                known.append((now_ns, birth))
-            for message in topic.gate.drain(now_ns):
-                under = next(birth for since_ns, birth in reversed(known) if message.release_ns >= since_ns)
-                self.world.released(topic.name, self.name, message, under)
-                if self.serving is not None:
-                    self.serving.release(topic, message)
-
-    def second(self) -> None:
-        """Close a second of statistics."""
-        if self.serving is not None:
-            self.serving.account(self.world.now_ns)
-        for topic in self.topics.values():
-            topic.end_second(self.world.now_ns)
 
 
 @dataclass(slots=True)
@@ -161,7 +67,6 @@ class VirtualCluster:
         self.publishers: dict[str, VirtualPublisher] = {}
         self.controller: Controller | None = None
         self._awake = False
-        self._bodies = count()
         self._last_sent: dict[str, int] = {}
         self.start_controller()
         for number in range(1, brokers + 1):
@@ -224,18 +129,26 @@ class VirtualCluster:
             self._register(name)
 
     def publish(self, topic: str, publishers: Iterable[DeclaredPublisher]) -> None:
-        """Let publishers of a topic begin to send."""
+        """Let publishers of a topic begin to send at their declared rates."""
+        sources: dict[str, list[VirtualPublisher]] = {}
+        for publisher in self.connect(topic, publishers):  # publishers of a group send together
+            sources.setdefault(publisher.declared.group or f"\0{publisher.declared.id}", []).append(publisher)
+        for members in sources.values():
+            Bursts(members, self.schedule, self._send)
+
+    def connect(self, topic: str, publishers: Iterable[DeclaredPublisher]) -> list[VirtualPublisher]:
+        """Let publishers of a topic find their brokers; they send nothing yet."""
         new = [
             VirtualPublisher(each, topic, self._will_follow, rng=random.Random(self.rng.random()))
             for each in publishers
         ]
         self.publishers |= {each.declared.id: each for each in new}
         self._find_places(new, [])
-        sources: dict[str, list[VirtualPublisher]] = {}
-        for publisher in new:  # publishers of a group send together
-            sources.setdefault(publisher.declared.group or f"\0{publisher.declared.id}", []).append(publisher)
-        for members in sources.values():
-            self.at(members[0].next_gap_ns(), self._burst, members)
+        return new
+
+    def replay(self, publishers: Sequence[VirtualPublisher], arrivals: Arrivals, lap_ns: int) -> Replay:
+        """Let publishers send known arrivals from now on, over and over; their numbers are those of the arrivals."""
+        return Replay(publishers, arrivals, lap_ns, self.schedule, self._send)
 
     def rename(self, publisher: VirtualPublisher, topic: str) -> None:
         """Let a publisher reconnect and continue with another topic."""
@@ -248,6 +161,10 @@ class VirtualCluster:
         """End a publisher for good."""
         self.publishers[publisher].gone = True
         self._connect(self.publishers[publisher], None)
+
+    def arrived(self, topic: str, messages: int) -> None:
+        """Record that messages came to a broker."""
+        self.record.arrivals.setdefault(topic, []).extend([self.now_ns] * messages)
 
     def released(self, topic: str, broker: str, message: Message, birth: int | None) -> None:
         """Record the release of a message under the contract of that birth."""
@@ -281,11 +198,6 @@ class VirtualCluster:
         if publisher.broker is not None:
             publisher.broker.control.came(publisher.identity, publisher)
 
-    def _burst(self, members: list[VirtualPublisher]) -> None:
-        for publisher in members:
-            self._send(publisher)
-        self.at(members[0].next_gap_ns(), self._burst, members)
-
     def _will_follow(self, publisher: VirtualPublisher) -> None:
         self.at(self.rng.randrange(1, 20) * NS_PER_MS, self._follow, publisher)
 
@@ -304,21 +216,11 @@ class VirtualCluster:
                     self._connect(publisher, target.name)
         publisher.inbox.clear()
 
-    def _send(self, publisher: VirtualPublisher) -> None:
+    def _send(self, publisher: VirtualPublisher, messages: int) -> None:
         broker = publisher.broker
         if broker is not None and broker.name not in self.paused:
-            topic = broker.topics.touch(publisher.topic)
-            together = []
-            for _ in range(publisher.declared.batch):
-                body = b"%b %d" % (publisher.declared.id.encode(), publisher.sent)
-                together.append(Message(b"%016d" % next(self._bodies), self.now_ns, body, publisher.declared.id))
-                publisher.sent += 1
-            topic.gate.arrived += together
-            if broker.serving is not None:
-                broker.serving.read(together, self.now_ns)
-            self.record.arrivals.setdefault(publisher.topic, []).extend([self.now_ns] * publisher.declared.batch)
-            topic.recent.largest_batch = max(topic.recent.largest_batch, publisher.declared.batch)
-            broker.turn()
+            self.arrived(publisher.topic, messages)
+            broker.read(publisher.topic, publisher.declared.id, publisher.bodies(messages))
 
     def _turn(self) -> None:
         for broker in self.brokers.values():

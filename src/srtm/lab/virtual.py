@@ -1,0 +1,205 @@
+"""The shipped code as a world: the real controller and brokers' gates in virtual time, on the paper's testbed.
+
+In: the same arrivals as the simulator's, sent over and over by publishers that register, are placed and follow orders.
+Out: what the controller's fitting came to, and the latency of every message of one lap of those arrivals at each
+broker. Control plane, migration, token buckets and TB Adaptor are the ones that ship; the network and the brokers'
+processor (`testing/serving.py`) are models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from srtm.control.members import DeclaredPublisher
+from srtm.control.options import ControllerOptions
+from srtm.control.store import Store
+from srtm.errors import PlacementError
+from srtm.lab.result import SLO_MS
+from srtm.lab.world import BROKERS, PAPERS_RULE, Simulated, brokers
+from srtm.model.broker_models import broker_model
+from srtm.model.fitting import Iteration
+from srtm.model.latency import SLO, Latency
+from srtm.model.placement import place
+from srtm.protocol.exchange import Contract
+from srtm.sim.simulate import SimulatedTopic, Simulation
+from srtm.testing.serving import Sent
+from srtm.testing.virtual import VirtualCluster
+from srtm.units import NS_PER_MS, NS_PER_S, percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from srtm.broker.message import Message
+    from srtm.control.topic import ManagedTopic
+    from srtm.model.bucket import TokenBucket
+    from srtm.testing.traffic import Replay, VirtualPublisher
+    from srtm.workload.publishers import Population
+
+_MODEL = "paper-testbed"
+_TOPIC = "lab"
+_SLO = SLO(round(SLO_MS * NS_PER_MS))
+_PATIENCE_S = 1_800  # of virtual time, until a topic is placed
+_DRAIN_S = 5  # until the last messages of a lap are sent
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTopic(SimulatedTopic):
+    """A topic with what its publishers declare."""
+
+    population: Population
+    lap_ns: int
+
+    def declared(self) -> list[DeclaredPublisher]:
+        """The publishers as they register."""
+        kind = self.population
+        return [
+            DeclaredPublisher(
+                each.id, each.rate_mps, each.group, process=kind.process, batch=kind.batch, jitter_ns=kind.spread_ns
+            )
+            for each in self.publishers
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Virtual:
+    """The shipped code on six brokers of the model `paper-testbed`, in virtual time; the seed is the only noise."""
+
+    seconds: float = 60.0
+    most_messages: int = 2_000_000
+    adapt: bool = True  # whether shares of a fixed split follow the traffic
+
+    @property
+    def name(self) -> str:
+        """Identifies kept rows."""
+        return f"shipped code in virtual time, {self.seconds:g} s, at most {self.most_messages} messages"
+
+    def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> DeclaredTopic:
+        """The topic, its bucket profiled from its own traffic."""
+        simulated = Simulated(self.seconds, self.most_messages)
+        topic = simulated.topic(population, seed, quantile)
+        lap_ns = simulated.workload(population, seed).duration_ns
+        return DeclaredTopic(topic.publishers, topic.arrivals, topic.bucket, population, lap_ns)
+
+    def fit(self, topic: DeclaredTopic, policy: str, seed: int) -> Simulation:
+        """Let the controller search by measuring; then watch the topic for a lap."""
+        testbed = Testbed(topic, policy, seed, fit="measure")
+        testbed.start()
+        testbed.wait_for_fit()
+        testbed.finish_lap()
+        return testbed.watched_lap()
+
+    def spread(self, topic: DeclaredTopic, policy: str, k: int, seed: int) -> Simulation:
+        """Let an operator move publishers to where a policy places them on k brokers; then watch the first lap."""
+        testbed = Testbed(topic, policy, seed, fit="none", adapt=self.adapt)
+        seen = [each.seen_by(topic, _SLO) for each in brokers()]
+        testbed.move(place(topic.publishers, seen, policy, seed, k=k).broker_of.tolist())
+        testbed.start()
+        return testbed.watched_lap()
+
+
+class Testbed(VirtualCluster):
+    """A cluster with one topic, whose messages are not recorded but watched."""
+
+    def __init__(self, topic: DeclaredTopic, policy: str, seed: int, *, fit: str, adapt: bool = True) -> None:
+        model = broker_model(_MODEL)
+        options = ControllerOptions(broker_model=_MODEL, mcap_mps=model.mcap_mps, seed=seed)
+        super().__init__(seed, options, Store(), BROKERS, model.service)
+        self.run(1)
+        self.offered = topic
+        bucket = topic.bucket
+        contract = Contract(
+            bucket.r_mtps, bucket.b_ntok, _SLO.limit_ns, str(_SLO.quantile), policy, fit=fit, adapt=adapt
+        )
+        assert self.controller is not None
+        self.topic: ManagedTopic = self.controller.create(_TOPIC, contract, self.now_ns)
+        self.senders: list[VirtualPublisher] = self.connect(_TOPIC, topic.declared())
+        self.laps: Replay | None = None
+        self._settle()
+
+    def arrived(self, topic: str, messages: int) -> None:
+        """Keep no record."""
+
+    def released(self, topic: str, broker: str, message: Message, birth: int | None) -> None:
+        """Keep no record."""
+
+    def move(self, broker_of: Sequence[int]) -> None:
+        """Move every publisher to the broker of this number, as an operator does."""
+        assert self.controller is not None
+        for number, name in enumerate(sorted(self.brokers)):
+            there = [each.id for each, at in zip(self.offered.publishers, broker_of, strict=True) if at == number]
+            self.controller.move(_TOPIC, there, name, self.now_ns)
+        self._settle()
+
+    def start(self) -> None:
+        """Begin to send."""
+        self.laps = self.replay(self.senders, self.offered.arrivals, self.offered.lap_ns)
+
+    def wait_for_fit(self) -> None:
+        """Let time pass until the controller's fitting is over."""
+        for _ in range(_PATIENCE_S):
+            self.run(1)
+            if self.topic.fitting.last is not None and not self.topic.layout.migration.publishers:
+                return
+        raise PlacementError(f"no fit after {_PATIENCE_S} s of virtual time")
+
+    def finish_lap(self) -> None:
+        """Let time pass until the next lap begins."""
+        assert self.laps is not None
+        self.run((self.laps.began_ns + self.offered.lap_ns - self.now_ns) / NS_PER_S)
+
+    def watched_lap(self) -> Simulation:
+        """What became of every message of the lap that begins now."""
+        begin_ns, end_ns = self.now_ns, self.now_ns + self.offered.lap_ns
+        found: dict[str, list[Sent]] = {name: [] for name in self.brokers}
+        for name, broker in self.brokers.items():
+            assert broker.serving is not None
+            broker.serving.watch = lambda _, sent, name=name: found[name].append(sent)
+        self.run(self.offered.lap_ns / NS_PER_S + _DRAIN_S)
+        parts = {}
+        for name, sent in found.items():
+            whole = Sent(*(np.concatenate(times) for times in zip(*sent, strict=True))) if sent else Sent.none()
+            part = whole.where((whole.arrival_ns >= begin_ns) & (whole.arrival_ns < end_ns))
+            if len(part.sent_ns):
+                parts[name] = (part.release_ns - part.arrival_ns, part.sent_ns - part.release_ns)
+        return self._summed_up(parts)
+
+    def in_force(self) -> Mapping[str, TokenBucket]:
+        """The share of each broker."""
+        shares = {name: broker.topics.touch(_TOPIC).limiter for name, broker in sorted(self.brokers.items())}
+        carried = self.topic.layout.place.brokers
+        return {name: limiter.bucket for name, limiter in shares.items() if limiter is not None and name in carried}
+
+    def _summed_up(self, parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Simulation:
+        names = tuple(sorted(self.brokers))
+        place = self.topic.layout.place
+        last = self.topic.fitting.last
+        rounds = last.rounds if last else ()
+        return Simulation(
+            policy=self.topic.contract.policy,
+            meets_slo=all(
+                percentile(access + processing, _SLO.quantile) <= _SLO.limit_ns for access, processing in parts.values()
+            ),
+            brokers=names,
+            broker_of=np.array([names.index(place[each.id]) for each in self.offered.publishers], np.int32),
+            shares=self.in_force(),
+            latency=Latency.of(*(np.concatenate(column) for column in zip(*parts.values(), strict=True))),
+            by_broker={name: Latency.of(*latencies) for name, latencies in parts.items()},
+            rounds=len(rounds),
+            elapsed_s=last.elapsed_s if last else 0.0,
+            iterations=tuple(Iteration(each.k, 1) for each in rounds),
+        )
+
+    def _settle(self) -> None:
+        """Let time pass until publishers are in place, and shares in force."""
+        for _ in range(_PATIENCE_S):
+            self.run(1)
+            layout, transfer = self.topic.layout, self.topic.transfer
+            placed = all(
+                each.broker and each.broker.name == layout.place.get(each.declared.id) for each in self.senders
+            )
+            if placed and not self.topic.settling(self.now_ns) and transfer.done and transfer.wanted:
+                return
+        raise PlacementError(f"publishers or shares are not in place after {_PATIENCE_S} s of virtual time")
