@@ -29,9 +29,10 @@ LIBRARY = [
     "sim",
     "pipeline",
     "control",
+    "testing",
     "lab",
 ]
-ORDER = [*LIBRARY, "testing", "web", "cli", "__init__", "__main__"]
+ORDER = [*LIBRARY, "web", "cli", "__init__", "__main__"]
 ONLY_IN = {"pyspark": "pipeline"}
 APART = {("client", "broker"), ("pipeline", "broker")}  # they meet on the wire, and share srtm.net
 NOT_IN_MODEL = {

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from srtm.broker.message import Message
 from srtm.broker.topic import Topic
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.model.broker_models import ServiceModel
+from srtm.model.service import processing_latencies
 from srtm.protocol.exchange import Contract
-from srtm.testing.serving import Serving
+from srtm.testing.serving import Sent, Serving
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN, NS_PER_MS
 
@@ -59,3 +64,37 @@ def test_the_load_of_a_neighbour_delays_a_topic() -> None:
     world.kill_controller()  # it would send the neighbour away
     world.publish("lax", [DeclaredPublisher(f"l{number}", 10.0, batch=5) for number in range(400)])
     assert alone < 0.01 < 0.05 < late()
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), cores=st.integers(2, 3))
+def test_the_processor_is_the_models_whenever_it_accounts(seed: int, cores: int) -> None:
+    """Small reads overtake large ones, tokens come late, and seconds end in the middle of both."""
+    rng = np.random.default_rng(seed)
+    model = ServiceModel(read_ns=400, message_ns=90, base_ns=5, serial_ns=30, cores=cores)
+    starts, sizes = np.cumsum(rng.integers(1, 900, 60)), rng.integers(1, 12, 60)
+    arrivals = np.repeat(starts, sizes)
+    releases = np.maximum.accumulate(arrivals + rng.integers(0, 2, len(arrivals)) * rng.integers(0, 3_000))
+    serving, topic, sent = Serving(model), Topic("t", 10, 10), list[Sent]()
+    serving.watch = lambda _, some: sent.append(some)
+    all_messages = [Message(b"%016d" % number, int(at), b"", "p") for number, at in enumerate(arrivals.tolist())]
+    for message, release_ns in zip(all_messages, releases.tolist(), strict=True):
+        message.release_ns = release_ns
+    waiting, read = list(all_messages), 0
+    for now_ns in range(0, int(releases[-1]) + 100_000, 700):
+        while read < len(starts) and starts[read] <= now_ns:
+            first = int(sizes[:read].sum())
+            serving.read(all_messages[first : first + sizes[read]], int(starts[read]))
+            read += 1
+        ready = [each for each in waiting if each.release_ns <= now_ns]
+        waiting = waiting[len(ready) :]
+        serving.release(topic, ready)
+        serving.account(now_ns)
+    found = Sent(*(np.concatenate(times) for times in zip(*sent, strict=True)))
+    expected = releases + processing_latencies(
+        arrivals, releases, np.repeat(np.arange(60), sizes).astype(np.int32), model
+    )
+    assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == sorted(
+        zip(arrivals.tolist(), releases.tolist(), expected.tolist(), strict=True)
+    )
+    assert topic.recent.sent == len(arrivals)

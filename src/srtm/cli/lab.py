@@ -78,6 +78,7 @@ def run(
             metavar="FOLDER", help="Folder of finished cells", show_default="lab-results; lab-live with --live"
         ),
     ] = None,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Also run points that take minutes each")] = False,
     live: Annotated[bool, typer.Option("--live", help="Run on real brokers and sockets of this machine")] = False,
     as_json: AsJson = False,
     publishers: Annotated[
@@ -136,7 +137,7 @@ def run(
     }
     results = named_live(names) if live else named(names)
     often = repetitions if repetitions is not None else 1 if live else 2 if tiny else 10
-    settings = Settings(seed, often, tiny, _scale(scale, live=live))
+    settings = Settings(seed, often, tiny, _scale(scale, live=live), thorough)
     given = spark_options(spark_conf)
     kept = Kept(out or (_LIVE_OUT if live else _OUT))
     kept.begin(settings)

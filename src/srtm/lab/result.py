@@ -126,6 +126,8 @@ class Result:
     draw: Callable[[Rows], Panel]
     weight: float = 1.0
     version: int = 1  # increment when a change of `run` invalidates kept rows
+    repetitions: int | None = None  # at most, if a cell takes long and hardly depends on the seed
+    more: Sequence[Point] = ()  # points that take too long to run unless asked for
     # Of rows, for a table, with their headings; none: no table.
     columns: Mapping[str, str] = field(default_factory=dict)
 

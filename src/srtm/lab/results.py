@@ -19,6 +19,7 @@ from srtm.lab import (
     kernel_time,
     lending,
     prop1,
+    shipped,
     table1,
 )
 
@@ -41,6 +42,7 @@ _FILES = (
     burst_split,
     lending,
     found_groups,
+    shipped,
 )
 LIVE = "-live"
 RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result in file.RESULTS}

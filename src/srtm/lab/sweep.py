@@ -44,6 +44,7 @@ class Settings:
     repetitions: int = 10
     tiny: bool = False
     live: Live | None = None
+    thorough: bool = False  # also run the points that take long
 
     def __post_init__(self) -> None:
         """List everything that is wrong at once."""
@@ -81,10 +82,11 @@ class Cell:
 def cells_of(result: Result, settings: Settings) -> list[Cell]:
     """The cells of a result, in order."""
     world = settings.live or (_TINY if settings.tiny else _FULL)
+    chosen = result.tiny if settings.tiny else [*result.points, *(result.more if settings.thorough else ())]
     return [
         Cell(result.name, point, repetition, settings.seed * _SEEDS_APART + repetition, world)
-        for point in (result.tiny if settings.tiny else result.points)
-        for repetition in range(settings.repetitions)
+        for point in chosen
+        for repetition in range(min(settings.repetitions, result.repetitions or settings.repetitions))
     ]
 
 

@@ -78,6 +78,15 @@ class Server:
         self._cores[core] = self._awake(core, at_ns) + self.model.reading_ns(messages)
         return self._cores[core]
 
+    def send(self, topic: Hashable, ready_ns: Ints) -> Ints:
+        """Messages of a topic are ready for its serial stage at these times: the time at which each is delivered."""
+        serial_ns, place = self.model.serial_ns, np.arange(len(ready_ns))
+        begun_ns = np.maximum(ready_ns - place * serial_ns, self._threads[topic])
+        sent_ns: Ints = np.maximum.accumulate(begun_ns) + (place + 1) * serial_ns
+        if len(sent_ns):
+            self._threads[topic] = int(sent_ns[-1])
+        return sent_ns + self.model.base_ns
+
     def release(self, topic: Hashable, messages: int, at_ns: int) -> list[int]:
         """Messages of a topic that were read have their tokens: the time at which each is delivered."""
         serial_ns, base_ns = self.model.serial_ns, self.model.base_ns
@@ -87,15 +96,6 @@ class Server:
         begins = max(self._threads[topic], at_ns)
         self._threads[topic] = begins + messages * serial_ns
         return [begins + n * serial_ns + base_ns for n in range(1, messages + 1)]
-
-    def send(self, topic: Hashable, ready_ns: Ints) -> Ints:
-        """Messages of a topic are ready for its serial stage at these times: the time at which each is delivered."""
-        serial_ns, place = self.model.serial_ns, np.arange(len(ready_ns))
-        begun_ns = np.maximum(ready_ns - place * serial_ns, self._threads[topic])
-        sent_ns: Ints = np.maximum.accumulate(begun_ns) + (place + 1) * serial_ns
-        if len(sent_ns):
-            self._threads[topic] = int(sent_ns[-1])
-        return sent_ns + self.model.base_ns
 
     def _awake(self, core: int, at_ns: int) -> int:
         free_ns = self._cores[core]

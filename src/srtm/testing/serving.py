@@ -32,6 +32,16 @@ class Sent(NamedTuple):
     release_ns: Ints
     sent_ns: Ints
 
+    @property
+    def access_ns(self) -> Ints:
+        """How long they waited for tokens."""
+        return self.release_ns - self.arrival_ns
+
+    @property
+    def processing_ns(self) -> Ints:
+        """How long the broker took after that."""
+        return self.sent_ns - self.release_ns
+
     @classmethod
     def none(cls) -> Sent:
         """No messages."""
@@ -78,7 +88,7 @@ class Serving:
             recent = topic.recent
             recent.sent += len(sent.sent_ns)
             recent.total.frombytes((sent.sent_ns - sent.arrival_ns).tobytes())
-            recent.processing.frombytes((sent.sent_ns - sent.release_ns).tobytes())
+            recent.processing.frombytes(sent.processing_ns.tobytes())
             if self.watch is not None:
                 self.watch(topic, sent)
 

@@ -79,7 +79,7 @@ class Bursts:
 
 
 class Replay:
-    """Known arrivals, sent from now on, over and over."""
+    """Known arrivals, sent from now on, over and over, until a lap is the last one."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class Replay:
         self._senders = [publishers[sender] for sender in senders[first].tolist()]
         self._sizes: list[int] = np.diff(first, append=len(times)).tolist()
         self._next = 0
+        self.last_lap = False
         self._lap_ns = lap_ns
         self.began_ns = schedule.now_ns  # the present lap
         self._schedule = schedule
@@ -106,6 +107,8 @@ class Replay:
 
     def _wait(self) -> None:
         if self._next == len(self._times):
+            if self.last_lap:
+                return
             self._next = 0
             self.began_ns += self._lap_ns
         at_ns = self.began_ns + self._times[self._next]

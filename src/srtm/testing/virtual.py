@@ -166,6 +166,12 @@ class VirtualCluster:
         """Record that messages came to a broker."""
         self.record.arrivals.setdefault(topic, []).extend([self.now_ns] * messages)
 
+    def drained(self, topic: str, broker: str, released: list[Message], known: list[tuple[int, int | None]]) -> None:
+        """Record messages that a gate released; `known` says since when which contract is known there."""
+        for message in released:
+            birth = next(birth for since_ns, birth in reversed(known) if message.release_ns >= since_ns)
+            self.released(topic, broker, message, birth)
+
     def released(self, topic: str, broker: str, message: Message, birth: int | None) -> None:
         """Record the release of a message under the contract of that birth."""
         if birth is not None:

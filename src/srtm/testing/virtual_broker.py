@@ -31,8 +31,8 @@ class Surroundings(Protocol):
     def now_ns(self) -> int:
         """The virtual time."""
 
-    def released(self, topic: str, broker: str, message: Message, birth: int | None) -> None:
-        """Take note of a message that was released under the contract of that birth."""
+    def drained(self, topic: str, broker: str, released: list[Message], known: list[tuple[int, int | None]]) -> None:
+        """Take note of messages that a gate released; `known` says since when which contract is known there."""
 
 
 class _StillTurn:
@@ -80,22 +80,15 @@ class VirtualBroker:
         if self.serving is not None:
             self.serving.read(together, now_ns)
         topic.recent.largest_batch = max(topic.recent.largest_batch, len(bodies))
-        self.turn()
+        self.control.check_lease(now_ns, self.mono_ns)
+        self._drain(topic, now_ns)
 
     def turn(self) -> None:
         """One turn of the loop: release messages that have tokens."""
         now_ns = self.world.now_ns
         self.control.check_lease(now_ns, self.mono_ns)
         for topic in self.topics.values():
-            known, birth = self._learned.setdefault(topic.name, [(0, None)]), self.control.birth(topic.name)
-            if known[-1][1] != birth:
-                known.append((now_ns, birth))
-            released = topic.gate.drain(now_ns)
-            for message in released:
-                under = next(birth for since_ns, birth in reversed(known) if message.release_ns >= since_ns)
-                self.world.released(topic.name, self.name, message, under)
-            if self.serving is not None and released:
-                self.serving.release(topic, released)
+            self._drain(topic, now_ns)
 
     def second(self) -> None:
         """Close a second of statistics."""
@@ -105,3 +98,13 @@ class VirtualBroker:
             self.serving.account(now_ns)
         for topic in self.topics.values():
             topic.end_second(now_ns)
+
+    def _drain(self, topic: Topic, now_ns: int) -> None:
+        known, birth = self._learned.setdefault(topic.name, [(0, None)]), self.control.birth(topic.name)
+        if known[-1][1] != birth:
+            known.append((now_ns, birth))
+        released = topic.gate.drain(now_ns)
+        if released:
+            self.world.drained(topic.name, self.name, released, known)
+            if self.serving is not None:
+                self.serving.release(topic, released)
