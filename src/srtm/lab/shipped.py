@@ -178,7 +178,7 @@ def _rounds(rows: Rows) -> tuple[bool, str]:
 
 
 def _split(figure: str, policy: str, k: int, publishers: int = 1_000, **kind: int | str) -> Point:
-    usual = {"process": "poisson", "batch": 1, "group_size": 1, "spread_ms": 0}
+    usual: Point = {"process": "poisson", "batch": 1, "group_size": 1, "spread_ms": 0}
     return {"figure": figure, "policy": policy, "k": k, "publishers": publishers, **usual, **kind}
 
 
