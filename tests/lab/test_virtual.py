@@ -7,8 +7,8 @@ import pytest
 from srtm.lab.result import Rows
 from srtm.lab.shipped import RESULTS, as_placed, at_shares, equal, run_fit, run_split
 from srtm.lab.sweep import Settings, cells_of
-from srtm.lab.virtual import Virtual
-from srtm.lab.world import WITH_MARGIN, Simulated, facts
+from srtm.lab.virtual import Virtual, loads
+from srtm.lab.world import INITIAL_KMPS, WITH_MARGIN, Simulated, facts
 from srtm.workload.publishers import Population
 
 AGREEMENT, SHIPPED = RESULTS
@@ -31,6 +31,16 @@ def test_a_fixed_split_is_the_simulators_to_the_nanosecond(kind: Population, pol
     assert equal(sent, at_shares(topic, found))
     assert sum(len(part.sent_ns) for part in sent.values()) == len(topic.arrivals.times_ns)
     assert (found.broker_of == Simulated(3.0).spread(topic, policy, k, 7).broker_of).all()
+
+
+def test_other_load_at_brokers_delays_messages_as_in_the_simulator() -> None:
+    world = Virtual(2.0, adapt=False)
+    topic = world.topic(GROUPED, 2)
+    testbed = world.split(topic, "max_min", 3, 2, loads_kmps=INITIAL_KMPS)
+    sent = testbed.last_lap()
+    found = testbed.summed_up(sent)
+    assert equal(sent, at_shares(topic, found, loads(topic, 2, INITIAL_KMPS)))
+    assert not equal(sent, at_shares(topic, found))
 
 
 def test_the_controller_fits_a_small_topic_as_the_simulator_does() -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from srtm.lab.fig9 import GROUP_SIZES, population
 from srtm.lab.result import SLO_MS, VARIANT, Claim, Panel, Point, Result, Row, Rows, Series, listed, points
 from srtm.lab.table1 import PAPER_K, PAPER_ROUNDS
-from srtm.lab.virtual import Virtual
-from srtm.lab.world import QUANTILES, Simulated, brokers, facts
+from srtm.lab.virtual import Virtual, loads
+from srtm.lab.world import INITIAL_KMPS, QUANTILES, Simulated, brokers, facts
 from srtm.model import scan
 from srtm.model.latency import SLO, Latency
 from srtm.model.service import processing_latencies
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from srtm.sim.simulate import SimulatedTopic, Simulation
+    from srtm.testing.serving import Ints
 
 NEAR = 0.05
 SPLIT_S = 20.0  # of a fixed split
@@ -48,11 +49,12 @@ def run_split(world: Simulated, point: Point, seed: int) -> list[Row]:
         spread_ns=int(float(point["spread_ms"]) * NS_PER_MS),
     )
     topic = virtual.topic(kind, seed)
-    testbed = virtual.split(topic, policy, k, seed)
+    loads_kmps = INITIAL_KMPS if str(point["figure"]).startswith("fig8") else ()
+    testbed = virtual.split(topic, policy, k, seed, loads_kmps=loads_kmps)
     sent = testbed.last_lap()
     found = testbed.summed_up(sent)
-    same = at_shares(topic, found)
-    alone = Simulated(length).spread(topic, policy, k, seed)
+    same = at_shares(topic, found, loads(topic, seed, loads_kmps))
+    alone = Simulated(length).spread(topic, policy, k, seed, loads_kmps=loads_kmps)
     return [
         {
             **point,
@@ -66,14 +68,20 @@ def run_split(world: Simulated, point: Point, seed: int) -> list[Row]:
     ]
 
 
-def at_shares(topic: SimulatedTopic, run: Simulation) -> dict[str, Sent]:
-    """What becomes of every message by the law and the service model, at the places and shares of a run."""
+def at_shares(
+    topic: SimulatedTopic, run: Simulation, loads: Mapping[str, tuple[Ints, int]] | None = None
+) -> dict[str, Sent]:
+    """What becomes of every message by the law and the service model, at the places and shares of a run.
+
+    `loads` are read events of other load at brokers, and their batch.
+    """
     times, senders = topic.arrivals
     model, found = brokers()[0].model, {}
     for name, share in run.shares.items():
         here = run.broker_of[senders] == run.brokers.index(name)
         released = times[here] + scan.access_delays(times[here], share)
-        processing = processing_latencies(times[here], released, senders[here], model)
+        reads, batch = (loads or {}).get(name, (None, 1))
+        processing = processing_latencies(times[here], released, senders[here], model, reads, batch)
         found[name] = Sent(times[here], released, released + processing)
     return found
 
@@ -186,6 +194,7 @@ _SINGLE = [_split("fig6a", "lb", k) for k in (1, 3, 6)]
 _BATCHES = [
     _split("fig7b", "lb", 6, batch=10),
     _split("fig7d", "lb", 6, batch=10, process="periodic"),
+    _split("fig8b", "max_min", 3, batch=10),
     _split("fig9a", "srtm", 3, batch=10, group_size=15),
     _split("fig10a", "max_min", 3, batch=10, group_size=15),
     _split("fig9b", "srtm", 6, batch=10, group_size=30, process="periodic"),
@@ -194,6 +203,7 @@ _BATCHES = [
 _MORE_SPLITS = [
     *(_split("fig6b", "lb", k, 6_000) for k in (1, 2, 6)),
     *(_split("fig7b", "conc", 2, publishers, batch=10) for publishers in (4_000, 10_000)),
+    *(_split("fig8b", policy, 3, 8_000, batch=10) for policy in ("conc", "max_min")),
     *(_split("fig9a", "srtm", k, batch=10, group_size=30) for k in (1, 2, 4, 6)),
     *(_split("fig10a", "max_min", k, batch=10, group_size=30) for k in (2, 6)),
     *(_split("fig11b", "srtm", 5, batch=10, group_size=25, spread_ms=each, process="periodic") for each in (1, 16)),

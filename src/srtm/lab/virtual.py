@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from srtm.broker.message import Message
     from srtm.control.topic import ManagedTopic
     from srtm.model.bucket import TokenBucket
+    from srtm.testing.serving import Ints
     from srtm.testing.traffic import Replay, VirtualPublisher
     from srtm.workload.publishers import Population
 
@@ -60,6 +61,16 @@ class DeclaredTopic(SimulatedTopic):
             )
             for each in self.publishers
         ]
+
+
+def loads(topic: SimulatedTopic, seed: int, loads_kmps: Sequence[int]) -> dict[str, tuple[Ints, int]]:
+    """The read events of the load that brokers carry besides a topic, as the simulator draws them, and their batch."""
+    first_ns, last_ns = int(topic.arrivals.times_ns[0]), int(topic.arrivals.times_ns[-1])
+    return {
+        broker.name: (load.reads(first_ns, last_ns, np.random.default_rng([seed, number])), load.batch)
+        for number, broker in enumerate(brokers(loads_kmps))
+        if (load := broker.background)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +100,23 @@ class Virtual:
         testbed.finish_lap()
         return testbed.summed_up(testbed.last_lap())
 
-    def spread(self, topic: DeclaredTopic, policy: str, k: int, seed: int) -> Simulation:
+    def spread(
+        self, topic: DeclaredTopic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()
+    ) -> Simulation:
         """Split the topic by rates over k brokers, and watch it from the first message on."""
-        testbed = self.split(topic, policy, k, seed)
+        testbed = self.split(topic, policy, k, seed, loads_kmps=loads_kmps)
         return testbed.summed_up(testbed.last_lap())
 
-    def split(self, topic: DeclaredTopic, policy: str, k: int, seed: int) -> Testbed:
-        """Let an operator move publishers to where a policy places them on k brokers; nothing is sent yet."""
+    def split(self, topic: DeclaredTopic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()) -> Testbed:
+        """Let an operator move publishers to where a policy places them on k brokers, before they send anything."""
         testbed = Testbed(topic, policy, seed, fit="none", adapt=self.adapt)
-        seen = [each.seen_by(topic, _SLO) for each in brokers()]
+        seen = [each.seen_by(topic, _SLO) for each in brokers(loads_kmps)]
         testbed.move(place(topic.publishers, seen, policy, seed, k=k).broker_of.tolist())
         testbed.start()
+        for name, (reads_ns, batch) in loads(topic, seed, loads_kmps).items():
+            serving = testbed.brokers[name].serving
+            assert serving is not None
+            serving.carry(reads_ns + testbed.now_ns, batch)
         return testbed
 
 

@@ -6,7 +6,7 @@ topics, and, to who `watch`es, the times of every message. A message is sent onc
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -62,11 +62,19 @@ class Serving:
     def __init__(self, model: ServiceModel) -> None:
         self.watch: Callable[[Topic, Sent], None] | None = None  # is called with messages once they are sent
         self._server = Server(model)
+        self._beside: deque[tuple[int, int]] = deque()  # reads of other load to come: when, and how many messages
         self._released: defaultdict[Topic, list[Message]] = defaultdict(list)  # `sent_ns` says when they are read
         self._sending: defaultdict[Topic, Sent] = defaultdict(Sent.none)
 
+    def carry(self, reads_ns: Ints, batch: int) -> None:
+        """Other load to come, in batches: its reads take processor time; on several cores, others send its messages."""
+        self._beside.extend((at_ns, batch) for at_ns in reads_ns.tolist())
+
     def read(self, together: Sequence[Message], now_ns: int) -> None:
         """Read messages that came together; until they are sent, `sent_ns` of a message says when it is read."""
+        while self._beside and self._beside[0][0] <= now_ns:
+            at_ns, batch = self._beside.popleft()
+            self._server.read(batch, at_ns)
         read_ns = self._server.read(len(together), now_ns)
         for message in together:
             message.sent_ns = read_ns
