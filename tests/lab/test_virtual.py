@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from srtm.lab.result import Rows
-from srtm.lab.shipped import RESULTS, as_placed, at_shares, equal, run_fit, run_split
+from srtm.lab.shipped import DECLARED, RESULTS, as_placed, at_shares, equal, run_fit, run_split
 from srtm.lab.sweep import Settings, cells_of
 from srtm.lab.virtual import Virtual, loads
 from srtm.lab.world import INITIAL_KMPS, WITH_MARGIN, Simulated, facts
@@ -72,8 +72,9 @@ def test_rows_repeat_their_point_and_say_what_claims_need() -> None:
     (fit,) = run_fit(Simulated(2.0, 40_000), SHIPPED.tiny[0], 1)
     assert fit.items() >= SHIPPED.tiny[0].items()
     assert fit.keys() >= SHIPPED.columns.keys()
+    rows = Rows([fit, {**fit, "shares": DECLARED}])
     for claim in SHIPPED.claims:
-        claim.judge(Rows([fit]))
+        claim.judge(rows)
     assert not SHIPPED.claims[3].judge(Rows([{**fit, "sim_k": 1 + int(fit["k"])}]))[0]
 
 

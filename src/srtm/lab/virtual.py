@@ -79,7 +79,7 @@ class Virtual:
 
     seconds: float = 60.0
     most_messages: int = 2_000_000
-    adapt: bool = True  # whether shares of a fixed split follow the traffic
+    adapt: bool = True  # whether shares follow the traffic, and not only what publishers declare
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class Virtual:
 
     def fit(self, topic: DeclaredTopic, policy: str, seed: int) -> Simulation:
         """Let the controller search by measuring; then watch the topic for a lap."""
-        testbed = Testbed(topic, policy, seed, fit="measure")
+        testbed = Testbed(topic, policy, seed, fit="measure", adapt=self.adapt)
         testbed.start()
         testbed.wait_for_fit()
         testbed.finish_lap()
