@@ -122,6 +122,11 @@ def test_the_window_is_a_stretch_of_time_not_a_number_of_reports() -> None:
     assert seen.mean_messages == 2
     seen.add(Step(9, 5, 0), 3)  # after a silence
     assert seen.mean_messages == 5
+    anew = History(after=9)
+    anew.add(Step(9, 77, 0), 3)
+    assert len(anew) == 0
+    anew.add(Step(10, 4, 0), 3)
+    assert anew.mean_messages == 4
 
 
 def test_one_outlier_does_not_decide() -> None:

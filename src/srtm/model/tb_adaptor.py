@@ -70,13 +70,15 @@ class Expected:
 class History:
     """The last steps of one broker: a window of time, whether or not every step was reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: int = -1) -> None:
+        """Begin with the step after that number."""
+        self._after = after
         self._steps: deque[Step] = deque()
         self._backlogs = Sketch()  # of all steps
 
     def add(self, step: Step, window: int) -> None:
         """Add the newest step, and forget those before the window; ignore one that is not newer than the last."""
-        if self._steps and step.number <= self._steps[-1].number:
+        if step.number <= (self._steps[-1].number if self._steps else self._after):
             return
         self._steps.append(step)
         self._backlogs.add(step.backlogs)

@@ -11,9 +11,10 @@ import srtm.control
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.placing.layout import Layout, Places
+from srtm.control.reports import Seen
 from srtm.control.store import Store
 from srtm.errors import InputError
-from srtm.protocol.exchange import Contract
+from srtm.protocol.exchange import Contract, Second
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN
 
@@ -51,6 +52,16 @@ def test_a_publisher_connected_elsewhere_is_misplaced() -> None:
     layout.seen["two"].roll = frozenset({"a", "stranger"})
     layout.seen["one"].roll = frozenset({"b"})
     assert layout.misplaced() == {"two": {"a"}}
+
+
+def test_the_second_in_which_publishers_move_says_nothing_about_rates() -> None:
+    layout, seen = Layout(Places("t")), Seen()
+    layout.seen["one"] = seen
+    for number in (7, 8, 9, 10):
+        if number == 9:
+            layout.forget_rates()
+        seen.hear(Second(number, 100 * number, 0, 1, 0, 0, [], []), 0, 10)
+    assert seen.mean_mps == 1_000
 
 
 def test_publishers_are_not_moved_to_a_draining_broker() -> None:

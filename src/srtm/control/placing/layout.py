@@ -220,9 +220,12 @@ class Layout:
         self.attendance.forget(publisher)
 
     def forget_rates(self) -> None:
-        """Drop the history of all brokers: publishers moved, and the traffic of each broker with them."""
+        """Drop the history of all brokers: publishers moved, and the traffic of each broker with them.
+
+        The present second has both: it would count publishers at the broker that they left.
+        """
         for seen in self.seen.values():
-            seen.history = History()
+            seen.history = History(after=seen.last_number + 1)
 
 
 def _source(members: list[DeclaredPublisher], r_mps: float) -> Source:
