@@ -84,9 +84,9 @@ class Trial:
         self._duration_ns = duration_ns
         self._topics = 0
         time.sleep(_CALM_S)
-        before_ns = _cpu_ns(pid)
+        before_ns = cpu_ns(pid)
         time.sleep(_CALM_S)
-        self._idle = (_cpu_ns(pid) - before_ns) / (_CALM_S * NS_PER_S)  # processor time of a broker without messages
+        self._idle = (cpu_ns(pid) - before_ns) / (_CALM_S * NS_PER_S)  # processor time of a broker without messages
 
     def measured(self, kind: Kind) -> tuple[Point, Observed]:
         """Put the broker under a load, and measure it. Latency counts from the write, so it is not the load's own."""
@@ -106,7 +106,7 @@ class Trial:
 
         def sample(_: object) -> None:
             came = sum(load.tally.deliveries for load in loads)
-            samples.append((time.monotonic_ns(), _cpu_ns(self._pid), came))
+            samples.append((time.monotonic_ns(), cpu_ns(self._pid), came))
 
         sample(None)
         ignored = [sample, *[lambda _: None] * (len(loads) - 1)]
@@ -189,7 +189,7 @@ def _quieter(trial: Trial, kind: Kind) -> tuple[Point, Observed]:
     return min((trial.measured(kind) for _ in range(2)), key=lambda found: found[0].p99_ns)
 
 
-def _cpu_ns(pid: int) -> int:
+def cpu_ns(pid: int) -> int:
     """Processor time of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task")
     try:
