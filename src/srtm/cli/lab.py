@@ -232,13 +232,13 @@ def _progress() -> Progress:
 def _sweep(
     results: list[Result], settings: Settings, kept: Kept, master: str | None, remote: str | None, given: dict[str, str]
 ) -> None:
-    from srtm.lab.sweep import cells_of, sweep, unfinished
+    from srtm.lab.sweep import all_cells, sweep, unfinished
     from srtm.pipeline.session import spark_session
 
     cells = unfinished(results, settings, kept)
     if not cells:
         return
-    total = sum(len(cells_of(result, settings)) for result in results)
+    total = len(all_cells(results, settings))
     with _progress() as progress:
         task = progress.add_task("starting Spark", total=total, completed=total - len(cells))
         with spark_session(master=master, remote=remote, options=given, standing=True) as spark:

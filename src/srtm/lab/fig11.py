@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from srtm.lab.fig9 import POLICIES, run
-from srtm.lab.result import SLO_MS, Claim, Panel, Result, Rows, Series, falls, listed, points
+from srtm.lab.fig9 import PANELS, POLICIES, drawn, run
+from srtm.lab.result import Claim, Panel, Result, Rows, falls, listed, points
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,30 +17,41 @@ TINY = (0, 2, 16)
 
 def draw(rows: Rows) -> Panel:
     """Mean and standard deviation of p99, k beside each point."""
-    shown = [
-        Series.of(name, rows.where(policy=policy), "spread_ms", "p99_ms", label="k")
-        for policy, name in POLICIES.items()
-    ]
-    title = f"{str(rows[0]['process']).capitalize()} topic, groups of 25"
-    return Panel(title, "spread of a group (ms)", "p99 latency (ms)", shown, True, SLO_MS)
+    return drawn(rows, POLICIES, "spread_ms", "spread of a group of 25 (ms)")
 
 
 def _helps_when_small(rows: Rows) -> tuple[bool, str]:
     small = Rows(row for row in rows if float(row["spread_ms"]) <= SMALL_MS)
     blind, aware = (small.where(policy=policy).means("p99_ms", "spread_ms") for policy in POLICIES)
-    return all(a >= b for a, b in zip(blind, aware, strict=True)), f"{listed(aware)} against {listed(blind)} ms"
+    # Where Max-Min, too, is on one broker, there is nothing to mitigate.
+    apart = [a - b for a, b, k in zip(blind, aware, small.where(policy="srtm").means("k", "spread_ms"), strict=True) if k > 1]
+    return bool(apart) and min(apart) > 0, f"{listed(aware)} against {listed(blind)} ms"
 
 
-def _falls(column: str, digits: str) -> Callable[[Rows], tuple[bool, str]]:
+def _falls(policy: str, column: str, digits: str) -> Callable[[Rows], tuple[bool, str]]:
     def judge(rows: Rows) -> tuple[bool, str]:
-        found = [rows.where(policy=policy).means(column, "spread_ms") for policy in POLICIES]
-        holds = all(falls(rows.where(policy=policy), column, "spread_ms") for policy in POLICIES)
-        ours = "; ".join(
-            f"{name} {listed(values, digits)}" for name, values in zip(POLICIES.values(), found, strict=True)
-        )
-        return holds, ours
+        own = rows.where(policy=policy)
+        return falls(own, column, "spread_ms"), listed(own.means(column, "spread_ms"), digits)
 
     return judge
+
+
+def _claims() -> list[Claim]:
+    claims = [
+        Claim(
+            "while the spread is a few percent of the time between messages, SRTM is faster than Max-Min",
+            "helps",
+            _helps_when_small,
+            where="6.4.2, ¶ 2",
+        )
+    ]
+    for policy, name in POLICIES.items():
+        tail, brokers = _falls(policy, "p99_ms", ".2f"), _falls(policy, "k", ".2g")
+        claims += [
+            Claim(f"tail latency falls with the spread, {name}", "falls", tail, where="6.4.2, ¶ 2"),
+            Claim(f"so does the number of brokers, {name}", "falls", brokers, where="6.4.2, ¶ 2"),
+        ]
+    return claims
 
 
 RESULTS = [
@@ -51,13 +62,10 @@ RESULTS = [
         points(process=[process], group_size=[25], spread_ms=SPREADS_MS),
         points(process=[process], group_size=[25], spread_ms=TINY),
         run,
-        [
-            Claim("at small spreads SRTM is no worse than Max-Min (up to 4 ms)", "helps", _helps_when_small),
-            Claim("tail latency decreases with the spread, for both", "falls", _falls("p99_ms", ".2f")),
-            Claim("so does the number of brokers, for both", "falls", _falls("k", ".2g")),
-        ],
+        _claims(),
         draw,
         weight=5,
+        version=2,
     )
-    for panel, process in (("a", "poisson"), ("b", "periodic"))
+    for panel, process in PANELS.items()
 ]

@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
 from srtm.lab import (
+    adaptor,
     burst_split,
     fast_fit,
     fig6,
     fig7,
     fig8,
     fig9,
-    fig10,
     fig11,
     found_groups,
+    garbage,
     kernel_time,
     lending,
+    other_minute,
     prop1,
     shipped,
+    sync,
     table1,
 )
 
@@ -29,20 +32,8 @@ if TYPE_CHECKING:
     from srtm.lab.result import Result
 
 _FILES = (
-    prop1,
-    kernel_time,
-    fig6,
-    fig7,
-    fig8,
-    fig9,
-    fig10,
-    fig11,
-    table1,
-    fast_fit,
-    burst_split,
-    lending,
-    found_groups,
-    shipped,
+    *(prop1, sync, kernel_time, garbage, adaptor, fig6, fig7, fig8, fig9, fig11, table1, other_minute),
+    *(fast_fit, burst_split, lending, found_groups, shipped),
 )
 LIVE = "-live"
 RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result in file.RESULTS}

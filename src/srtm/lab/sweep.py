@@ -80,7 +80,9 @@ class Cell:
 
 
 def cells_of(result: Result, settings: Settings) -> list[Cell]:
-    """The cells of a result, in order."""
+    """The cells of a result, in order; those of another one, if it has that one's rows."""
+    if result.rows_of:
+        return cells_of(known(result.rows_of), settings)
     world = settings.live or (_TINY if settings.tiny else _FULL)
     chosen = result.tiny if settings.tiny else [*result.points, *(result.more if settings.thorough else ())]
     return [
@@ -157,10 +159,14 @@ def _live(told: dict[str, Any] | None) -> Live | None:
     return Live(**told)
 
 
+def all_cells(results: Sequence[Result], settings: Settings) -> list[Cell]:
+    """The cells of these results, each once."""
+    return list({cell.digest: cell for result in results for cell in cells_of(result, settings)}.values())
+
+
 def unfinished(results: Sequence[Result], settings: Settings, kept: Kept) -> list[Cell]:
-    """The cells still to run, the longest first."""
-    cells = [cell for result in results for cell in cells_of(result, settings) if not kept.has(cell)]
-    return sorted(cells, key=lambda cell: -cell.weight)
+    """The cells still to run, each once, the longest first."""
+    return sorted((cell for cell in all_cells(results, settings) if not kept.has(cell)), key=lambda cell: -cell.weight)
 
 
 def sweep_here(cells: Sequence[Cell], kept: Kept, beside: Callable[[], Row], done: Callable[[Cell], None]) -> None:

@@ -120,7 +120,7 @@ BROKER_MODELS = {
     # The paper's 2-core broker, fitted to six statements of its text by bench/testbed.py. Its mcap is what the paper's
     # prototype assumed for every broker. docs/adr/0005-paper-testbed.md says how the other statements come out.
     "paper-testbed": BrokerModel(
-        ServiceModel(read_ns=44_000, message_ns=500, base_ns=150_000, serial_ns=6_000, cores=2), 110_000.0
+        ServiceModel(read_ns=24_000, message_ns=10_000, base_ns=150_000, serial_ns=5_000, cores=2), 110_000.0
     ),
 }
 # A plan must predict the brokers that `srtm up` starts; the paper's are for comparison with the paper.
