@@ -1,7 +1,7 @@
 """`python -m bench.testbed`: fit the paper's broker on seven of the paper's statements, and judge all others by it.
 
-The fit searches the costs with which the seven hold by the largest factor; how b is split plays no part in them. Then the
-lab runs with these costs, with its own seeds, and every claim that the fit did not use is judged.
+The fit searches the costs with which the seven hold by the largest factor. Then the lab runs with
+these costs, with its own seeds, and every claim that the fit did not use is judged.
 """
 
 from __future__ import annotations

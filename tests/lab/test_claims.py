@@ -1,59 +1,125 @@
-"""Every claim in its tiny form: what holds must go on holding, and what does not is listed with the reason."""
+"""Every claim in its tiny form: what holds must go on holding, and what does not has a reason beside it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from srtm.lab.claims import judge
-from srtm.lab.results import RESULTS, named
+from srtm.lab.claims import FAILED, HELD, NOT_REPRODUCIBLE, Verdict, judge, rules, tally
+from srtm.lab.result import Claim, Rows, falls, near, risen
+from srtm.lab.results import RESULTS, live, named
+from srtm.lab.sweep import Settings, all_cells, cells_of
+from srtm.lab.world import Simulated, best_split, facts
+from srtm.workload.publishers import Population
 
 if TYPE_CHECKING:
-    from srtm.lab.result import Rows
+    from srtm.lab.result import Result, Row
 
-SPARE = "with a margin of b and shares by bursts, groups of 30 need four brokers, whoever places them"
-WHOLE = "the model's broker carries all of this in batches, so neither policy splits the topic"
-FAIR = "shares by bursts bring Conc to the SLO as well: 1.50 ms by rates, 1.00 by bursts"
-EARLY = "periodic single messages burst less, so Conc meets the SLO as well"
-ALONE = "a small topic fits on one broker either way, and its batches pass the serial stage one by one"
-BLIND = "no split helps Max-Min, so its best is one broker from the beginning, and that cannot fall"
-SHORT = "two runs of a minute see too few of the rare waits of one bucket"
-KNOWN = "the simulator splits b by the traffic to come, the controller by declarations, and a few tokens are some ms"
-BOTH = ("99 %", "99.5 %")
+# Two short runs say otherwise than ten long ones about these: (result, b at, beginning of the claim).
+OTHERWISE: set[tuple[str, str, str]] = set()
 
-# (result, b at, beginning of the claim); docs/evaluation.md has the evidence.
-NOT_HELD: dict[tuple[str, str, str], str] = {
-    ("prop1", "", "Eq. (1) gives"): SHORT,
-    **{(f"fig8{panel}", b_at, "at 8k"): WHOLE for panel in "bd" for b_at in BOTH},
-    **{("fig8a", b_at, "at 8k"): FAIR for b_at in BOTH},
-    **{("fig8c", b_at, "at 8k"): EARLY for b_at in BOTH},
-    **{("fig8d", b_at, "Conc improves"): WHOLE for b_at in BOTH},
-    **{(f"fig8{panel}", b_at, "batches of 10"): ALONE for panel in "bd" for b_at in BOTH},
-    **{(f"fig9{panel}", "99.5 %", "Max-Min is forced"): SPARE for panel in "ab"},
-    ("fig11a", "99 %", "so does the number"): BLIND,
-    ("table1", "99.5 %", "brokers"): SPARE,
-    ("agreement", "", "p99 within 5 %"): KNOWN,
-}
+
+def _claims() -> list[tuple[Result, Claim]]:
+    return [(result, claim) for result in (*RESULTS.values(), *live().values()) for claim in result.claims]
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_claims_hold_but_for_those_that_are_known_not_to(name: str, found: dict[str, Rows]) -> None:
+def test_claims_hold_but_for_those_with_a_reason(name: str, found: dict[str, Rows]) -> None:
     verdicts = judge([RESULTS[name]], found)
     assert verdicts
+    reasons = {claim.says: claim for claim in RESULTS[name].claims}
     for verdict in verdicts:
-        known = [
-            reason
-            for (result, b_at, begins), reason in NOT_HELD.items()
-            if (result, b_at) == (verdict.result, verdict.b_at) and verdict.claim.startswith(begins)
-        ]
-        assert verdict.holds is (not known), f"{verdict} (expected otherwise: {known or 'it should hold'})"
+        expected = not reasons[verdict.claim].reason(verdict.b_at)
+        if any(
+            (result, b_at) == (name, verdict.b_at) and verdict.claim.startswith(begins)
+            for result, b_at, begins in OTHERWISE
+        ):
+            expected = not expected
+        if verdict.word != NOT_REPRODUCIBLE:
+            assert verdict.holds is expected, verdict
 
 
 def test_every_exception_is_about_a_claim_that_exists() -> None:
-    claims = {(name, claim.says) for name, result in RESULTS.items() for claim in result.claims}
-    for result, _, begins in NOT_HELD:
-        assert any(name == result and says.startswith(begins) for name, says in claims), (result, begins)
+    for result, _, begins in OTHERWISE:
+        assert any(claim.says.startswith(begins) for claim in RESULTS[result].claims), (result, begins)
+
+
+def test_what_the_paper_says_has_a_place_in_it_and_what_we_say_has_none() -> None:
+    for result, claim in _claims():
+        assert bool(claim.where) is (claim.kind != "ours"), (result.name, claim.says)
+
+
+def test_a_result_says_nothing_twice() -> None:
+    assert not [said for said, times in Counter((r.name, c.says) for r, c in _claims()).items() if times > 1]
+
+
+def test_what_cannot_be_reproduced_says_why() -> None:
+    verdicts = judge([RESULTS["gc"]], {"gc": Rows()})
+    assert {verdict.word for verdict in verdicts} == {NOT_REPRODUCIBLE}
+    assert all(verdict.why and verdict.holds is None for verdict in verdicts)
+
+
+def test_rules_for_b_are_counted_apart() -> None:
+    def verdict(b_at: str, holds: bool) -> Verdict:
+        return Verdict("fig", b_at, "claim", "", "", holds, "paper")
+
+    counted = {
+        rule: tally(some)["paper"]
+        for rule, some in rules([verdict("99 %", True), verdict("99.5 %", False), verdict("", True)]).items()
+    }
+    assert counted == {"99 %": {HELD: 2}, "99.5 %": {FAILED: 1}}
+
+
+def test_a_reason_is_told_of_a_claim_that_fails_and_only_then() -> None:
+    result = RESULTS["fig6a"]
+    for holds in (True, False):
+        claim = Claim("says", "paper", lambda _, holds=holds: (holds, "ours"), why={"99 %": "because"})
+        changed = type(result)(**{**{n: getattr(result, n) for n in result.__slots__}, "claims": [claim]})
+        rows: list[Row] = [{"b_at": "99 %"}, {"b_at": "99.5 %"}]
+        told = [verdict.why for verdict in judge([changed], {"fig6a": Rows(rows)})]
+        assert told == ["" if holds else "because", ""]
+
+
+def test_a_trend_may_not_step_back_by_more_than_noise() -> None:
+    def table(*columns: tuple[float, float]) -> Rows:
+        return Rows({"x": x, "y": y} for x, pair in enumerate(columns) for y in pair)
+
+    assert falls(table((3, 3.2), (2, 2.2), (1, 1.2)), "y", "x")
+    assert falls(table((3, 3.2), (1.0, 1.4), (1.1, 1.3), (0.5, 0.7)), "y", "x")
+    assert not falls(table((3, 3.2), (1, 1.01), (2, 2.01), (0.5, 0.7)), "y", "x")
+    assert not falls(table((1, 1.1), (1, 1.1)), "y", "x")
+    assert risen(table((1, 1.1)), table((2, 2.1)), "y")
+    assert near(1.19, 1.0)
+    assert not near(0.79, 1.0)
+
+
+def test_results_that_share_rows_run_once() -> None:
+    settings = Settings(repetitions=1)
+    assert cells_of(RESULTS["table1"], settings) == cells_of(RESULTS["fig9a"], settings)
+    assert len(all_cells(named(["fig9", "fig10", "table1"]), settings)) == len(all_cells(named(["fig9"]), settings))
+
+
+def test_independent_publishers_are_profiled_on_the_time_before_and_groups_on_their_own() -> None:
+    world = Simulated(seconds=5)
+    alone = world.topic(Population(200, process="periodic"), 3)
+    assert alone.bucket == world.topic(Population(200, process="periodic"), 3).bucket
+    assert 0 <= alone.arrivals.times_ns[0] < alone.arrivals.times_ns[-1] < 5 * 10**9
+    assert world.topic(Population(200), 3).bucket != world.topic(Population(200), 4).bucket
+    grouped = world.topic(Population(200, group_size=10), 3)
+    assert facts(world.spread(grouped, "max_min", 1, 3))["access_p99_ms"] == 0
+
+
+def test_a_baseline_is_the_smallest_split_that_will_do_or_else_the_fastest() -> None:
+    world = Simulated(seconds=2)
+    small = world.topic(Population(500), 1)
+    assert best_split(world, small, "max_min", 1).k == 1
+    large = world.topic(Population(6_000), 1)
+    assert best_split(world, large, "max_min", 1).k == 2
+    bursty = world.topic(Population(1_000, batch=10, group_size=50), 1)
+    tails = [facts(world.spread(bursty, "max_min", k, 1))["p99_ms"] for k in range(1, 7)]
+    assert facts(best_split(world, bursty, "max_min", 1))["p99_ms"] == min(tails) > 1  # type: ignore[type-var,operator]
 
 
 def test_a_claim_that_compares_says_what_it_lacks(found: dict[str, Rows]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from srtm.cli.app import run
-from srtm.lab import static
+from srtm.lab import static, svg
 from srtm.lab.drawing import Drawn, colours
 from srtm.lab.result import Panel, Rows, Series
 from srtm.lab.results import RESULTS
@@ -33,6 +33,11 @@ def test_the_page_has_every_result_and_loads_nothing(
     for name, result in RESULTS.items():
         assert f'id="{name}"' in text
         assert result.shows in text
+    claims_ = sum(len(result.claims) for result in RESULTS.values())
+    assert text.count("<article ") == claims_
+    assert text.count("<article ") - text.count('<div class="pictures"></div>') == claims_ - len(RESULTS["gc"].claims)
+    used, drawn = (set(re.findall(pattern, text)) for pattern in (r'<use href="#([^"]+)"', r'<symbol id="([^"]+)"'))
+    assert used == drawn
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
     assert "prefers-color-scheme: dark" in text
 
@@ -46,7 +51,7 @@ def test_figures_are_the_same_bytes_each_time(found: dict[str, Rows], tmp_path: 
         assert one.read_bytes() == other.read_bytes()
         if one.suffix == ".svg":
             drawn = "".join(ElementTree.parse(one).getroot().itertext())
-            assert ("brokers k" if "fig6" in one.name else "time (s)") in drawn
+            assert ("brokers k" if "fig6" in one.name else "rounds of 60 s") in drawn
 
 
 def test_every_panel_has_axes_units_and_points(found: dict[str, Rows]) -> None:
@@ -74,3 +79,22 @@ def test_the_papers_points_have_the_colour_of_ours() -> None:
     found = colours(Panel("", "", "", [Series(name, [1], [1]) for name in names]))
     assert found[:2] == found[2:]
     assert found[0] != found[1]
+
+
+def test_a_picture_has_every_point_and_the_slo() -> None:
+    series = [
+        Series("ours", [1, 2], [0.5, 3.0], error=[0.1, 0.2], labels=["1", "2"]),
+        Series("ours, paper", [2], [4.0]),
+    ]
+    text = svg.drawn(Panel("a", "x < y", "ms", series, log_y=True, slo_ms=1.0))
+    picture = ElementTree.fromstring(f"<svg>{text}</svg>")
+    assert len(picture.findall("circle")) == 2
+    assert len(picture.findall("path[@class='slo']")) == 1
+    words = [element.text for element in picture.iter("text")]
+    assert {"ours", "ours, paper", "SLO", "x < y", "ms", "1", "2"} <= set(words)
+
+
+def test_a_picture_shows_numbers_that_do_not_differ() -> None:
+    for log_y in (False, True):
+        assert "nan" not in svg.drawn(Panel("", "", "", [Series("flat", [5, 6], [1.0, 1.0])], log_y=log_y))
+        assert "nan" not in svg.drawn(Panel("", "", "", [Series("point", [5], [0.0])]))

@@ -263,6 +263,8 @@ def _tables(results: list[Result], settings: Settings, kept: Kept) -> dict[str, 
 
 
 def _tell(verdicts: list[Verdict], tables: dict[str, Rows], settings: Settings, *, as_json: bool) -> None:
+    from srtm.lab.claims import rules, tally
+
     if as_json:
         claims = [asdict(verdict) for verdict in verdicts]
         print_json({**asdict(settings), "claims": claims, **({"rows": tables} if tables else {})})
@@ -272,14 +274,19 @@ def _tell(verdicts: list[Verdict], tables: dict[str, Rows], settings: Settings, 
     for name, rows in tables.items():
         print_table(_table(name, rows))
     caption = f"seed {settings.seed}, {settings.repetitions} repetitions{', tiny' if settings.tiny else ''}"
-    table = new_table("result", "b at", "claim", "paper", "ours", "verdict", caption=caption)
+    table = new_table("result", "b at", "class", "claim", "paper", "ours", "verdict", caption=caption)
     for column in table.columns:
         column.justify = "left"
     for v in verdicts:
-        table.add_row(v.result, v.b_at or "—", v.claim, v.paper, v.ours, v.word)
+        table.add_row(v.result, v.b_at or "—", v.kind, v.claim, v.paper, v.ours, v.word)
     print_table(table)
-    holds = sum(verdict.holds is True for verdict in verdicts)
-    print(f"{holds} of {len(verdicts)} claims hold")
+    for rule, some in rules(verdicts).items():
+        told = [
+            f"{kind}: {', '.join(f'{count} {word}' for word, count in counts.items())}"
+            for kind, counts in tally(some).items()
+            if counts
+        ]
+        print(f"{f'b at {rule}: ' if rule else ''}{'; '.join(told)}")
 
 
 def _table(name: str, rows: Rows) -> Table:

@@ -51,15 +51,23 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
             name: timeline.access_delays(part, Timeline(start[name], changes[name] if kind == "adapted" else ()))
             for name, part in parts.items()
         }
-        for second in range(SECONDS):
-            tails = [percentile(delays[name][_within(part, second)], "0.99") for name, part in parts.items()]
-            rows.append({**point, "shares": kind, "second": second, "access_p99_ms": max(tails) / NS_PER_MS})
+
+        def tail_ms(begin: int, end: int, delays: dict[str, Ints] = delays) -> float:
+            tails = [percentile(delays[name][_within(part, begin, end)], "0.99") for name, part in parts.items()]
+            return max(tails) / NS_PER_MS
+
+        whole_ms = {"before_ms": tail_ms(0, SHIFT_S), "after_ms": tail_ms(SETTLED_S, SECONDS)}
+        rows += [
+            {**point, "shares": kind, "second": second, "access_p99_ms": tail_ms(second, second + 1), **whole_ms}
+            for second in range(SECONDS)
+        ]
     return rows
 
 
-def _within(times: Ints, second: int) -> slice:
-    begin, end = np.searchsorted(times, [second * NS_PER_S, (second + 1) * NS_PER_S])
-    return slice(int(begin), int(end))
+def _within(times: Ints, begin: int, end: int) -> slice:
+    """The messages between two seconds."""
+    first, last = np.searchsorted(times, [begin * NS_PER_S, end * NS_PER_S])
+    return slice(int(first), int(last))
 
 
 def _adapted(
@@ -73,7 +81,7 @@ def _adapted(
     for second in range(SECONDS):
         waiting = {}
         for name, share in shares.items():
-            times = parts[name][_within(parts[name], second)]
+            times = parts[name][_within(parts[name], second, second + 1)]
             found, state = scan.run(times, share.pico_law, states[name])
             tokens = -(-found // PICO_PER_TOKEN)
             step = Step(second, len(times), int(found.max()) // _PICO_PER_NANO, backlogs=Sketch.of(tokens))
@@ -97,30 +105,32 @@ def draw(rows: Rows) -> Panel:
     """p99 access delay, second by second."""
     shown = [Series.of(name, rows.where(shares=kind), "second", "access_p99_ms") for kind, name in SHARES.items()]
     return Panel(
-        f"8,000 publishers, two brokers; a shift after {SHIFT_S} s", "time (s)", "p99 access delay (ms)", shown, slo_ms=SLO_MS
+        f"8,000 publishers, two brokers; a shift after {SHIFT_S} s",
+        "time (s)",
+        "p99 access delay (ms)",
+        shown,
+        slo_ms=SLO_MS,
     )
 
 
-def _during(rows: Rows, kind: str, begin: int, end: int) -> list[float]:
-    found = rows.where(shares=kind).means("access_p99_ms", "second")
-    return found[begin:end]
-
-
 def _fixed_pays(rows: Rows) -> tuple[bool, str]:
-    before, after = max(_during(rows, "fixed", 0, SHIFT_S)), min(_during(rows, "fixed", SETTLED_S, SECONDS))
-    return before <= SLO_MS < after, f"{before:.2f} ms at most before, {after:,.0f} ms at least after"
+    fixed = rows.where(shares="fixed")
+    before, after = fixed.mean("before_ms"), fixed.mean("after_ms")
+    return before <= SLO_MS < after, f"p99 {before:.2f} ms before, {after:,.0f} ms a minute after"
 
 
 def _adapted_avoids(rows: Rows) -> tuple[bool, str]:
-    after = max(_during(rows, "adapted", SETTLED_S, SECONDS))
-    return after <= SLO_MS, f"{after:.2f} ms at most, in the last {WINDOW_S} s of the minute after the shift"
+    after = rows.where(shares="adapted").mean("after_ms")
+    return after <= SLO_MS, f"p99 {after:.2f} ms a minute after"
 
 
 def _meanwhile(rows: Rows) -> tuple[bool, str]:
-    fixed, found = (_during(rows, kind, SHIFT_S, SETTLED_S) for kind in SHARES)
-    over = next((s for s in range(len(found)) if max(found[s:]) <= SLO_MS), len(found))
+    fixed, found = (rows.where(shares=kind).means("access_p99_ms", "second")[SHIFT_S:] for kind in SHARES)
+    over = next(
+        (second for second in range(len(found)) if max(found[second : second + WINDOW_S]) <= SLO_MS), len(found)
+    )
     shorter = all(a <= b for a, b in zip(found, fixed, strict=True))
-    return shorter, f"{max(found):,.0f} ms at most, and within the SLO after {over} s"
+    return shorter, f"{max(found):,.0f} ms at most, within the SLO after {over} s"
 
 
 RESULTS = [
@@ -132,9 +142,16 @@ RESULTS = [
         points(publishers=[8_000]),
         run,
         [
-            Claim("if traffic shifts and shares stay, the DRL penalty is significant", "significant", _fixed_pays, where="5.4, ¶ 1"),
+            Claim(
+                "if traffic shifts and shares stay, the DRL penalty is significant",
+                "significant",
+                _fixed_pays,
+                where="5.4, ¶ 1",
+            ),
             Claim("shares that follow avoid it", "avoided", _adapted_avoids, where="5.4, ¶ 1"),
-            Claim("until they have followed, delays are no longer than with fixed shares", "—", _meanwhile, kind="ours"),
+            Claim(
+                "until they have followed, delays are no longer than with fixed shares", "—", _meanwhile, kind="ours"
+            ),
         ],
         draw,
         weight=4,

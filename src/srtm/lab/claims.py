@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 HELD, FAILED, NOT_REPRODUCIBLE, NOT_JUDGED = "held", "failed", "not reproducible", "not judged"
 WORDS = (HELD, FAILED, NOT_REPRODUCIBLE)
-KINDS: dict[Kind, str] = {
-    "paper": "the paper's",
-    "calibration": "what the preset was fitted on",
-    "ours": "ours",
-}
+KINDS: tuple[Kind, ...] = ("paper", "calibration", "ours")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ def families(found: Mapping[str, Rows]) -> dict[str, list[Drawn]]:
     """Results by figure, in their order."""
     together: dict[str, list[Drawn]] = {}
     for name, rows in found.items():
+        if not rows:
+            continue
         together.setdefault(family(name), []).append(Drawn.of(name, rows))
     return together
 

@@ -24,7 +24,9 @@ def _helps_when_small(rows: Rows) -> tuple[bool, str]:
     small = Rows(row for row in rows if float(row["spread_ms"]) <= SMALL_MS)
     blind, aware = (small.where(policy=policy).means("p99_ms", "spread_ms") for policy in POLICIES)
     # Where Max-Min, too, is on one broker, there is nothing to mitigate.
-    apart = [a - b for a, b, k in zip(blind, aware, small.where(policy="srtm").means("k", "spread_ms"), strict=True) if k > 1]
+    apart = [
+        a - b for a, b, k in zip(blind, aware, small.where(policy="srtm").means("k", "spread_ms"), strict=True) if k > 1
+    ]
     return bool(apart) and min(apart) > 0, f"{listed(aware)} against {listed(blind)} ms"
 
 

@@ -29,8 +29,8 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
     """LB on all brokers, and Conc on as few as will do, with the same traffic."""
     rows: list[Row] = []
     for variant, topic in variants(world, population(point), seed):
-        for found in (world.spread(topic, "lb", BROKERS, seed), best_split(world, topic, "conc", seed)):
-            rows.append({**point, **variant, **facts(found)})
+        runs = (world.spread(topic, "lb", BROKERS, seed), best_split(world, topic, "conc", seed))
+        rows += [{**point, **variant, **facts(found)} for found in runs]
     return rows
 
 
@@ -77,7 +77,13 @@ def _claims(panel: str, batch: int) -> list[Claim]:
     if batch > 1:
         single = {"b": "fig7a", "d": "fig7c"}[panel]
         claims.append(
-            Claim("LB is worse for batches than for single messages", "worse", _batch_amplifies, (single,), where="6.2, ¶ 5")
+            Claim(
+                "LB is worse for batches than for single messages",
+                "worse",
+                _batch_amplifies,
+                (single,),
+                where="6.2, ¶ 5",
+            )
         )
     return claims
 

@@ -151,26 +151,44 @@ _FITTED: Kind = "calibration"
 def _claims(panel: str) -> list[Claim]:
     fitted: Kind = _FITTED if panel == "a" else "paper"
     claims = [
-        Claim("up to 4k publishers the topic fits on the least loaded broker", "k = 1", _one_broker, where="6.3, ¶ 2", kind=fitted),
+        Claim(
+            "up to 4k publishers the topic fits on the least loaded broker",
+            "k = 1",
+            _one_broker,
+            where="6.3, ¶ 2",
+            kind=fitted,
+        ),
         Claim("beyond 4k, Conc and Max-Min deviate", "Max-Min is faster", _deviates, where="6.3, ¶ 2"),
         Claim("at 8k Max-Min meets the SLO where Conc does not", "0.87 against 1.50 ms", _at_8k, where="6.3, ¶ 2"),
     ]
     if panel == "a":
         claims += [
             Claim("8k publishers need brokers 1, 2 and 3", "3 and 3", _on_three, where="6.3, ¶ 2", kind=fitted),
-            Claim("latency at broker 3, Max-Min and Conc, at 8k", "0.87 and 1.50 ms", _third, where="6.3, ¶ 2", draw=_draw_third),
-            Claim("most of that difference is DRL penalty", "primarily", _by_penalty, where="6.3, ¶ 2", draw=_draw_third),
+            Claim(
+                "latency at broker 3, Max-Min and Conc, at 8k",
+                "0.87 and 1.50 ms",
+                _third,
+                where="6.3, ¶ 2",
+                draw=_draw_third,
+            ),
+            Claim(
+                "most of that difference is DRL penalty", "primarily", _by_penalty, where="6.3, ¶ 2", draw=_draw_third
+            ),
         ]
     if panel in "cd":
         poisson = {"c": "fig8a", "d": "fig8b"}[panel]
         claims += [
-            Claim("periodic publishers do as Poisson publishers do", "similar", _as_poisson, (poisson,), where="6.3, ¶ 3"),
+            Claim(
+                "periodic publishers do as Poisson publishers do", "similar", _as_poisson, (poisson,), where="6.3, ¶ 3"
+            ),
             Claim("Conc improves from 8k to 10k publishers", "improves", _conc_improves, where="6.3, ¶ 4"),
         ]
     if panel in "bd":
         single = {"b": "fig8a", "d": "fig8c"}[panel]
         claims += [
-            Claim("batches of 10 do no worse than single messages", "≤ 1", _batches_no_worse, (single,), where="6.3, ¶ 3"),
+            Claim(
+                "batches of 10 do no worse than single messages", "≤ 1", _batches_no_worse, (single,), where="6.3, ¶ 3"
+            ),
             Claim("a broker carries more load in batches", "more", _carries_more, (single,), where="6.3, ¶ 3"),
         ]
     return claims

@@ -120,10 +120,18 @@ RESULTS = [
             run,
             [
                 Claim("larger groups need more brokers", "more", _more_brokers, where="6.4.1, ¶ 1"),
-                Claim("SRTM uses them without a significant DRL penalty", "not significant", _small_access, where="6.4.1, ¶ 2", draw=_draw_access),
+                Claim(
+                    "SRTM uses them without a significant DRL penalty",
+                    "not significant",
+                    _small_access,
+                    where="6.4.1, ¶ 2",
+                    draw=_draw_access,
+                ),
                 Claim("SRTM meets the SLO, up to groups of 30", "all", _meets, where="6.4.1, ¶ 2"),
                 Claim("Max-Min does not, for groups of 30", "above 1 ms", _max_min_fails, where="6.4.1, ¶ 2"),
-                Claim("Max-Min uses fewer brokers wherever SRTM uses several", "fewer", _fewer_brokers, where="6.4.1, ¶ 2"),
+                Claim(
+                    "Max-Min uses fewer brokers wherever SRTM uses several", "fewer", _fewer_brokers, where="6.4.1, ¶ 2"
+                ),
             ],
             draw,
             weight=8,

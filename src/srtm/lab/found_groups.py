@@ -70,7 +70,12 @@ def _better_than_none(rows: Rows) -> tuple[bool, str]:
 
 
 _CLAIMS = [
-    Claim("found groups serve as well as declared ones (within the SLO, or no slower)", "—", _as_good_as_declared, kind="ours"),
+    Claim(
+        "found groups serve as well as declared ones (within the SLO, or no slower)",
+        "—",
+        _as_good_as_declared,
+        kind="ours",
+    ),
     Claim("and no worse than none", "—", _better_than_none, kind="ours"),
 ]
 RESULTS = [

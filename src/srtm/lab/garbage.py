@@ -19,7 +19,13 @@ RESULTS = [
         [],
         lambda _world, _point, _seed: [],
         [
-            Claim("garbage collection lengthens the 99th percentile significantly", "significant", None, where="5.3, ¶ 1", why=_WHY),
+            Claim(
+                "garbage collection lengthens the 99th percentile significantly",
+                "significant",
+                None,
+                where="5.3, ¶ 1",
+                why=_WHY,
+            ),
             Claim("buffers that are allocated in advance mitigate that", "mitigated", None, where="5.3, ¶ 2", why=_WHY),
         ],
         lambda _rows: Panel("", "", "", []),

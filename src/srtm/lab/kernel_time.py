@@ -129,7 +129,10 @@ def _kernel_is_right(rows: Rows) -> tuple[bool, str]:
     kernel = rows.where(stamps="kernel", connections="many")
     tails, deserved = (kernel.means(column, "stall_ms") for column in ("access_p99_ms", "deserved_p99_ms"))
     apart = max(abs(ours - right) for ours, right in zip(tails, deserved, strict=True))
-    return apart <= SLO_MS / 100, f"{1e3 * apart:.1f} µs from what messages deserve, {max(kernel.column('mistaken')):.1e} delayed"
+    return (
+        apart <= SLO_MS / 100,
+        f"{1e3 * apart:.1f} µs from what messages deserve, {max(kernel.column('mistaken')):.1e} delayed",
+    )
 
 
 def _four_are_right(rows: Rows) -> tuple[bool, str]:
@@ -149,7 +152,12 @@ RESULTS = [
         run,
         [
             Claim("a late stamp makes the bucket delay conformant messages", "it does", _mistakes, where="5.2, ¶ 2"),
-            Claim("with kernel stamps, delays are right whatever the stall (p99 within 1 % of the SLO)", "high accuracy", _kernel_is_right, where="5.2, ¶ 3"),
+            Claim(
+                "with kernel stamps, delays are right whatever the stall (p99 within 1 % of the SLO)",
+                "high accuracy",
+                _kernel_is_right,
+                where="5.2, ¶ 3",
+            ),
             Claim("also for four fast connections (below 0.1 % delayed by mistake)", "—", _four_are_right, kind="ours"),
         ],
         draw,

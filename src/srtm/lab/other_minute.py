@@ -1,7 +1,7 @@
 """b profiled on another minute than the one that is measured, as the authors did: correlated Poisson publishers.
 
-The topic is the one of Fig. 9a, on the best of 1 to 6 brokers. b comes from its own minute in that figure; here it comes from
-another one, at several quantiles.
+The topic is the one of Fig. 9a, on the best of 1 to 6 brokers. In that figure b comes from the topic's own minute; here
+it comes from another one, at several quantiles.
 """
 
 from __future__ import annotations
@@ -36,10 +36,19 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
 def draw(rows: Rows) -> Panel:
     """In how many runs some split meets the SLO."""
     shown = [
-        Series(f"b at {name}", list(along := rows.where(quantile=name).along("group_size")), [at.mean("meets_slo") for at in along.values()])
+        Series(
+            f"b at {name}",
+            list(along := rows.where(quantile=name).along("group_size")),
+            [at.mean("meets_slo") for at in along.values()],
+        )
         for name in QUANTILES
     ]
-    return Panel("SRTM on the best of 1 to 6 brokers, b of another minute", "publishers in a correlation group", "part of the runs within the SLO", shown)
+    return Panel(
+        "SRTM on the best of 1 to 6 brokers, b of another minute",
+        "publishers in a correlation group",
+        "part of the runs within the SLO",
+        shown,
+    )
 
 
 def _met(rows: Rows, name: str) -> list[float]:
@@ -49,7 +58,8 @@ def _met(rows: Rows, name: str) -> list[float]:
 def _meets(rows: Rows) -> tuple[bool, str]:
     own = rows.where(quantile="99 %")
     met, parts = _met(rows, "99 %"), own.column("part")
-    return min(met) == 1, f"in {listed(met, '.0%')} of the runs; b is {min(parts):.2f} to {max(parts):.2f} times what its own minute needs"
+    ours = f"in {listed(met, '.0%')} of the runs; b is {min(parts):.2f} to {max(parts):.2f} times what is needed"
+    return min(met) == 1, ours
 
 
 RESULTS = [

@@ -1,7 +1,7 @@
 """Section 2.1's example: a bucket cut into equal parts, with publishers that send at once, and with independent ones.
 
-60 publishers send single messages, all at the same Poisson instants or each at its own. If each sub-token bucket gets
-an equal part of the publishers, a synchronous burst is cut like the bucket, and the odds of waiting stay what they were.
+60 publishers send single messages, all at the same Poisson instants or each at its own. If every sub-token bucket gets
+an equal part of the publishers, a synchronous burst is cut like the bucket, and the odds of waiting stay the same.
 """
 
 from __future__ import annotations

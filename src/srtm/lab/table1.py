@@ -87,7 +87,12 @@ RESULTS = [
         fig9.run,
         [
             Claim("the search starts on one broker", "k = 1", _starts_on_one, where="6.5, ¶ 4"),
-            Claim("it adds one broker at a time, and the last iteration takes one round", "always", _one_by_one, where="6.5, ¶ 6"),
+            Claim(
+                "it adds one broker at a time, and the last iteration takes one round",
+                "always",
+                _one_by_one,
+                where="6.5, ¶ 6",
+            ),
             Claim("groups of 5 fit on one broker", "1", _few_on_one, where="6.5, ¶ 3", kind="calibration"),
             Claim("groups of 10 need more than one", "2", _not_ten, where="Table 1", kind="calibration"),
             Claim("groups of 30 need six brokers", "6", _many_on_six, where="6.5, ¶ 3"),

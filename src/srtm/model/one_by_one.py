@@ -6,8 +6,8 @@ latency is within 20 % below the SLO. The broker is then full: the rate that it 
 `ua_rate`, and the next iteration shares the topic out again, on the fewest brokers and by max-min.
 
 A broker that was not tried counts with its whole rcap, so every iteration adds about one broker. Because searches stop
-early, a fit is then tried on one broker less, unless a measurement rules that out. If shedding never helps, even splits
-are tried before the fitting ends in failure.
+early, a fit is then tried on one broker less, unless a measurement rules that out; the paper does not. If shedding
+never helps, even splits are tried before the fitting ends in failure.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def one_by_one(trials: Trials, iterations: list[Iteration], stop_within: float) 
         iterations.append(Iteration(k))
         outcome = yield from trials.confirm(broker_of)
         if isinstance(outcome, Placed):
+            if trials.as_paper:
+                return outcome
             return (yield from _on_fewer(trials, outcome, too_much, iterations))
         searches = {
             broker: Halving(np.flatnonzero(broker_of == broker), int((broker_of == broker).sum()), latency_ns)

@@ -89,13 +89,16 @@ RESULTS = [
         [point for point in [*_MANY, *_FOUR] if point["stall_ms"] in (0, 40)],
         run,
         [
-            Claim("a late stamp causes the bucket to delay conformant messages", "it does", _mistakes),
+            Claim(
+                "a late stamp causes the bucket to delay conformant messages", "it does", _mistakes, where="5.2, ¶ 2"
+            ),
             Claim(
                 "kernel stamps are independent of scheduling (p99 within 1 ms of that by the times of writing)",
                 "no effect",
                 _kernel_is_right,
+                where="5.2, ¶ 3",
             ),
-            Claim("also of four fast connections (mistaken below 0.1 %)", "—", _four_are_right),
+            Claim("also of four fast connections (mistaken below 0.1 %)", "—", _four_are_right, kind="ours"),
         ],
         draw,
         version=2,
