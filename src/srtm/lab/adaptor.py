@@ -93,10 +93,10 @@ def _adapted(
         for name, share in wanted.items():
             if share != shares[name]:
                 changes[name].append(((second + 1) * NS_PER_S, share))
-                state = states[name]
-                assert state
-                kept = state.backlog + (share.b_ntok - shares[name].b_ntok) * _PICO_PER_NANO
-                states[name] = scan.State(max(0, kept), state.last_ns)
+                left = states[name]
+                assert left
+                kept = left.backlog + (share.b_ntok - shares[name].b_ntok) * _PICO_PER_NANO
+                states[name] = scan.State(max(0, kept), left.last_ns)
         shares = wanted
     return {name: tuple(listed_) for name, listed_ in changes.items()}
 

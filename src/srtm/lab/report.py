@@ -64,8 +64,8 @@ form.addEventListener("change", choose); choose();
 _READING = (
     "Points are means, bars standard deviations, numbers beside points k. p99 is that of the worst broker, because the"
     " SLO must hold at each; in Fig. 6 it is that of all messages. Classes are counted apart: claims of the paper,"
-    " calibration (what the preset was fitted on) and ours. So are the rules for b; a claim with one rule counts with the"
-    " first."
+    " calibration (what the preset was fitted on) and ours. So are the rules for b; a claim with one rule counts with"
+    " the first."
 )
 
 
@@ -168,7 +168,7 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
 
 def _filters(verdicts: Sequence[Verdict]) -> str:
     words = [word for word in (*WORDS, NOT_JUDGED) if any(verdict.word == word for verdict in verdicts)]
-    chosen = {
+    chosen: dict[str, dict[str, str]] = {
         "figure": {name: name for name in dict.fromkeys(family(verdict.result) for verdict in verdicts)},
         "verdict": {word: word for word in words},
         "class": {kind: kind for kind in KINDS if any(verdict.kind == kind for verdict in verdicts)},

@@ -65,7 +65,7 @@ class Simulated:
     """Virtual time: the token-bucket law and the service model; the seed is the only noise."""
 
     seconds: float = 60.0
-    most_messages: int = 2_000_000
+    most_messages: int = 1_000_000
 
     @property
     def name(self) -> str:
