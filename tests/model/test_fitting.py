@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from srtm.errors import InputError, PlacementError
 from srtm.model.fitting import Fitting, Measure, NoCapacity, Placed, drive
-from srtm.model.placement import POLICIES, UNPLACED, Broker, Publisher, Roster
+from srtm.model.one_by_one import one_by_one
+from srtm.model.placement import POLICIES, UNPLACED, Broker, Publisher, Roster, policy_named
+from srtm.model.trials import Iteration, Trials, resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -138,17 +140,29 @@ def test_what_fits_one_broker_stays_on_one_and_takes_one_round() -> None:
 
 def test_brokers_fill_one_after_the_other_as_in_table_1() -> None:
     """A broker does with 26 of 100 publishers. Searches that stop early find a little less, so five are filled one
-    after the other, the last in one round; then four are tried, and they do; three do not.
+    after the other, the last in one round.
     """
     fitting = Fitting(topic(100), idle(6), "srtm", SLO_NS, as_paper=True)
     outcome = drive(fitting, by_count(SLO_NS // 26), 60)
     assert isinstance(outcome, Placed)
-    assert outcome.k == 4
-    assert [iteration.k for iteration in fitting.iterations] == [1, 2, 3, 4, 5, 4, 3]
-    assert [iteration.rounds for iteration in fitting.iterations[-3:]] == [1, 1, 1]
-    assert all(iteration.rounds > 1 for iteration in fitting.iterations[:-3])
+    assert [iteration.k for iteration in fitting.iterations] == [1, 2, 3, 4, 5]
+    assert fitting.iterations[-1].rounds == 1
+    assert all(iteration.rounds > 1 for iteration in fitting.iterations[:-1])
     # Max-min: they share evenly instead of leaving a rest for the last.
-    assert [count for count in np.bincount(outcome.broker_of).tolist() if count] == [25, 25, 25, 25]
+    assert [count for count in np.bincount(outcome.broker_of).tolist() if count] == [20, 20, 20, 20, 20]
+
+
+def test_beyond_the_paper_fewer_brokers_are_tried_than_were_filled() -> None:
+    """As above; then four are tried, and they do; three do not."""
+    trials = Trials(topic(100), idle(6), policy_named("srtm"), SLO_NS, 0, None)
+    iterations: list[Iteration] = []
+    trial = one_by_one(trials, iterations, 0.2)
+    order = resume(trial, None)
+    while isinstance(order, Measure):
+        order = resume(trial, trials.checked(order, by_count(SLO_NS // 26)(order)))
+    assert isinstance(order, Placed)
+    assert [iteration.k for iteration in iterations] == [1, 2, 3, 4, 5, 4, 3]
+    assert [count for count in np.bincount(order.broker_of).tolist() if count] == [25, 25, 25, 25]
 
 
 def test_what_one_broker_could_not_carry_another_is_not_asked_to() -> None:
@@ -230,15 +244,14 @@ def test_no_more_brokers_than_the_bucket_can_be_split_into() -> None:
     assert isinstance(outcome, NoCapacity)
 
 
-def test_running_out_of_rounds_while_trying_fewer_brokers_keeps_the_fit() -> None:
+def test_a_search_that_runs_out_of_rounds_has_no_fit() -> None:
     unlimited = Fitting(topic(100), idle(6), "srtm", SLO_NS, as_paper=True)
     drive(unlimited, by_count(SLO_NS // 26), 60)
     for rounds in range(1, unlimited.rounds + 1):
         limited = Fitting(topic(100), idle(6), "srtm", SLO_NS, as_paper=True, max_rounds=rounds)
         outcome = drive(limited, by_count(SLO_NS // 26), 60)
         assert limited.rounds == rounds
-        fitted = rounds >= unlimited.rounds - 2  # the last two rounds only try fewer brokers
-        assert isinstance(outcome, Placed if fitted else NoCapacity)
+        assert isinstance(outcome, Placed if rounds == unlimited.rounds else NoCapacity)
 
 
 def test_lb_uses_all_brokers_and_does_not_search() -> None:
