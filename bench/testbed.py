@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 PRESET = "paper-testbed"
 CORES = 2  # of the paper's brokers
 BASE_NS = 150_000  # no statement is about it: an idle broker is far inside 1 ms
-READS_NS = range(20_000, 50_000, 1_000)
-MESSAGES_NS = (500, *range(1_000, 14_000, 1_000))
-SERIALS_NS = range(3_000, 9_000, 1_000)
+READS_NS = range(20_000, 52_000, 2_000)
+MESSAGES_NS = (500, 1_000, *range(2_000, 16_000, 2_000))
+SERIALS_NS = range(3_000, 10_000, 1_000)
 SEEDS = (1_000,)  # the lab's first repetition
 
 
