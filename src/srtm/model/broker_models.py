@@ -117,7 +117,7 @@ class BrokerModel:
 BROKER_MODELS = {
     # This project's broker, as `srtm calibrate` measured it on one core of a small cloud machine; mcap for p99 <= 1 ms.
     "srtm-broker": BrokerModel(ServiceModel(read_ns=48_000, message_ns=23_000, base_ns=190_000), 11_000.0),
-    # The paper's 2-core broker, fitted to seven statements of its text by bench/testbed.py. Its mcap is what the paper's
+    # The paper's 2-core broker, fitted to seven statements of its text by bench/testbed.py. Its mcap is what the
     # prototype assumed for every broker. docs/adr/0005-paper-testbed.md says how the other statements come out.
     "paper-testbed": BrokerModel(
         ServiceModel(read_ns=24_000, message_ns=10_000, base_ns=150_000, serial_ns=5_000, cores=2), 110_000.0
