@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 SPREADS_MS = (0, 1, 2, 4, 8, 16)
 SMALL_MS = 4  # a few percent of the 100 ms between a publisher's messages, on average
 TINY = (0, 2, 16)
+_ON_ONE = {
+    "99 %": (
+        "Max-Min is best on one broker at every spread, and that cannot fall. By the paper's rule b has nothing to"
+        " spare, so a blind split over two brokers costs more than it saves: 12 ms instead of 1.5 for groups of 10."
+    )
+}
 
 
 def draw(rows: Rows) -> Panel:
@@ -38,7 +44,7 @@ def _falls(policy: str, column: str, digits: str) -> Callable[[Rows], tuple[bool
     return judge
 
 
-def _claims() -> list[Claim]:
+def _claims(process: str) -> list[Claim]:
     claims = [
         Claim(
             "while the spread is a few percent of the time between messages, SRTM is faster than Max-Min",
@@ -51,7 +57,13 @@ def _claims() -> list[Claim]:
         tail, brokers = _falls(policy, "p99_ms", ".2f"), _falls(policy, "k", ".2g")
         claims += [
             Claim(f"tail latency falls with the spread, {name}", "falls", tail, where="6.4.2, ¶ 2"),
-            Claim(f"so does the number of brokers, {name}", "falls", brokers, where="6.4.2, ¶ 2"),
+            Claim(
+                f"so does the number of brokers, {name}",
+                "falls",
+                brokers,
+                where="6.4.2, ¶ 2",
+                why=_ON_ONE if (policy, process) == ("max_min", "poisson") else "",
+            ),
         ]
     return claims
 
@@ -64,7 +76,7 @@ RESULTS = [
         points(process=[process], group_size=[25], spread_ms=SPREADS_MS),
         points(process=[process], group_size=[25], spread_ms=TINY),
         run,
-        _claims(),
+        _claims(process),
         draw,
         weight=5,
         version=2,
