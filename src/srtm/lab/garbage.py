@@ -6,8 +6,9 @@ from srtm.lab.result import Claim, Panel, Result
 
 _WHY = (
     "The claim is about Go's concurrent collector, which marks memory while messages pass. CPython frees a message as"
-    " soon as nobody refers to it, and a broker switches the collector of cycles off while it serves. There is nothing"
-    " to allocate in advance, so neither side of the comparison exists."
+    " soon as nobody refers to it; only cycles need a collector. A broker freezes what it has when it starts, switches"
+    " the collector off, and collects when it is idle: a full collection takes 9 ms of processor time before that, and"
+    " less than 0.01 ms after (python -m bench.collector). No buffer need be allocated in advance."
 )
 
 RESULTS = [

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 GROUP_SIZES = (5, 15, 30)
 _WHY = (
     "1 ms is 11 tokens of a b of thousands, and needed b differs by half from minute to minute. A longer profile does"
-    " not help: b of 60, 150 and 600 s sufficed in 7, 8 and 8 of 12 following minutes (groups of 30). The rule's odds are"
-    " about one half by construction; only a larger b mends it, and then the rule is another one."
+    " not help: b of 60, 150 and 600 s sufficed in 7, 8 and 8 of 12 following minutes (groups of 30). The odds of the"
+    " rule are about one half by construction; only a larger b mends it, and then the rule is another one."
 )
 QUANTILES = {"99 %": "0.99", "99.5 %": "0.995", "99.9 %": "0.999", "100 %": "1"}
 
