@@ -7,7 +7,7 @@ from srtm.lab.result import Claim, Panel, Result
 _WHY = (
     "The claim is about Go's concurrent collector, which marks memory while messages pass. CPython frees a message as"
     " soon as nobody refers to it; only cycles need a collector. A broker freezes what it has when it starts, switches"
-    " the collector off, and collects when it is idle: a full collection takes 9 ms of processor time before that, and"
+    " the collector off, and collects when it is idle: a full collection takes 9 to 18 ms before that (busy host), and"
     " less than 0.01 ms after (python -m bench.collector). No buffer need be allocated in advance."
 )
 
