@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from srtm.lab.fig7 import PANELS, PUBLISHERS, population
+from srtm.lab.fig7 import EARLIER_B, PANELS, PUBLISHERS, population
 from srtm.lab.result import SLO_MS, Claim, Kind, Panel, Point, Result, Row, Rows, Series, listed, near, points
 from srtm.lab.world import INITIAL_KMPS, best_split, facts, variants
 from srtm.units import NS_PER_MS
@@ -33,11 +33,13 @@ _ONE_BY_ONE = (
 )
 # Why claims fail, by panel.
 _WHY = {
+    ("b", "low"): EARLIER_B,
     ("b", "beyond"): _WHOLE,
     ("c", "alike"): (
         "Periodic publishers burst less (b is 16 to 20 instead of 25), so Conc's share at broker 3 suffices at 8k. No"
         " cost of a broker changes that."
     ),
+    ("d", "alike"): EARLIER_B,
     ("c", "improves"): (
         "With equal loads, 10k publishers put 56.7 kmsg/s of single messages on broker 1, beside 10 in batches: 103 %"
         " of its two cores, since 60 must overload it (Fig. 6b). So Conc needs a fourth broker, with a small rest of"
@@ -175,7 +177,10 @@ def _claims(panel: str) -> list[Claim]:
     where = "6.3, ¶ 2"
     # What the preset was fitted on: docs/adr/0005-paper-testbed.md.
     kind: Kind = "calibration" if panel == "a" else "paper"
-    low = Claim("up to 4k publishers the topic fits on one broker", "k = 1", _one_broker, where=where, kind=kind)
+    low_why = _WHY.get((panel, "low"), "")
+    low = Claim(
+        "up to 4k publishers the topic fits on one broker", "k = 1", _one_broker, where=where, kind=kind, why=low_why
+    )
     beyond = Claim(
         "beyond 4k, Max-Min is faster than Conc",
         "they deviate",

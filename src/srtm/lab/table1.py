@@ -18,6 +18,9 @@ _TOKENS = (
     " brokers miss the SLO by 5.9 ms of access delay, not by processing. If a broker finds no number of publishers that"
     " fits, the next one is tried, and at last even splits."
 )
+_FEWER = {
+    "99.5 %": "With a margin of b, groups of 30 fit on four brokers instead of five, after 11 rounds of a minute each."
+}
 _FIVE_DO = (
     "Five brokers take 0.96 ms. With costs 5 % higher they take 1.00, but equal loads then take 1.39 ms at broker 1"
     " (Fig. 8a). With 7 µs instead of 5 in the serial stage they take 1.06, but groups of 5 take 1.02 on one."
@@ -108,7 +111,13 @@ RESULTS = [
             Claim("groups of 30 need six brokers", "6", _many_on_six, where="6.5, ¶ 3", why=_FIVE_DO),
             Claim("rounds", listed(PAPER_ROUNDS, "d"), _rounds, where="Table 1", why=_TOKENS),
             Claim("larger groups take longer", "grows", _longer, where="6.5, ¶ 7"),
-            Claim("groups of 30 take more than a quarter of an hour", "above 15 min", _quarter_hour, where="6.5, ¶ 7"),
+            Claim(
+                "groups of 30 take more than a quarter of an hour",
+                "above 15 min",
+                _quarter_hour,
+                where="6.5, ¶ 7",
+                why=_FEWER,
+            ),
         ],
         draw,
         rows_of="fig9a",
