@@ -18,8 +18,8 @@ PUBLISHERS = (1_000, 2_000, 4_000, 6_000, 8_000, 10_000)
 TINY = (1_000, 4_000, 10_000)
 POLICIES = {"lb": "LB", "conc": "Conc"}
 EARLIER_B = (
-    "b comes from the time before, which for small topics in batches of 10 is not enough in half of the runs: 220 tokens"
-    " where 312 are needed, for example, and 11 tokens are 1 ms for 1,000 publishers, 22 for 2,000. The broker plays no"
+    "b comes from the time before, which for small topics in batches of 10 is not enough in half of the runs: 220"
+    " tokens where 312 are needed, for example, and 11 tokens are 1 ms for 1,000 publishers, 22 for 2,000. The broker plays no"
     " part; with b of the same time, p99 is 0.4 ms."
 )
 
