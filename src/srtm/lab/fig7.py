@@ -19,8 +19,8 @@ TINY = (1_000, 4_000, 10_000)
 POLICIES = {"lb": "LB", "conc": "Conc"}
 EARLIER_B = (
     "b comes from the time before, which for small topics in batches of 10 is not enough in half of the runs: 220"
-    " tokens where 312 are needed, for example, and 11 tokens are 1 ms for 1,000 publishers, 22 for 2,000. The broker plays no"
-    " part; with b of the same time, p99 is 0.4 ms."
+    " tokens where 312 are needed, for example. 11 tokens are 1 ms for 1,000 publishers, 22 for 2,000. The broker plays"
+    " no part; with b of the same time, p99 is 0.4 ms."
 )
 
 
