@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import escape
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -32,7 +33,7 @@ def test_the_page_has_every_result_and_loads_nothing(
     text = page.read_text()
     for name, result in RESULTS.items():
         assert f'id="{name}"' in text
-        assert result.shows in text
+        assert escape(result.shows) in text
     claims_ = sum(len(result.claims) for result in RESULTS.values())
     assert text.count("<article ") == claims_
     assert text.count("<article ") - text.count('<div class="pictures"></div>') == claims_ - len(RESULTS["gc"].claims)
@@ -55,7 +56,7 @@ def test_figures_are_the_same_bytes_each_time(found: dict[str, Rows], tmp_path: 
 
 
 def test_every_panel_has_axes_units_and_points(found: dict[str, Rows]) -> None:
-    for name, rows in found.items():
+    for name, rows in ((name, rows) for name, rows in found.items() if rows):
         for panel in Drawn.of(name, rows).panels.values():
             assert panel.x
             assert panel.y

@@ -104,7 +104,7 @@ RESULTS = [
                 "always",
                 _one_by_one,
                 where="6.5, ¶ 6",
-                why=_TOKENS,
+                why={"99 %": _TOKENS},
             ),
             Claim("groups of 5 fit on one broker", "1", _few_on_one, where="6.5, ¶ 3", kind="calibration"),
             Claim("groups of 10 need more than one", "2", _not_ten, where="Table 1", kind="calibration"),
