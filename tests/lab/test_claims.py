@@ -25,7 +25,6 @@ OTHERWISE = {
     ("fig8d", "99.5 %", "periodic publishers do"),
     ("fig9a", "99.5 %", "Max-Min uses fewer brokers"),
     ("fig10a", "99.5 %", "on as many brokers as SRTM"),
-    ("fig11a", "99 %", "tail latency falls with the spread, SRTM"),
     ("fig11a", "99.5 %", "tail latency falls with the spread, SRTM"),
     ("burst_split", "", "they also cost less"),
 }
