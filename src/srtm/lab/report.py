@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -112,7 +113,7 @@ def write_claims(path: Path, found: Mapping[str, Rows], settings: Settings) -> N
         lines.append(f"| {result} | {one.kind} | {one.where or '—'} | {claim} | {one.paper} | {' | '.join(cells)} |")
     if told := [verdict for verdict in verdicts if verdict.why]:
         lines += ["", "**Why claims fail**", ""]
-        lines += [f"- {v.result}{f', b at {v.b_at}' if v.b_at else ''}, *{v.claim}*: {v.why}" for v in told]
+        lines += [f"- {v.result}{f', b at {v.b_at}' if v.b_at else ''}, *{v.claim}*: {_by_line(v.why)}" for v in told]
     for name, rows in found.items():
         if columns := known(name).columns:
             heads = columns.values()
@@ -126,6 +127,11 @@ def shown(value: Value) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+
+
+def _by_line(text: str) -> str:
+    """One sentence per line, in an item of a list."""
+    return re.sub(r"(?<=\.) (?=[A-Z])", "\n  ", text)
 
 
 def _place(verdict: Verdict, verdicts: Sequence[Verdict]) -> int:
