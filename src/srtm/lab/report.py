@@ -24,7 +24,8 @@ _STYLE = (
     """<style>
 :root { color-scheme: light dark; }
 body { max-width: 84rem; margin: 1rem auto; } main > p { max-width: 60rem; } h2 { margin: 2rem 0 .2rem; }
-td, th { text-align: left !important; padding: .3rem .5rem; } th { white-space: normal; } td.n { text-align: right !important; }
+td, th { text-align: left !important; padding: .3rem .5rem; } th { white-space: normal; }
+td.n { text-align: right !important; }
 form { position: sticky; top: 0; z-index: 1; background: Canvas; padding: .5rem 0; display: flex; flex-wrap: wrap;
   gap: .4rem 1rem; border-bottom: 1px solid #8885; } select { font: inherit; max-width: 60vw; }
 article { border-top: 1px solid #8885; padding: .8rem 0; display: grid; gap: .6rem 1.5rem;
