@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from srtm.testing.serving import Ints
 
 NEAR = 0.05
+_KNOWN = (
+    "The simulator splits b by the traffic to come, the controller by declarations, and a few tokens are some ms: 4.52"
+    " instead of 0.74 for groups of 15 on three brokers. At the same shares they are equal to the nanosecond."
+)
 SPLIT_S = 20.0  # of a fixed split
 ADAPTED, DECLARED = "TB Adaptor", "as declared"
 _SLO = SLO(round(SLO_MS * NS_PER_MS))
@@ -246,8 +250,13 @@ RESULTS = [
         _BATCHES[:4],
         run_split,
         [
-            Claim("at the same shares, every message is released and sent at the same nanosecond", "—", _equal),
-            Claim("p99 within 5 % of the simulator with shares of its own", "—", _split_near),
+            Claim(
+                "at the same shares, every message is released and sent at the same nanosecond",
+                "—",
+                _equal,
+                kind="ours",
+            ),
+            Claim("p99 within 5 % of the simulator with shares of its own", "—", _split_near, kind="ours", why=_KNOWN),
         ],
         draw_split,
         weight=4,
@@ -276,12 +285,12 @@ RESULTS = [
         points(group_size=(10,), b_at=[_MARGIN], shares=[ADAPTED, DECLARED]),
         run_fit,
         [
-            Claim("after the fit, every broker meets the SLO", "all, to groups of 30", _meets),
-            Claim("brokers needed, within one of the paper's", listed(PAPER_K, "d"), _brokers),
-            Claim("no more rounds than the paper's search", listed(PAPER_ROUNDS, "d"), _rounds),
-            Claim("k as by the same search in the simulator", "—", _same_k(ADAPTED)),
-            Claim("the same if shares stay as declared", "—", _same_k(DECLARED)),
-            Claim("p99 within 5 % of the simulator at the same places", "—", _fit_near),
+            Claim("after the fit, every broker meets the SLO", "all, to groups of 30", _meets, kind="ours"),
+            Claim("brokers needed, within one of the paper's", listed(PAPER_K, "d"), _brokers, kind="ours"),
+            Claim("no more rounds than the paper's search", listed(PAPER_ROUNDS, "d"), _rounds, kind="ours"),
+            Claim("k as by the same search in the simulator", "—", _same_k(ADAPTED), kind="ours"),
+            Claim("the same if shares stay as declared", "—", _same_k(DECLARED), kind="ours"),
+            Claim("p99 within 5 % of the simulator at the same places", "—", _fit_near, kind="ours"),
         ],
         draw_fit,
         weight=40,
