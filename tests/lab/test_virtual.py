@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srtm.lab.result import Rows
+from srtm.lab.result import Claim, Rows
 from srtm.lab.shipped import DECLARED, RESULTS, as_placed, at_shares, equal, run_fit, run_split
 from srtm.lab.sweep import Settings, cells_of
 from srtm.lab.virtual import Virtual, loads
@@ -14,6 +14,11 @@ from srtm.workload.publishers import Population
 AGREEMENT, SHIPPED = RESULTS
 SINGLE, GROUPED = Population(200), Population(200, batch=10, group_size=10)
 NOISY = Population(200, batch=10, process="periodic", group_size=10, spread_ns=4_000_000)
+
+
+def judged(claim: Claim, rows: Rows) -> tuple[bool, str]:
+    assert claim.judge
+    return claim.judge(rows)
 
 
 @pytest.mark.parametrize(
@@ -65,17 +70,17 @@ def test_rows_repeat_their_point_and_say_what_claims_need() -> None:
     (row,) = run_split(Simulated(2.0), point, 1)
     assert row.items() >= point.items()
     assert row["equal"]
-    assert AGREEMENT.claims[0].judge(Rows([row])) == (True, "1 of 1 splits")
-    assert AGREEMENT.claims[0].judge(Rows([{**row, "equal": False}])) == (False, "0 of 1 splits")
+    assert judged(AGREEMENT.claims[0], Rows([row])) == (True, "1 of 1 splits")
+    assert judged(AGREEMENT.claims[0], Rows([{**row, "equal": False}])) == (False, "0 of 1 splits")
     off = Rows([{**row, "p99_ms": 1.06 * float(row["sim_p99_ms"])}])
-    assert not AGREEMENT.claims[1].judge(off)[0]
+    assert not judged(AGREEMENT.claims[1], off)[0]
     (fit,) = run_fit(Simulated(2.0, 40_000), SHIPPED.tiny[0], 1)
     assert fit.items() >= SHIPPED.tiny[0].items()
     assert fit.keys() >= SHIPPED.columns.keys()
     rows = Rows([fit, {**fit, "shares": DECLARED}])
     for claim in SHIPPED.claims:
-        claim.judge(rows)
-    assert not SHIPPED.claims[3].judge(Rows([{**fit, "sim_k": 1 + int(fit["k"])}]))[0]
+        judged(claim, rows)
+    assert not judged(SHIPPED.claims[3], Rows([{**fit, "sim_k": 1 + int(fit["k"])}]))[0]
 
 
 def test_long_points_run_only_if_asked_for_and_once() -> None:
