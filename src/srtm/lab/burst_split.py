@@ -26,7 +26,7 @@ SIZES = (10, 20, 25, 30)
 KS = (2, 3, 4, 5, 6)
 _BY_ACCIDENT = (
     "Odd members of many equal groups go to brokers in turn, so brokers differ by an accident of the trace. And b of"
-    " one minute is too small for the next by more than any split saves: 38 against 36 ms (docs/adr/0018)."
+    " one minute is too small for the next by more than any split saves: 125 against 119 ms (docs/adr/0018)."
 )
 RULES = {"rate": "in proportion to rates", "burst": "by each broker's own burst"}
 
