@@ -106,6 +106,23 @@ def test_a_topic_without_a_share_waits_for_one_and_free_topics_do_not() -> None:
         assert reader.message().body == b"closed again"
 
 
+def test_a_grant_that_comes_after_its_lease_brings_no_more_than_the_safe_part() -> None:
+    with (
+        in_memory(controller=NOBODY) as broker,
+        Client(broker.address) as publisher,
+        Client(broker.address).subscribe("t", "c", 100) as reader,
+    ):
+        exchange(broker, said())
+        publisher.publish("t", *[b"x"] * 20)
+        grants = {"t": Grant(BIRTH, 1, share(1, 10), 10 * TOKEN)}
+        late = said(2, grants=grants, echo=broker.broker.clock.monotonic_ns() - 2, lease_ns=1)
+        report = exchange(broker, late).topics["t"]
+        assert (report.safe, report.share, report.surrendered_ntok) == (True, Share(500, 5 * TOKEN), 0)
+        for _ in range(5):
+            reader.message()
+        assert reader.silent(1.0)  # a grant of ten tokens, in force for an instant, would have let ten pass
+
+
 def test_what_waited_until_a_topic_was_known_to_be_free_waited_that_long() -> None:
     with in_memory(controller=NOBODY) as broker, Client(broker.address) as publisher:
         began_ns = broker.now_ns()

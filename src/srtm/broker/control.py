@@ -138,14 +138,16 @@ class Control:
             self._safe_percent = said.safe_percent
             ends = said.echo + said.lease_ns
             self._lease_ends = max(ends, self._lease_ends or ends)
+        self.check_lease(now_ns, mono_ns)  # before anything is granted: tokens of a share that was cut are gone
         refused: dict[str, str] = {}
         if said.number > self._number:  # an overtaken exchange is void: a later one repeats what still holds
             self._number = said.number
             if said.contracts is not None and said.version > self._version:
                 self._learn(said.contracts, now_ns)
                 self._version = said.version
+            lapsed = self._lapsed(mono_ns)
             for name, grant in said.grants.items() if mine else ():
-                if problem := self._grant(name, said.epoch, grant, now_ns):
+                if problem := self._grant(name, (said.epoch, grant.sequence), grant, now_ns, lapsed=lapsed):
                     refused[name] = problem
             self._pause(set(said.paused), now_ns)
             for move in said.moves:
@@ -155,7 +157,6 @@ class Control:
             self.lenders.agree(
                 {name: each for name, each in said.lends.items() if mine and self._lends(name, each)}, now_ns
             )
-        self.check_lease(now_ns, mono_ns)  # the lease of a delayed exchange may have ended already
         self._turn.wake()
         return self._answer(said, refused, now_ns, mono_ns)
 
@@ -171,7 +172,7 @@ class Control:
 
     def check_lease(self, now_ns: int, mono_ns: int) -> None:
         """Cut every share to its safe part if the lease has ended."""
-        if self._lease_ends is None or mono_ns < self._lease_ends:
+        if self._lease_ends is None or not self._lapsed(mono_ns):
             return
         ended_ns = now_ns - (mono_ns - self._lease_ends)  # perhaps a while ago, if this process was suspended
         for name, holding in self._holdings.items():
@@ -255,9 +256,12 @@ class Control:
         if topic.durable is None and self._topics.disk is not None and not topic.messages:
             self._topics.disk.adopt(topic)
 
-    def _grant(self, name: str, epoch: int, grant: Grant, now_ns: int) -> str | None:
-        """Put a grant in force; return why not, if that is impossible."""
-        holding, stamp = self._holdings.get(name), (epoch, grant.sequence)
+    def _lapsed(self, mono_ns: int) -> bool:
+        return self._lease_ends is not None and mono_ns >= self._lease_ends
+
+    def _grant(self, name: str, stamp: tuple[int, int], grant: Grant, now_ns: int, *, lapsed: bool) -> str | None:
+        """Put a grant in force, or its safe part if its lease has ended already; return why not, if impossible."""
+        holding = self._holdings.get(name)
         if holding is None or holding.birth != grant.birth:
             return (
                 "this broker does not know the contract"
@@ -267,9 +271,12 @@ class Control:
         if problem := self.refusal(name):
             return problem
         if stamp > holding.stamp:
-            holding.stamp, holding.safe = stamp, False
+            holding.stamp, holding.safe = stamp, lapsed
             bucket = grant.share.bucket if grant.share else None
-            holding.surrendered_ntok = self._put_in_force(self._topics.touch(name), bucket, now_ns, grant.gift_ntok)
+            if bucket is not None and lapsed:
+                bucket = safe_share(bucket, self._safe_percent)
+            surrendered = self._put_in_force(self._topics.touch(name), bucket, now_ns, grant.gift_ntok)
+            holding.surrendered_ntok = 0 if lapsed else surrendered  # tokens that a lapse costs are lost
         return None
 
     def _pause(self, wanted: set[str], now_ns: int) -> None:
