@@ -20,8 +20,8 @@ class FaultyNetwork:
         self.longest_delay_ns = 5 * NS_PER_MS
         self._rng = rng
 
-    def loses(self, broker: str) -> bool:
-        """Whether a message to or from a broker is lost."""
+    def loses(self, broker: str = "") -> bool:
+        """Whether a message is lost; one between the controller and a `broker` also if that is cut off."""
         return broker in self.cut or self._rng.random() < self.loss
 
     def copies(self) -> int:

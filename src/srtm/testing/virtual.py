@@ -14,6 +14,7 @@ from srtm.control.controller import Controller
 from srtm.errors import ExchangeRefused
 from srtm.protocol import exchange, orders
 from srtm.testing.faulty_network import FaultyNetwork
+from srtm.testing.lending import VirtualWire
 from srtm.testing.schedule import Schedule
 from srtm.testing.traffic import Bursts, Replay, VirtualPublisher
 from srtm.testing.virtual_broker import VirtualBroker
@@ -91,6 +92,7 @@ class VirtualCluster:
     def start_broker(self, name: str, number: int = 0, *, set_back_ns: int = 0) -> None:
         """Start a broker, perhaps again and with its clock set back; it registers."""
         self.brokers[name] = VirtualBroker(name, number or int(name.rpartition("-")[2]), self, set_back_ns)
+        self.brokers[name].control.lenders.wire = VirtualWire(name, self)
         self._register(name)
 
     def kill_broker(self, name: str, *, noticed: bool = True) -> None:

@@ -108,3 +108,5 @@ class VirtualBroker:
             self.world.drained(topic.name, self.name, released, known)
             if self.serving is not None:
                 self.serving.release(topic, released)
+        if topic.gate.lender is not None:
+            topic.gate.lender.look(now_ns, topic.gate.claims)

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from msgspec import structs
-
 from srtm.protocol.exchange import (
     Answer,
     Contract,
@@ -22,7 +20,7 @@ from srtm.protocol.exchange import (
     read,
     write,
 )
-from tests.broker.running import Client, Running, in_memory, running
+from tests.broker.running import Running, in_memory, running
 
 TOKEN = 10**9
 BIRTH = 7
@@ -41,6 +39,7 @@ class Lending:
         self.number = 0
         self.sequence = 0
         self.lease_ns = 10**12
+        self.lives: list[ExitStack] = []  # each ends one broker
         for broker in brokers:
             self.tell(broker, contracts=True, full=True)
 
@@ -48,6 +47,11 @@ class Lending:
         """The topic is created anew under another birth, and this broker knows."""
         self.birth = birth
         self.tell(broker, contracts=True, full=True)
+
+    def end(self, number: int) -> None:
+        """Close everything that a broker has open, as the kernel does when its process is killed."""
+        self.brokers[number].broker.turn.recorder = None
+        self.lives[number].close()
 
     def tell(
         self, broker: Running, *, contracts: bool = False, full: bool = False, lends: bool = True, lease: bool = False
@@ -115,19 +119,12 @@ def running_lending(
 ) -> Iterator[Lending]:
     """So many brokers on real sockets, each in a thread of its own."""
     with ExitStack() as stack:
+        lives = [stack.enter_context(ExitStack()) for _ in range(count)]
         brokers = [
-            stack.enter_context(running(name=f"broker-{number}", controller=NOBODY, **options))
-            for number in range(count)
+            life.enter_context(running(name=f"broker-{number}", controller=NOBODY, **options))
+            for number, life in enumerate(lives)
         ]
         lending = Lending(brokers, r, b, rule)
+        lending.lives = lives
         lending.meet()
         yield lending
-
-
-def without_lending(report: TopicReport) -> TopicReport:
-    return structs.replace(report, lent=None)
-
-
-def burst(client: Client, count: int) -> None:
-    """Publish so many messages at once."""
-    client.publish("t", *(b"%d" % number for number in range(count)))
