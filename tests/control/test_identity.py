@@ -241,11 +241,11 @@ def test_a_grant_that_is_left_unanswered_is_made_again(monkeypatch: pytest.Monke
     broker, dropped = city.world.brokers["broker-2"].control, list[Any]()
     grant = broker._grant
 
-    def drop_once(name: str, epoch: int, said: Any, now_ns: int) -> str | None:
+    def drop_once(*said: Any, **how: Any) -> str | None:
         if not dropped:
             dropped.append(said)
             return None
-        return grant(name, epoch, said, now_ns)
+        return grant(*said, **how)
 
     monkeypatch.setattr(broker, "_grant", drop_once)
     city.remove()
@@ -272,7 +272,7 @@ def test_a_share_that_is_refused_goes_elsewhere(monkeypatch: pytest.MonkeyPatch)
 def test_the_system_says_itself_that_it_is_short() -> None:
     city = City()
     for broker in city.world.brokers.values():  # none of them does as it is told
-        broker.control._grant = lambda *_: None  # type: ignore[method-assign]
+        broker.control._grant = lambda *_, **__: None  # type: ignore[method-assign]
     city.remove()
     city.create(LARGE)
     city.world.run(patience_s(LEASE_S, 1.0) - 1)

@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from srtm.broker.lending.lenders import Heard
 from srtm.protocol.lending import Answers, Asks, Decoder, encode
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from srtm.broker.control import Control
     from srtm.protocol.lending import Entry
-    from srtm.testing.virtual import VirtualCluster
+    from srtm.testing.faulty_network import FaultyNetwork
 
 _AGAIN_NS = 100 * NS_PER_MS  # until a message to a broker that stands still is looked at again
+
+
+class Hearer(Protocol):
+    """A broker in virtual time."""
+
+    control: Control
+
+    @property
+    def mono_ns(self) -> int:
+        """Its own monotonic clock."""
+
+    def turn(self) -> None:
+        """One turn of its loop."""
+
+
+class World(Protocol):
+    """A cluster in virtual time."""
+
+    network: FaultyNetwork
+    paused: set[str]
+
+    @property
+    def brokers(self) -> Mapping[str, Hearer]:
+        """Its brokers by name."""
+
+    @property
+    def now_ns(self) -> int:
+        """The virtual time."""
+
+    def at(self, delay_ns: int, action: Callable[..., None], *args: Any) -> None:
+        """Run an action after a delay."""
 
 
 class VirtualWire:
     """What a broker says to its peers. They may hear it after either of them was started again."""
 
-    def __init__(self, name: str, world: VirtualCluster) -> None:
+    def __init__(self, name: str, world: World) -> None:
         self._name = name
         self._world = world
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from srtm.broker.lending.lender import Lender
 from srtm.broker.lending.lenders import Heard
 from srtm.protocol.lending import MAGIC, Entry
 from tests.broker.lending.running import BIRTH, TOKEN, in_memory_lending, links
-from tests.broker.running import Client
+from tests.broker.running import Client, Running
+
+
+def lender_of(broker: Running) -> Lender | None:
+    return broker.broker.topics["t"].gate.lender
 
 
 def test_a_burst_at_one_broker_borrows_from_the_other() -> None:
@@ -77,13 +84,14 @@ def test_lending_ends_with_the_lease() -> None:
         lending.lease_ns = 10**9
         assert lending.tell(there, lease=True).lent is not None
         there.sleep(0.95)
-        assert there.broker.topics["t"].gate.lender is not None
+        assert lender_of(there) is not None
         # Read before the next tick, but after the end.
-        there.broker.clock.advance(0.06)
+        clock: Any = there.broker.clock
+        clock.advance(0.06)
         entry = Entry("t", BIRTH, 2**60, 10**12, 0)
         there.broker.control.lenders.inbox.append(Heard("broker-0", True, entry))
         there.broker.control.hear_peers(there.now_ns(), there.broker.clock.monotonic_ns())
-        assert there.broker.topics["t"].gate.lender is None
+        assert lender_of(there) is None
         assert lending.tell(there).lent is None  # not before the share is granted again
         publisher.publish("t", *[b"x"] * 14)
         here.sleep(0.1)
@@ -120,7 +128,7 @@ def test_only_brokers_with_the_token_are_heard() -> None:
 def test_a_stranger_is_left(wire: bytes) -> None:
     with in_memory_lending() as lending:
         here = lending.brokers[0]
-        sock = here.broker and here.address.connect()
+        sock = here.address.connect()
         sock.sendall(MAGIC)
         assert len(sock.recv(100)) == 5 + 16
         sock.sendall(wire)
