@@ -124,6 +124,24 @@ def test_only_brokers_with_the_token_are_heard() -> None:
         lending.meet()
 
 
+def test_a_peer_that_was_started_again_is_answered_though_its_clock_was_set_back() -> None:
+    with in_memory_lending() as lending:
+        here, there = lending.brokers
+        control, now_ns = there.broker.control, there.now_ns()
+
+        def ask(number: int) -> int:
+            control.lenders.inbox.append(Heard("broker-0", True, Entry("t", BIRTH, number, 10**12, 0)))
+            control.hear_peers(now_ns, 0)
+            return lending.lent(there).lent_ntok
+
+        assert ask(100) == ask(99) == TOKEN
+        links(here.broker).incarnation -= 1
+        links(there.broker).visitors["broker-0"].pipe.close()
+        here.wait_until(lambda it: not links(it)._links["broker-1"].greeted)
+        lending.meet()
+        assert ask(50) == 2 * TOKEN
+
+
 @pytest.mark.parametrize("wire", [b"\x00\x00\x00\x00\x05", b"noise and more noise"])
 def test_a_stranger_is_left(wire: bytes) -> None:
     with in_memory_lending() as lending:

@@ -85,6 +85,12 @@ class Lenders:
             known.join(terms, now_ns)
         return known
 
+    def renew(self, peer: str, now_ns: int) -> None:
+        """A peer was started again: its asks may have smaller numbers than before, and its bucket another level."""
+        for name, lender in self._lenders.items():
+            if self._topics[name].gate.lender is lender and any(each.name == peer for each in lender.terms.peers):
+                lender.join(lender.terms, now_ns)
+
     def hear(self, now_ns: int) -> None:
         """Carry out what peers have said in this turn; topics that it concerns are drained at its end."""
         heard, self.inbox = self.inbox, []

@@ -60,7 +60,9 @@ class Links:
         self.turn = turn
         self.poller = poller
         self.lenders = lenders
-        self.visitors: dict[str, Visitor] = {}  # those who have said who they are
+        self.strangers: set[Visitor] = set()  # have connected, and not said who they are
+        self.visitors: dict[str, Visitor] = {}
+        self.incarnations: dict[str, int] = {}  # as last heard
         self._open = not options.settings.tls_required
         self._links: dict[str, Link] = {}
 
@@ -88,7 +90,7 @@ class Links:
     def close(self) -> None:
         """Leave all."""
         self.meet({})
-        for visitor in list(self.visitors.values()):
+        for visitor in (*self.strangers, *self.visitors.values()):
             visitor.pipe.close()
 
 
@@ -105,6 +107,7 @@ class Visitor:
         self._nonce = secrets.token_bytes(NONCE_SIZE)
         self.pipe = Pipe(sock, links.turn, links.poller, self._take, self._lost, asks=False)
         self.pipe.send(encode(Challenge(self._nonce)))
+        links.strangers.add(self)
         links.turn.loop.call_later(_GREET_S, self._check_greeting)
 
     def _take(self, message: Message) -> None:
@@ -122,22 +125,31 @@ class Visitor:
             self.refuse("the control tokens of these brokers differ")
             raise ProtocolError("E_INVALID", "refused")
         self.greeted, self.name = True, said.name
+        links.strangers.discard(self)
         if earlier := links.visitors.get(said.name):
             earlier.pipe.close()
         links.visitors[said.name] = self
+        if links.incarnations.get(said.name, said.incarnation) != said.incarnation:
+            links.lenders.renew(said.name, links.turn.now_ns())
+        links.incarnations[said.name] = said.incarnation
         self.pipe.send(encode(Welcome(links.name, links.incarnation)))
 
     def refuse(self, reason: str) -> None:
         """Say why not, and end it."""
         log.warning("LENDING(%s): refused: %s", self.address, reason)
         self.pipe.send(encode(Refused(reason)))
-        self.pipe.close()
+        self._leave()
 
     def _check_greeting(self) -> None:
         if not self.greeted:
-            self.pipe.close()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._links.strangers.discard(self)
+        self.pipe.close()
 
     def _lost(self, problem: str) -> None:
+        self._links.strangers.discard(self)
         if self._links.visitors.get(self.name) is self:
             del self._links.visitors[self.name]
         log.info("LENDING(%s): %s left: %s", self.address, self.name or "a stranger", problem)
