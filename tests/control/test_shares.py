@@ -52,6 +52,45 @@ def test_a_contract_can_hold_them() -> None:
     assert sum(share.b_ntok for share in first.values()) == 60 * NANO_PER_TOKEN
 
 
+def test_after_a_pause_shares_are_as_declared_and_the_first_second_does_not_decide() -> None:
+    """Four of twenty publishers are at the second broker; when all begin again, neither has most of the bucket."""
+    world = VirtualCluster(1, ControllerOptions(), Store(), brokers=2)
+    assert world.controller
+    contract = Contract(500_000, 60 * NANO_PER_TOKEN, fit="none", slo_ns=25 * NS_PER_S // 1_000)
+    topic = world.controller.create("t", contract, world.now_ns)
+    world.run(1)
+    world.publish("t", [DeclaredPublisher(f"p{number}", 20.0) for number in range(20)])
+    world.run(1)
+    world.controller.move("t", [f"p{number}" for number in range(4)], "broker-2", world.now_ns)
+    world.run(10)
+    rests = [world.publishers[name] for name in sorted(world.publishers)]
+    for publisher in rests:
+        publisher.declared = DeclaredPublisher(publisher.declared.id, 0.001)
+    world.run(30)
+    assert topic.transfer.held["broker-1"].r == pytest.approx(400)
+    world.controller.register("t", [], world.now_ns)
+    world.publish("t", [DeclaredPublisher(f"q{number}", 20.0) for number in range(20)])
+    for _ in range(10):
+        world.run(1)
+        assert min(share.r for share in topic.transfer.held.values()) >= 50
+
+
+def test_a_broker_with_messages_and_without_a_share_does_not_wait_for_a_long_period() -> None:
+    world = VirtualCluster(1, ControllerOptions(), Store(), brokers=2)
+    assert world.controller
+    contract = Contract(200_000, 20 * NANO_PER_TOKEN, fit="none", adapt_window_s=3_600, adapt_period_s=3_600)
+    topic = world.controller.create("t", contract, world.now_ns)
+    world.run(1)
+    world.publish("t", [DeclaredPublisher("calm", 50.0)])
+    world.run(20)
+    (first,) = topic.transfer.held
+    other = next(name for name in world.brokers if name != first)
+    world._connect(world.publishers["calm"], other)
+    world.run(5)
+    assert other in topic.transfer.held
+    assert other in {broker for _, broker, _ in world.record.releases["t"]}
+
+
 def declared(groups: int, size: int, batch: int = 10) -> list[DeclaredPublisher]:
     return [
         DeclaredPublisher(f"{group}/{number}", 10.0, f"g{group}", batch=batch)

@@ -137,6 +137,8 @@ class Contracts:
         publishers = {each: declared for each, declared in layout.publishers.items() if each in present}
         self._former[name] = _Former(state.version, remains, publishers, layout.place, until_ns)
         state.store.delete_topic(name, remains)
+        for other in state.topics.values():
+            other.layout.refused.clear()  # whoever was in its way may come now
         state.hurry_all()
         state.on_change(name)
 

@@ -178,6 +178,8 @@ class Controller:
     def unregister(self, name: str, publisher: str) -> None:
         """Drop a publisher that will not come back."""
         topic = self.state.topic(name)
+        if topic.layout.forgive(publisher) and publisher not in topic.layout.publishers:
+            return
         for each in [publisher, *topic.layout.parts_of(publisher, 2)]:
             self.membership.unregister(topic, each)
 

@@ -43,7 +43,12 @@ class TBAdaptor:
         if not contract.adapt:
             # What nobody declared is known by measuring alone, and the first moments of it say little.
             sharing.stale = sharing.stale or bool(topic.layout.guessed()) or _elsewhere(topic, alive)
-        elif now_ns - sharing.adapted_ns >= contract.adapt_period_s * NS_PER_S - _EARLY_NS:
+        elif _idle(topic):  # seconds without traffic say nothing of the traffic to come
+            since = max(len(seen.history) for seen in topic.layout.seen.values())
+            sharing.stale = sharing.stale or since > 1  # once: afterwards there is one such second at most
+            topic.layout.forget_rates()
+        # A broker with traffic and without a share does not wait for the period: its messages would.
+        elif now_ns - sharing.adapted_ns >= contract.adapt_period_s * NS_PER_S - _EARLY_NS or _elsewhere(topic, alive):
             sharing.adapted_ns = now_ns
             _adapt(topic, alive, now_ns)
 
@@ -208,6 +213,14 @@ def _all_wanted(topic: ManagedTopic, alive: Set[str]) -> bool:
         sum(share.r_mtps for share in shares) >= transfer.whole.r_mtps
         and sum(share.b_ntok for share in shares) >= transfer.whole.b_ntok
     )
+
+
+def _idle(topic: ManagedTopic) -> bool:
+    """Whether publishers of a topic have declared what they will send, and have not sent anything lately."""
+    layout = topic.layout
+    seen = [each for each in layout.seen.values() if len(each.history)]
+    quiet = bool(seen) and not any(each.waiting or each.history.mean_messages for each in seen)
+    return quiet and bool(layout.place) and not layout.guessed()
 
 
 def _elsewhere(topic: ManagedTopic, alive: Set[str]) -> bool:

@@ -10,6 +10,7 @@ from srtm.control.controller import Controller
 from srtm.control.members import DeclaredPublisher, part_id
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
+from srtm.errors import InputError
 from srtm.model.room import fewest_parts
 from srtm.protocol.exchange import Contract
 from srtm.testing.virtual import VirtualCluster
@@ -223,3 +224,18 @@ def test_a_publisher_that_breaks_a_neighbour_with_one_part_is_sent_away_with_all
 
 def _told_to_leave(world: World, broker: str) -> list[str]:
     return [each for move in world.controller.placing.take_orders(broker) if not move.to for each in move.publishers]
+
+
+def test_who_was_refused_is_forgotten_when_told_so_and_when_a_neighbour_leaves() -> None:
+    world = World(model=SLOW)
+    world.neighbour(*[300.0] * 4)
+    topic = world.controller.topics["t"]
+    for name in ("one", "two"):
+        assert not world.register(DeclaredPublisher(name, 4_000.0))
+        assert "no room for 1 publisher with 4,000 msg/s" in topic.fitting.refusal  # of this request
+    world.controller.unregister("t", "one")
+    assert list(topic.layout.refused) == ["two"]
+    with pytest.raises(InputError, match="has no publisher 'one'"):
+        world.controller.unregister("t", "one")
+    world.controller.remove("strict", world.cluster.now_ns)
+    assert not topic.layout.refused

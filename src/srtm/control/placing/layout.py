@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from srtm.control.members import part_id
+from srtm.control.members import PART, part_id
 from srtm.control.placing.attendance import Attendance
 from srtm.control.reports import Seen
 from srtm.model.burst import Source, expected_b
@@ -211,6 +211,13 @@ class Layout:
     def uneven(self, broker: str) -> bool:
         """Whether a broker has more or fewer connected publishers than belong there."""
         return broker in self.seen and self.seen[broker].publishers != sum(at == broker for at in self.place.values())
+
+    def forgive(self, publisher: str) -> bool:
+        """Drop a publisher that was refused, with all its parts; returns whether there was one."""
+        ids = [each for each in self.refused if each.partition(PART)[0] == publisher]
+        for each in ids:
+            del self.refused[each]
+        return bool(ids)
 
     def forget(self, publisher: str) -> None:
         """Drop a publisher that has no place any more."""

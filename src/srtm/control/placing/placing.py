@@ -271,12 +271,13 @@ class Placing:
     def refuse(self, topic: ManagedTopic, publishers: Sequence[DeclaredPublisher]) -> None:
         """Remember that publishers got no place, and why."""
         if publishers:
-            topic.layout.refused |= {publisher.id: publisher.rate_mps for publisher in publishers}
+            refused = {publisher.id: publisher.rate_mps for publisher in publishers}
+            topic.layout.refused |= refused
             slos_ns = {name: other.contract.slo_ns for name, other in self._state.topics.items()}
             found = self.houses_for(topic, publishers)
             most_mps = max((house.most_mps for house in found), default=0.0)
             undivided = len(found) > 1 and any(not each.split and each.rate_mps > most_mps for each in publishers)
-            topic.fitting.refusal = refusal(topic.layout.refused, found, slos_ns, undivided=undivided)
+            topic.fitting.refusal = refusal(refused, found, slos_ns, undivided=undivided)
 
     def _victims(self, topic: ManagedTopic, broker: str) -> list[Neighbour]:
         """Topics at a broker that suffer because of this one, if they do: it came last, and they are at rest."""
