@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 
 import srtm
 from srtm import program
-from srtm.control.api import metrics, reference
+from srtm.control.api import metrics, problems, reference
 from srtm.control.api import routes as api
 from srtm.control.clock import now_ns
 from srtm.control.controller import Controller
@@ -99,8 +99,8 @@ def app(service: Service) -> FastAPI:
     """The HTTP application: nsqlookupd's endpoints at the root, SRTM's under /v1, and /metrics."""
     found = FastAPI(title="SRTM controller", version=srtm.__version__, docs_url=None, redoc_url=None)
     found.include_router(api.router(service))
-    found.add_exception_handler(InputError, api.refused)
-    found.add_exception_handler(RequestValidationError, api.unfit)
+    found.add_exception_handler(InputError, problems.refused)
+    found.add_exception_handler(RequestValidationError, problems.unfit)
     found.router.routes += [*lookup_http.routes(service.registry), metrics.route(service.controller)]
     found.router.routes.append(reference.route(found))
     found.router.default = lookup_http.not_found

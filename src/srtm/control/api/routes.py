@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 import srtm
 from srtm.control import statistics
 from srtm.control.api.explain import explained
+from srtm.control.api.problems import printable
 from srtm.control.api.schema import (
     ContractChange,
     DeliveryOut,
@@ -67,7 +67,7 @@ def router(service: Service) -> APIRouter:
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
             raise HTTPException(
-                403, f"cross-origin request from {_printable(origin)}: only the controller's own page may make changes"
+                403, f"cross-origin request from {printable(origin)}: only the controller's own page may make changes"
             )
         token = controller.options.token
         shown = request.headers.get("authorization", "")
@@ -316,25 +316,6 @@ def router(service: Service) -> APIRouter:
 
     api.include_router(changes)
     return api
-
-
-def unfit(_: Request, problem: Exception) -> JSONResponse:
-    """Answer a request of the wrong shape: where, and why, without its values, which JSON may not be able to hold."""
-    assert isinstance(problem, RequestValidationError)
-    told = [
-        {"loc": [_printable(part) for part in each["loc"]], "msg": _printable(each["msg"]), "type": each["type"]}
-        for each in problem.errors()
-    ]
-    return JSONResponse({"detail": told}, status_code=422)
-
-
-def _printable(part: str | int) -> str | int:
-    return part if isinstance(part, int) else part.encode(errors="replace").decode()
-
-
-def refused(_: Request, problem: Exception) -> JSONResponse:
-    """Answer a value that the model refused."""
-    return JSONResponse({"detail": str(problem)}, status_code=422)
 
 
 def _profiled(publishers: list[DeclaredPublisher]) -> TokenBucket:
