@@ -74,6 +74,13 @@ def test_a_contract_is_changed_in_place(capfd: pytest.CaptureFixture[str]) -> No
         assert run(["topic", "create", "v", *CONTRACT, *adaptation, "--json", *at]) == 0
         now = json.loads(capfd.readouterr().out)
         assert (now["adapt_window_s"], now["adapt_period_s"]) == (60, 5)
+        assert run(["topic", "create", "w", *CONTRACT, "--lending", "early", *at]) == 0
+        assert run(["topic", "set", "w", "--lending", "auto", "--json", *at]) == 0
+        assert '"rule": "auto"' in capfd.readouterr().out
+        assert run(["topic", "show", "w", *at]) == 0
+        assert "lending auto, now off: 0 asks (0 unanswered), 0 tokens lent" in capfd.readouterr().out
+        assert run(["topic", "set", "w", "--lending", "often", *at]) == 2
+        assert "unknown lending 'often'; choose auto, off, when_waiting or early" in capfd.readouterr().err
         assert run(["topic", "set", "u", "--adapt-period", "1500ms", *at]) == 2
         assert "--adapt-period must be whole seconds, not 1500ms" in capfd.readouterr().err
         assert run(["topic", "set", "u", "--adapt-period", "61", *at]) == 1

@@ -78,25 +78,25 @@ def test_what_was_granted_is_in_the_books_before_it_is_sent(tmp_path: Path) -> N
     assert sent
 
 
-def test_a_contract_of_an_older_version_gets_the_default_window_and_period(tmp_path: Path) -> None:
+def test_a_contract_of_an_older_version_gets_the_defaults(tmp_path: Path) -> None:
     store = Store(tmp_path)
     controller = Controller(ControllerOptions(), store, 1)
-    controller.create("t", structs.replace(CONTRACT, adapt_window_s=30, adapt_period_s=5), 1)
+    controller.create("t", structs.replace(CONTRACT, adapt_window_s=30, adapt_period_s=5, lending="auto"), 1)
     store.close()
     store = Store(tmp_path)
     (kept,) = store.topics()
-    assert (kept.contract.adapt_window_s, kept.contract.adapt_period_s) == (30, 5)
+    assert (kept.contract.adapt_window_s, kept.contract.adapt_period_s, kept.contract.lending) == (30, 5, "auto")
     store.close()
     with sqlite3.connect(tmp_path / "controller.sqlite") as db:
         (text,) = db.execute("SELECT contract FROM topics").fetchone()
-        old = {key: value for key, value in json.loads(text).items() if not key.startswith("adapt_")}
+        old = {key: value for key, value in json.loads(text).items() if not key.startswith(("adapt_", "lending"))}
         assert len(old) < len(json.loads(text))
         db.execute("UPDATE topics SET contract = ?", (json.dumps(old),))
     store = Store(tmp_path)
     (kept,) = store.topics()
     store.close()
     assert kept.contract == CONTRACT
-    assert (kept.contract.adapt_window_s, kept.contract.adapt_period_s) == (10, 1)
+    assert (kept.contract.adapt_window_s, kept.contract.adapt_period_s, kept.contract.lending) == (10, 1, "off")
 
 
 def test_a_publisher_of_an_older_version_is_not_split(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rich.text import Text
 from srtm.errors import InputError
 from srtm.model.broker_models import BROKER_MODELS
 from srtm.model.latency import SLO
+from srtm.model.lending import TERMS, known_term
 from srtm.model.placement import POLICIES, policy_named
 from srtm.options import LOG_FORMATS, LOG_LEVELS
 from srtm.units import NS_PER_MS
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 STOPPED = 130  # the exit code that stands for Ctrl-C
 SLO_P99 = f"{SLO().limit_ns / NS_PER_MS:g}ms"  # the default of every verb that takes an SLO
+LENDING = f"When brokers of the topic lend each other tokens: {', '.join(TERMS)}"
 WORKLOAD, SPARK, BROKERS = "Workload", "Spark", "Brokers"  # headings of --help
 
 
@@ -45,6 +47,11 @@ class Format(StrEnum):
 def known_policy(name: str | None) -> str | None:
     """The same name; InputError if there is no such policy."""
     return name if name is None else policy_named(name).name
+
+
+def lending_term(text: str | None) -> str | None:
+    """The same text; InputError if a contract cannot say that of lending."""
+    return text if text is None else known_term(text)
 
 
 Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Parquet file, or folder of them", show_default=False)]
@@ -84,6 +91,7 @@ PolicyName = Annotated[
     str,
     typer.Option("--policy", metavar="POLICY", help=f"Placement policy: {', '.join(POLICIES)}", callback=known_policy),
 ]
+Lending = Annotated[str, typer.Option("--lending", metavar="RULE", help=LENDING, callback=lending_term)]
 BrokerModel = Annotated[
     str,
     typer.Option(

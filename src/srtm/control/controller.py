@@ -7,7 +7,8 @@ threads (`jobs`), and what must be kept (`store`). Its parts:
 - `exchanges`: what brokers are told, and what their answers mean;
 - `placing`: where publishers belong, and fittings; `relief` and `packing` move them at run time;
 - `contracts` and `membership`: topics under contract; brokers and publishers that come and go;
-- `tb_adaptor`: which broker should hold how much of a bucket.
+- `tb_adaptor`: which broker should hold how much of a bucket;
+- `lending`: which brokers lend each other tokens of a bucket, and by which rule.
 
 Always holds, whatever comes and whatever is lost:
 
@@ -24,8 +25,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from srtm.control import liveness
+from srtm.control.choosing import Choosing
 from srtm.control.contracts import Contracts
 from srtm.control.exchanges import Exchanges
+from srtm.control.lending import Lending
 from srtm.control.membership import Membership
 from srtm.control.placing.fitted import unmet
 from srtm.control.placing.packing import Packing
@@ -58,6 +61,7 @@ class Controller:
         self.relief = Relief(self.state, self.placing)
         self.packing = Packing(self.state, self.placing)
         self.adaptor = TBAdaptor(self.state)
+        self.lending = Lending(self.state)
         self.contracts = Contracts(self.state)
         self.membership = Membership(self.state, self.placing, self.contracts, mcap_mps)
         self.exchanges = Exchanges(self.state, self.membership, self.contracts, self.placing)
@@ -241,20 +245,23 @@ class Controller:
                 self.adaptor.follow(topic, alive, now_ns)
             if topic.opened and fitted and not topic.layout.migration.publishers:
                 self.placing.fit_when_steady(topic, now_ns)
+            self.lending.watch(topic, now_ns)
             liveness.watch(self.state, topic, now_ns)
         self.relief.watch(now_ns)
         self.packing.watch(now_ns)
         self.contracts.forget_former(now_ns)
         self._plan(now_ns)
 
-    def jobs(self) -> list[LiveFitting]:
-        """Fittings that wait for their `job` to run; call `done` after it."""
-        return self.placing.jobs()
+    def jobs(self) -> list[LiveFitting | Choosing]:
+        """Fittings and choices that wait for their `job` to run; call `done` after it."""
+        return [*self.placing.jobs(), *self.lending.jobs()]
 
-    def done(self, fitting: LiveFitting, now_ns: int) -> None:
-        """A fitting's job has run."""
-        if not self.relief.stop(fitting, now_ns):
-            self.placing.done(fitting, now_ns)
+    def done(self, work: LiveFitting | Choosing, now_ns: int) -> None:
+        """The job of a fitting or a choice has run."""
+        if isinstance(work, Choosing):
+            self.lending.done(work, now_ns)
+        elif not self.relief.stop(work, now_ns):
+            self.placing.done(work, now_ns)
 
     def _note_refusal(self, topic: ManagedTopic, now_ns: int) -> None:
         """Say why publishers got no place; they ask again and again, so not each time."""

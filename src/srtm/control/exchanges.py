@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from srtm.control.lending import lends
 from srtm.control.members import Condition
 from srtm.control.reports import MOST_MESSAGES, believable
 from srtm.protocol.exchange import Answer, Exchange, Grant, Listed, Share
@@ -101,6 +102,7 @@ class Exchanges:
             [topic.name for topic in topics if topic.calls_roll(name)],
             recalls,
             [topic.name for topic in topics if topic.paused],
+            lends(state, name),
         )
 
     def heard(self, name: str, said: Exchange, answer: Answer, now_ns: int) -> bool:
@@ -181,7 +183,7 @@ class Exchanges:
             member.link.oddities += 1
         seen.waiting = min(report.waiting, MOST_MESSAGES)
         seen.count(report.arrived, report.rate_mps, now_ns)
-        seen.publishers, seen.durable = report.publishers, report.durable
+        seen.publishers, seen.durable, seen.lent = report.publishers, report.durable, report.lent
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
         self._membership.adopt(topic, name, dict(report.roll or ()))
         if now_ns - topic.since_ns < _YOUNG_NS:

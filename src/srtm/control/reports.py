@@ -13,7 +13,7 @@ from srtm.units import NANO_PER_TOKEN, NS_PER_S, exact
 
 if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
-    from srtm.protocol.exchange import Contract, Second
+    from srtm.protocol.exchange import Contract, Lent, Second
 
 MOST_MESSAGES = 10_000_000  # a second, or waiting: more than any broker can have
 KEPT_S = 10  # seconds of history; brokers keep as many
@@ -33,6 +33,7 @@ class Seen:
     publishers: int = 0
     roll: frozenset[str] | None = None
     durable: bool = False
+    lent: Lent | None = None  # None if it does not lend
     heard_ns: int = 0  # when its newest second came, by our clock
     # Latencies over the seconds kept: from arrival to subscriber, waiting for tokens, and the rest.
     total: Sketch = field(default_factory=Sketch)

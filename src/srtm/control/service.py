@@ -25,6 +25,7 @@ from srtm.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
+    from srtm.control.choosing import Choosing
     from srtm.control.controller import Controller
     from srtm.control.discovery.registry import Change, Producer, Registry
     from srtm.control.members import Member
@@ -55,7 +56,7 @@ class Service:
         self._under_way: set[str] = set()
         self._elsewhere: dict[str, Producer] = {}  # brokers that registered under the name of another address
         self._wake = asyncio.Event()
-        self._computing: set[LiveFitting] = set()
+        self._computing: set[LiveFitting | Choosing] = set()
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False)
 
@@ -145,25 +146,25 @@ class Service:
                 self._under_way.add(name)
                 self._spawn(self._exchange(member))
         self._look_elsewhere()
-        for fit in controller.jobs():
-            if fit not in self._computing:
-                self._computing.add(fit)
-                self._spawn(self._compute(fit))
+        for work in controller.jobs():
+            if work not in self._computing:
+                self._computing.add(work)
+                self._spawn(self._compute(work))
         controller.tick(now_ns())
         if now_ns() - self._adapted_ns >= NS_PER_S:
             self._adapted_ns = now_ns()
             controller.adapt(self._adapted_ns)
 
-    async def _compute(self, fit: LiveFitting) -> None:
-        assert fit.job is not None
+    async def _compute(self, work: LiveFitting | Choosing) -> None:
+        assert work.job is not None
         try:
-            await asyncio.to_thread(fit.job)
+            await asyncio.to_thread(work.job)
         except Exception as problem:  # another try would fail the same way
-            log.exception("CONTROLLER: fitting failed; abandoned")
-            fit.given_up = f"{type(problem).__name__}: {problem}"
+            log.exception("CONTROLLER: %s failed; abandoned", type(work).__name__)
+            work.given_up = f"{type(problem).__name__}: {problem}"
         finally:
-            self._computing.discard(fit)
-        self.controller.done(fit, now_ns())
+            self._computing.discard(work)
+        self.controller.done(work, now_ns())
 
     async def _exchange(self, member: Member) -> None:
         controller = self.controller

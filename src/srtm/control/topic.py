@@ -11,8 +11,10 @@ from srtm.control.placing.layout import Layout, Places
 from srtm.model.placement import policy_named
 
 if TYPE_CHECKING:
+    from srtm.control.choosing import Choosing
     from srtm.control.placing.fitted import Fitted
     from srtm.control.placing.load_distributor import LiveFitting
+    from srtm.model.lending import Rule
     from srtm.model.transfer import Transfer
     from srtm.protocol.exchange import Contract
 
@@ -89,6 +91,16 @@ class Overload:
     barred: dict[str, tuple[str, int]] = field(default_factory=dict)  # brokers where it broke a neighbour; until when
 
 
+@dataclass(slots=True)
+class LendingState:
+    """The rule that was chosen for a topic whose contract leaves it to the controller. Lost with the controller."""
+
+    chosen: Rule | None = None
+    basis: tuple[object, ...] = ()  # publishers, places and brokers that it was chosen for
+    choosing: Choosing | None = None
+    next_ns: int = 0  # until then, it is not chosen again
+
+
 @dataclass
 class ManagedTopic:
     """A topic under contract."""
@@ -104,6 +116,7 @@ class ManagedTopic:
     sharing: Sharing = field(default_factory=Sharing)
     fitting: FittingState = field(default_factory=FittingState)
     overload: Overload = field(default_factory=Overload)
+    lending: LendingState = field(default_factory=LendingState)
     # p99 of access delay in one bucket, in ns, by the model, and the roster that it was computed for.
     one_bucket: tuple[int, int | None] | None = None
     layout: Layout = field(init=False)

@@ -13,7 +13,8 @@ import numpy as np
 from srtm.lab.result import SLO_MS, Claim, Panel, Point, Result, Row, Rows, Series, points
 from srtm.lab.world import WITH_MARGIN
 from srtm.model import scan
-from srtm.model.lending_scan import RULES, choose_rule, lending_delays, worst
+from srtm.model.lending import RULES
+from srtm.model.lending_scan import choose_rule, lending_delays, worst
 from srtm.model.profile import profile
 from srtm.units import NS_PER_MS, percentile
 from srtm.workload.publishers import Population

@@ -10,3 +10,4 @@ QUANTILE = "0.995"
 POLICY = "srtm"
 ADAPT_WINDOW_S = 10  # seconds of traffic that the TB Adaptor follows; the paper's history window
 ADAPT_PERIOD_S = 1  # seconds between two adaptations
+LENDING = "off"  # whether the brokers of a topic lend each other tokens, and when: a `lending.Term`

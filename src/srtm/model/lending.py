@@ -12,8 +12,9 @@ Invariants, whatever is lost, late, doubled or reordered, and whatever the clock
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from srtm.errors import InputError
 from srtm.model.law import TOKEN, WORTH, in_need, lendable, look_again_ns, step, wanted
 from srtm.units import NS_PER_MS
 
@@ -23,8 +24,19 @@ if TYPE_CHECKING:
     from srtm.model.bucket import Limiter, TokenBucket
 
 Rule = Literal["off", "when_waiting", "early"]
+Term = Literal["auto", "off", "when_waiting", "early"]  # of a contract: `auto` is for the controller to choose
+RULES: tuple[Rule, ...] = get_args(Rule)
+TERMS: tuple[Term, ...] = get_args(Term)
 PATIENCE = 4  # round trips until an ask counts as lost
 LEAST_PATIENCE_NS = 2 * NS_PER_MS  # a broker may be busy for that long
+
+
+def known_term(text: str) -> Term:
+    """The same text; InputError if a contract cannot say that."""
+    for term in TERMS:
+        if text == term:
+            return term
+    raise InputError(f"unknown lending {text[:40]!r}; choose {', '.join(TERMS[:-1])} or {TERMS[-1]}", lending=text)
 
 
 class Ask(NamedTuple):

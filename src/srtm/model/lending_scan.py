@@ -14,6 +14,7 @@ from srtm.errors import InputError
 from srtm.model import law as plain
 from srtm.model import scan
 from srtm.model._compiled import callable_from_compiled, compiled
+from srtm.model.lending import RULES
 from srtm.units import percentile
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 callable_from_compiled(*plain.LENDING)
 _scan_lending = compiled(plain.scan_lending)
-
-RULES: tuple[Rule, ...] = ("off", "when_waiting", "early")
 
 
 class Lent(NamedTuple):

@@ -57,6 +57,7 @@ class Contract(msgspec.Struct, frozen=True):
     adapt: bool = True  # shares follow the traffic, and publishers leave overloaded brokers
     adapt_window_s: Annotated[int, msgspec.Meta(ge=3, le=3_600)] = defaults.ADAPT_WINDOW_S
     adapt_period_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = defaults.ADAPT_PERIOD_S
+    lending: str = defaults.LENDING  # of `model.lending.Term`; for the controller, which tells brokers by `Lends`
 
     @property
     def bucket(self) -> TokenBucket:

@@ -132,6 +132,8 @@ def contract(**changes: Any) -> str:
         (contract(adapt_window_s=10.5), "adapt_window_s"),
         (contract(adapt_period_s=0), "adapt_period_s"),
         (contract(adapt_period_s=11), "longer than adapt_window_s (10)"),
+        (contract(lending="often"), "unknown lending 'often'; choose auto, off, when_waiting or early"),
+        (contract(lending=1), "lending"),
         (contract(durability="tape"), "durability"),
         (contract(durability="disk", overflow="drop"), "cannot drop messages"),
         (contract(surprise=1), "surprise"),
@@ -214,12 +216,16 @@ def test_a_contract_is_changed_while_the_topic_goes_on(api: httpx.Client) -> Non
     assert newest["arguments"] == {"topic": topic, "slo_ms": 7.0, "policy": "lb"}
     adapted = api.patch(f"/v1/topics/{topic}", json={"adapt_window_s": 30, "adapt_period_s": 5}).json()
     assert (adapted["adapt_window_s"], adapted["adapt_period_s"], adapted["r"]) == (30, 5, 200)
+    assert adapted["lending"]["rule"] == "off"
+    lending = api.patch(f"/v1/topics/{topic}", json={"lending": "auto"}).json()["lending"]
+    assert (lending["rule"], lending["chosen"], lending["asks"]) == ("auto", "off", 0)  # one broker has nobody to ask
     longer = api.patch(f"/v1/topics/{topic}", json={"adapt_period_s": 31})
     assert (longer.status_code, "use a shorter period" in longer.text) == (422, True)
     for wrong in (
         {"b": 0},
         {"r": -1},
         {"adapt_window_s": 0},
+        {"lending": "often"},
         {"durability": "disk"},
         {"quantile": "0.0"},
         {"policy": "best"},

@@ -43,6 +43,16 @@ def p99_of(points: dict[str, float] | None) -> str:
     return in_ms(points["p99"]) if points else "—"
 
 
+def lending_of(lending: dict[str, Any]) -> str:
+    """What brokers lend each other, in a sentence."""
+    rule = lending["rule"] if lending["rule"] == lending["chosen"] else f"{lending['rule']}, now {lending['chosen']}"
+    took = "" if lending["round_trip_ms"] is None else f", round trip {in_ms(lending['round_trip_ms'])}"
+    return (
+        f"lending {rule}: {lending['asks']:,} asks ({lending['unanswered']:,} unanswered),"
+        f" {lending['lent']:,.0f} tokens lent, {lending['borrowed']:,.0f} borrowed, {lending['lost']:,.0f} lost{took}"
+    )
+
+
 def print_topic(topic: dict[str, Any]) -> None:
     """Print a topic."""
     title = f"{topic['topic']}: {topic['state']}, (r, b) = ({topic['r']:g}/s, {topic['b']:g}), {topic['policy']}"
@@ -60,5 +70,7 @@ def print_topic(topic: dict[str, Any]) -> None:
             p99_of(each["total_ms"]),
         )
     print_table(table)
+    if topic["lending"]["rule"] != "off":
+        print(lending_of(topic["lending"]))
     for event in topic["events"][-10:]:
         print(f"{event['ago_s']:8.1f} s ago  {event['kind']}: {event['text']}")

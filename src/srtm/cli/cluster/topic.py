@@ -13,12 +13,15 @@ import typer
 from srtm.cli.cluster.check import over_contract
 from srtm.cli.cluster.tables import p99_of, print_topic, table_of
 from srtm.cli.common import (
+    LENDING,
     SLO_P99,
     AsJson,
+    Lending,
     PolicyName,
     Slo,
     in_ms,
     known_policy,
+    lending_term,
     many,
     new_table,
     print_json,
@@ -95,6 +98,7 @@ def create(
     adapt_period: Annotated[
         str | None, typer.Option(metavar="DURATION", help=_PERIOD, show_default=f"{defaults.ADAPT_PERIOD_S}s")
     ] = None,
+    lending: Lending = defaults.LENDING,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -126,6 +130,7 @@ def create(
         "overflow": overflow.value,
         "adapt": adapt,
         **_adaptation(adapt_window, adapt_period),
+        "lending": lending,
         "publishers": publishers,
     }
     made = ask(controller, token, "PUT", topic_at(name), wish)
@@ -171,6 +176,9 @@ def set_(
     ] = None,
     adapt_window: Annotated[str | None, typer.Option(metavar="DURATION", help=_WINDOW, show_default=_UNCHANGED)] = None,
     adapt_period: Annotated[str | None, typer.Option(metavar="DURATION", help=_PERIOD, show_default=_UNCHANGED)] = None,
+    lending: Annotated[
+        str | None, typer.Option(metavar="RULE", help=LENDING, callback=lending_term, show_default=_UNCHANGED)
+    ] = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -194,11 +202,13 @@ def set_(
         "fit": fit.value if fit else None,
         "adapt": adapt,
         **_adaptation(adapt_window, adapt_period),
+        "lending": lending,
     }
     asked = {key: value for key, value in wish.items() if value is not None}
     if not asked:
         raise InputError(
-            "nothing to change; give --r, --b, --slo-p99, --policy, --fit, --adapt, --adapt-window or --adapt-period"
+            "nothing to change; give --r, --b, --slo-p99, --policy, --fit, --adapt, --adapt-window, --adapt-period or"
+            " --lending"
         )
     made = ask(controller, token, "PATCH", topic_at(name), asked)
     if as_json:

@@ -9,6 +9,7 @@ import typer
 
 from srtm.cli.cluster.topic import FitBy
 from srtm.cli.common import (
+    LENDING,
     SLO_P99,
     STOPPED,
     WORKLOAD,
@@ -22,6 +23,7 @@ from srtm.cli.common import (
     Rate,
     Seed,
     known_policy,
+    lending_term,
     new_table,
     print_json,
     print_table,
@@ -107,6 +109,9 @@ def load(
     fit: Annotated[
         FitBy, typer.Option(metavar="METHOD", help="Fitting: model, measure or none", rich_help_panel=_CREATION)
     ] = FitBy.MODEL,
+    lending: Annotated[
+        str, typer.Option(metavar="RULE", help=LENDING, callback=lending_term, rich_help_panel=_CREATION)
+    ] = defaults.LENDING,
 ) -> None:
     """Send messages on a fixed schedule, and measure latency from the scheduled times.
 
@@ -133,8 +138,8 @@ def load(
     heard_on = None if channel == "none" else channel or own_channel()
     options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()), split=split, engine=engine)
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
-    contract: dict[str, object] | None = {"slo_ms": slo_ms, "policy": policy, "fit": fit.value} if create else None
-    report = run(_load(options, controller, token, quantile, contract))
+    contract: dict[str, object] = {"slo_ms": slo_ms, "policy": policy, "fit": fit.value, "lending": lending}
+    report = run(_load(options, controller, token, quantile, contract if create else None))
     if report is None:
         raise typer.Exit(STOPPED)
     if as_json:

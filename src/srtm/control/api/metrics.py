@@ -18,6 +18,7 @@ from starlette.routing import Route
 import srtm
 from srtm.control import statistics
 from srtm.control.clock import now_ns
+from srtm.model.lending import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from srtm.control.controller import Controller
-    from srtm.control.statistics import MemberStatistics, TopicStatistics
+    from srtm.control.statistics import LentStatistics, MemberStatistics, TopicStatistics
 
 _MS_PER_S = 1000
 
@@ -64,18 +65,31 @@ _TOPICS: list[tuple[str, str, Callable[[TopicStatistics], float | None]]] = [
         lambda topic: None if topic.penalty_ms is None else topic.penalty_ms / _MS_PER_S,
     ),
 ]
+_LENDING: list[tuple[str, str, Callable[[LentStatistics], float]]] = [
+    ("asks", "Times that the broker asked another one for tokens.", lambda part: part.asks),
+    ("unanswered_asks", "Asks without an answer.", lambda part: part.unanswered),
+    ("lent_tokens", "Tokens lent to other brokers.", lambda part: part.lent),
+    ("borrowed_tokens", "Tokens borrowed from other brokers.", lambda part: part.borrowed),
+    ("lost_tokens", "Tokens that came too late, or had no room left.", lambda part: part.lost),
+]
 
 
 def route(controller: Controller) -> Route:
     """GET /metrics."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Cluster(controller))
-    ProcessCollector(registry=registry)
+    found = registry(controller)
 
     async def metrics(_: Request) -> Response:
-        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(generate_latest(found), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return Route("/metrics", metrics)
+
+
+def registry(controller: Controller) -> CollectorRegistry:
+    """All metrics, collected anew each time."""
+    found = CollectorRegistry(auto_describe=False)
+    found.register(_Cluster(controller))
+    ProcessCollector(registry=found)
+    return found
 
 
 class _Cluster(Collector):
@@ -104,8 +118,23 @@ class _Cluster(Collector):
         yield _gauge("topic_share_tokens_per_second", "Share of a broker: r.", ["topic", "broker"], rates)
         bursts = [((topic, part.broker), part.b) for topic, part in held]
         yield _gauge("topic_share_burst_tokens", "Share of a broker: b.", ["topic", "broker"], bursts)
+        yield from _lending(topics)
         yield _idle(topics)
         yield _latencies(topics)
+
+
+def _lending(topics: Iterable[TopicStatistics]) -> Iterator[Metric]:
+    rules = [((each.topic, one), each.lending.chosen == one) for each in topics for one in RULES]
+    yield _gauge("topic_lending_rule", "1 for the rule that brokers follow now.", ["topic", "rule"], rules)
+    parts = [((each.topic, part.broker), part.lending) for each in topics for part in each.brokers if part.lending]
+    for name, text, of in _LENDING:
+        family = CounterMetricFamily(f"srtm_cluster_topic_lending_{name}", text, labels=["topic", "broker"])
+        for labels, part in parts:
+            family.add_metric(labels, of(part))
+        yield family
+    took = [(labels, part.round_trip_ms / _MS_PER_S) for labels, part in parts if part.round_trip_ms is not None]
+    text = "Time from an ask to its answer, lately."
+    yield _gauge("topic_lending_round_trip_seconds", text, ["topic", "broker"], took)
 
 
 def _idle(topics: Iterable[TopicStatistics]) -> Metric:

@@ -13,6 +13,7 @@ from srtm.control.placing.fitted import described
 from srtm.errors import InputError
 from srtm.model import defaults
 from srtm.model.bucket import TokenBucket
+from srtm.model.lending import TERMS, known_term
 from srtm.model.placement import POLICIES
 from srtm.protocol.exchange import Contract
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
     Policy = str
 else:
     Policy = Literal[tuple(POLICIES)]  # one list; the schema shows its names
+
+
+def _known_term(lending: str) -> str:
+    try:
+        return known_term(lending)
+    except InputError as problem:
+        raise ValueError(str(problem)) from None
+
+
+Lending = Annotated[str, AfterValidator(_known_term), Field(json_schema_extra={"enum": [*TERMS]})]
 FitBy = Literal["model", "measure", "none"]
 WindowSeconds = Annotated[int, Field(ge=3, le=3_600)]  # shares are not judged by fewer seconds
 PeriodSeconds = Annotated[int, Field(ge=1, le=3_600)]  # brokers count by the second
@@ -133,6 +144,9 @@ class TopicIn(_Strict):
     adapt_period_s: PeriodSeconds = Field(
         defaults.ADAPT_PERIOD_S, description="seconds between two adaptations of shares"
     )
+    lending: Lending = Field(
+        defaults.LENDING, description="when brokers of the topic lend each other tokens; auto is chosen by prediction"
+    )
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
     @model_validator(mode="after")
@@ -162,6 +176,7 @@ class TopicIn(_Strict):
             self.adapt,
             self.adapt_window_s,
             self.adapt_period_s,
+            self.lending,
         )
 
 
@@ -177,10 +192,11 @@ class ContractChange(_Strict):
     adapt: bool | None = None
     adapt_window_s: WindowSeconds | None = None
     adapt_period_s: PeriodSeconds | None = None
+    lending: Lending | None = None
 
     def applied_to(self, contract: Contract) -> Contract:
         """The changed contract."""
-        same = {"quantile", "policy", "fit", "adapt", "adapt_window_s", "adapt_period_s"}
+        same = {"quantile", "policy", "fit", "adapt", "adapt_window_s", "adapt_period_s", "lending"}
         asked = self.model_dump(include=same, exclude_none=True)
         if self.r is not None:
             asked["r_mtps"] = round(exact(self.r, "r") * MILLI_PER_TOKEN)
