@@ -77,6 +77,7 @@ def test_each_broker_is_told_the_others_with_their_addresses_and_the_shares_in_f
 def test_nothing_is_said_of_topics_that_do_not_lend() -> None:
     world = split_topic(structs.replace(CONTRACT, lending="off"))
     assert world.lends() == {}
+    assert split_topic(structs.replace(CONTRACT, overflow="drop")).lends() == {}
     alone = split_topic(structs.replace(CONTRACT, policy="srtm"), brokers=1)
     assert alone.lends() == {}
 

@@ -22,11 +22,11 @@ from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
 
-def shares_over_time(*, adapt: bool) -> list[dict[str, TokenBucket]]:
+def shares_over_time(*, adapt: bool, lending: str = "off") -> list[dict[str, TokenBucket]]:
     """What brokers hold each second; one of two publishers bursts, and sends as much as the other."""
     world = VirtualCluster(1, ControllerOptions(), Store(), brokers=2)
     assert world.controller
-    contract = Contract(200_000, 60 * NANO_PER_TOKEN, policy="lb", fit="none", adapt=adapt)
+    contract = Contract(200_000, 60 * NANO_PER_TOKEN, policy="lb", fit="none", adapt=adapt, lending=lending)
     topic = world.controller.create("t", contract, world.now_ns)
     world.run(1)
     world.publish("t", [DeclaredPublisher("calm", 50.0), DeclaredPublisher("bursts", 50.0, batch=20)])
@@ -89,6 +89,14 @@ def test_a_broker_with_messages_and_without_a_share_does_not_wait_for_a_long_per
     world.run(5)
     assert other in topic.transfer.held
     assert other in {broker for _, broker, _ in world.record.releases["t"]}
+
+
+def test_backlogs_that_lending_evens_out_are_not_followed() -> None:
+    """Then r follows the traffic, and b what publishers declare, about twenty to one."""
+    found = shares_over_time(adapt=True, lending="when_waiting")
+    assert len({share.r_mtps for shares in found for share in shares.values()}) > 2
+    ratios = [shares["broker-2"].b / shares["broker-1"].b for shares in found[3:]]
+    assert 15 < min(ratios) <= max(ratios) < 30
 
 
 def declared(groups: int, size: int, batch: int = 10) -> list[DeclaredPublisher]:

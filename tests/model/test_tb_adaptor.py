@@ -212,3 +212,11 @@ def test_a_wrong_declaration_is_forgotten_after_ten_seconds_of_a_long_window() -
     alike = dict.fromkeys("ab", Expected(Fraction(1_000), 100 * TOKEN))
     wanted = adapt_to(whole, shares, histories, NOW, quantile="0.99", window=3_600, expected=alike)
     assert wanted["b"].r_mtps == whole.r_mtps * 19 // 20
+
+
+def test_known_bursts_count_instead_of_backlogs() -> None:
+    whole = TokenBucket(400_000, 40 * TOKEN)
+    shares = {"a": TokenBucket(200_000, 20 * TOKEN), "b": TokenBucket(200_000, 20 * TOKEN)}
+    histories = {"a": steady(100, 19 * TOKEN), "b": steady(300, TOKEN)}
+    found = adapt(whole, shares, histories, NOW, needs_ntok={"a": 10 * TOKEN, "b": 30 * TOKEN})
+    assert found == {"a": TokenBucket(100_000, 10 * TOKEN), "b": TokenBucket(300_000, 30 * TOKEN)}

@@ -32,8 +32,11 @@ def rule_of(topic: ManagedTopic) -> Rule:
 
 
 def lenders(state: ControllerState, topic: ManagedTopic) -> dict[str, TokenBucket]:
-    """The shares of brokers that answer, if there are two or more and the contract lets them lend."""
-    if topic.contract.lending == "off":
+    """The shares of brokers that answer, if there are two or more and the contract lets them lend.
+
+    Messages that are dropped do not wait, so their brokers have nothing to ask for.
+    """
+    if topic.contract.lending == "off" or topic.contract.overflow == "drop":
         return {}
     members = state.members
     held = topic.transfer.held

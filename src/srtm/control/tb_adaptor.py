@@ -2,7 +2,8 @@
 
 In: topics with their layout and what brokers hold (`model.transfer`), once a second (`follow`) and at every change
 (`share`). Out: the shares that brokers should hold, and grants, saved before they are sent. r is shared
-by rates and b by bursts (`model.burst`), both as observed. While a topic is new, or its publishers move, and until
+by rates and b by bursts (`model.burst`), both as observed. Brokers that lend each other tokens even out their backlogs,
+so what they observe says nothing about their bursts: b then goes by declared bursts and observed rates. While a topic is new, or its publishers move, and until
 brokers have seen enough of a round of a fitting, they are as publishers declare, and what waits counts.
 """
 
@@ -12,6 +13,7 @@ from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from srtm.control.lending import lending
 from srtm.control.liveness import unanswered
 from srtm.errors import InputError
 from srtm.model.placement import policy_named
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _NOISE = 0.25  # relative change of a measured rate that shares do not follow
 _EARLY_NS = NS_PER_S // 2  # `follow` is called once a second, or a little earlier
+_LEAST_MPS = 0.001  # of a broker that has traffic
 _FRESH_NS = 3 * NS_PER_S  # a broker without a newer second keeps its share
 
 
@@ -50,7 +53,7 @@ class TBAdaptor:
         # A broker with traffic and without a share does not wait for the period: its messages would.
         elif now_ns - sharing.adapted_ns >= contract.adapt_period_s * NS_PER_S - _EARLY_NS or _elsewhere(topic, alive):
             sharing.adapted_ns = now_ns
-            _adapt(topic, alive, now_ns)
+            _adapt(topic, alive, now_ns, lends=lending(self._state, topic) != "off")
 
     def share(self, topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
         """Decide what brokers should hold, and grant what is free now."""
@@ -68,7 +71,7 @@ class TBAdaptor:
             _share_out(topic, alive, flush=settling)
         elif alive and not _all_wanted(topic, alive):  # a part is assigned to no broker: find one that can use it
             if topic.contract.adapt:
-                _adapt(topic, alive, now_ns)
+                _adapt(topic, alive, now_ns, lends=lending(self._state, topic) != "off")
             if not _all_wanted(topic, alive):
                 _share_out(topic, alive)
         grants = transfer.orders(asked.late)
@@ -78,7 +81,7 @@ class TBAdaptor:
         sharing.planned = (transfer.changes, self._state.turns)
 
 
-def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
+def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int, *, lends: bool) -> None:
     """Let shares follow the observed traffic."""
     layout, transfer, contract = topic.layout, topic.transfer, topic.contract
     usable = alive - topic.sharing.refused.keys()
@@ -105,12 +108,20 @@ def _adapt(topic: ManagedTopic, alive: Set[str], now_ns: int) -> None:
                 window=contract.adapt_window_s,
                 waiting=waiting,
                 expected=_expected(topic) if young else None,
+                needs_ntok=_needs_ntok(topic, wanting, left) if lends else None,
             )
         except InputError:  # brokers without fresh seconds hold more than is left
             topic.sharing.stale = True
             return
     if target != transfer.wanted:
         transfer.retarget(target)
+
+
+def _needs_ntok(topic: ManagedTopic, brokers: Set[str], whole: TokenBucket) -> dict[str, int]:
+    """Bursts of brokers that lend, in parts of b: by what publishers declare, and by rates."""
+    bursts = _bursts(topic, {name: max(topic.layout.seen[name].mean_mps, _LEAST_MPS) for name in brokers})
+    b_each = whole.b_ntok / sum(bursts.values())
+    return {name: int(need * b_each) for name, need in bursts.items()}
 
 
 def _expected(topic: ManagedTopic) -> dict[str, Expected]:
@@ -164,7 +175,7 @@ def _weights(topic: ManagedTopic) -> tuple[Mapping[str, float], set[str]]:
         if broker in guessed:
             weights[broker] = max(weights[broker], seen.mean_mps)
         elif broker not in weights and (seen.waiting or seen.carried_mps or seen.publishers):
-            weights[broker] = max(seen.carried_mps, 0.01 * layout.rate_mps, 0.001)
+            weights[broker] = max(seen.carried_mps, 0.01 * layout.rate_mps, _LEAST_MPS)
     return weights, guessed
 
 

@@ -120,13 +120,15 @@ def adapt(
     window: int,
     waiting: Mapping[str, int] | None = None,
     expected: Mapping[str, Expected] | None = None,
+    needs_ntok: Mapping[str, int] | None = None,
     hysteresis: Fraction = HYSTERESIS,
 ) -> dict[str, TokenBucket]:
     """The shares that fit the traffic at step `number`; if none would change by `hysteresis`, the present ones.
 
     In that case, the present shares grow by what no broker holds. A broker whose share is None has traffic but no share
     yet. `waiting` maps brokers to messages without tokens, which count as traffic of the next `window` of steps, and
-    `expected` maps them to what stands in for the steps that their histories lack.
+    `expected` maps them to what stands in for the steps that their histories lack. `needs_ntok` maps them to bursts
+    that count instead of the backlogs that they saw: those of brokers that lend each other tokens.
     """
     held = {name: share for name, share in shares.items() if share}
     known = [
@@ -154,7 +156,8 @@ def adapt(
         return {name: share for name, share in held.items() if name not in known}
     seen, demands = [histories[name] for name in served], [demand[name] for name in served]
     # A broker cannot use more than the whole, so a long queue counts for no more than a full bucket.
-    needs = [min(traffic[name].burst_ntok, whole.b_ntok) for name in served]
+    bursts_ntok = needs_ntok if needs_ntok is not None else {name: traffic[name].burst_ntok for name in served}
+    needs = [min(bursts_ntok[name], whole.b_ntok) for name in served]
     present = {name: share for name in served if (share := shares[name])}
     r_floor = min(r_left // len(served), max(1, int(Fraction(r_left, len(served)) * IDLE_R)))
     rates = apportion(r_left, demands, r_floor)
