@@ -6,12 +6,16 @@ from msgspec import structs
 from prometheus_client import generate_latest
 
 from srtm.control.api import metrics
+from srtm.control.api.explain import explained
 from srtm.control.api.schema import topic_out
 from srtm.control.controller import Controller
-from srtm.control.lending import ROUND_TRIP_NS, round_trip_ns
+from srtm.control.lending import ROUND_TRIP_NS, loans_of, round_trip_ns
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
+from srtm.control.placing.search import Search
 from srtm.control.store import Store
+from srtm.model.fitting import Measure
+from srtm.model.placement import Broker
 from srtm.protocol import exchange
 from srtm.protocol.exchange import Answer, Contract, Exchange, Lends, Lent
 from srtm.testing.virtual import VirtualCluster
@@ -212,3 +216,33 @@ def test_what_brokers_report_of_it_is_summed_up() -> None:
     assert 'srtm_cluster_topic_lending_round_trip_seconds{broker="broker-2",topic="t"} 0.0002' in text
     assert 'srtm_cluster_topic_lending_rule{rule="when_waiting",topic="t"} 1.0' in text
     assert 'srtm_cluster_topic_lending_rule{rule="off",topic="t"} 0.0' in text
+
+
+def test_explanations_and_predictions_know_of_lending() -> None:
+    contract = Contract(1_100_000, 30 * NANO_PER_TOKEN, policy="lb", fit="none", lending="early")
+    world = split_topic(contract, number=100)
+    assert world.controller
+    topic = world.controller.topics["t"]
+    found = explained(topic, world.controller)
+    one, *split = found["predicted"]
+    assert (found["lending"], one["with_lending"]["asks_per_message"]) == ("early", 0)
+    assert one["with_lending"]["access_ms"] == one["access_ms"]
+    assert len(split) == 2
+    for each in split:
+        lending = each["with_lending"]
+        assert lending["access_ms"]["p99"] < each["access_ms"]["p99"] / 5
+        assert (lending["rule"], 0 < lending["asks_per_message"] < 2) == ("early", True)
+    declared = list(topic.layout.publishers.values())
+    brokers = [Broker(f"broker-{n}", 400.0) for n in (1, 2, 3)]  # one could not carry the topic
+    service, latencies = world.controller.placing.neighbours.service, []
+    for loans in (None, loans_of(topic)):
+        search = Search(contract, declared, brokers, service, predicts=True, loans=loans)
+        search.begin()
+        assert isinstance(search.order, Measure)
+        latencies.append(max(search._prediction()(search.order).values()))
+    assert latencies[1] < latencies[0] / 5
+    off = world.controller.change("t", structs.replace(contract, lending="off"), world.now_ns)
+    assert loans_of(off) is None
+    again = explained(off, world.controller)["predicted"]
+    assert [each["access_ms"] for each in again] == [each["access_ms"] for each in found["predicted"]]
+    assert {each["with_lending"]["rule"] for each in again[1:]} == {"early"}  # what auto would choose

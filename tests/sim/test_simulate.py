@@ -9,11 +9,13 @@ from srtm.model.broker_models import ServiceModel
 from srtm.model.bucket import TokenBucket
 from srtm.model.burst import needed_b
 from srtm.model.latency import SLO, Distribution
+from srtm.model.lending import RULES
+from srtm.model.lending_scan import lending_delays
 from srtm.model.placement import UNPLACED
 from srtm.model.service import Background, processing_latencies
 from srtm.model.split import split
 from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
-from srtm.sim.simulate import SimulatedCluster, assess
+from srtm.sim.simulate import Loans, SimulatedCluster, assess
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload
 
@@ -174,3 +176,33 @@ def test_a_bucket_too_small_to_split_ends_without_an_answer() -> None:
     tiny = SimulatedTopic(case.publishers, case.arrivals, TokenBucket.of(case.bucket.r, 2))
     with pytest.raises(PlacementError, match="b, is too small for this topic"):
         simulate(tiny, SIX, "lb")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_brokers_lend_as_the_model_says(rule: str) -> None:
+    case = topic(rate_mps=20.0, batch=10)
+    found = assess(case, SIX[:3], "lb", 3, loans=Loans(rule, 200_000))  # type: ignore[arg-type]
+    shares = [found.shares[name] for name in found.brokers]
+    broker_of = found.broker_of[case.arrivals.publisher_of]
+    lent = lending_delays(case.arrivals.times_ns, broker_of, shares, 200_000, rule)  # type: ignore[arg-type]
+    for number, name in enumerate(found.brokers):
+        assert found.by_broker[name].access == Distribution.of(lent.delays_ns[broker_of == number])
+    assert (found.rule, found.asks) == (rule, lent.asks / len(broker_of))
+    assert (found.asks > 0) == (rule != "off")
+
+
+def test_a_topic_too_large_for_a_broker_meets_its_slo_with_lending() -> None:
+    case = topic(rate_mps=20.0)
+    small = [SimulatedBroker(f"b{i}", 2_500.0) for i in range(3)]
+    slo = SLO(2 * NS_PER_MS)
+    assert not simulate(case, small, "lb", slo).meets_slo
+    lending = simulate(case, small, "lb", slo, loans=Loans("auto", 200_000))
+    assert lending.meets_slo
+    assert lending.rule == "early"
+    # Of unplaced publishers, nothing is known but that their part of the bucket is not used.
+    broker_of = lending.broker_of.copy()
+    broker_of[::2] = UNPLACED
+    cluster = SimulatedCluster(case, small, slo, 0, Loans("early", 200_000))
+    sent = np.bincount(broker_of[case.arrivals.publisher_of] + 1, minlength=4)[1:]
+    seen = cluster.observe(broker_of, range(3))
+    assert [len(access) for access, _ in seen.values()] == sent.tolist()

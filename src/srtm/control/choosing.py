@@ -46,12 +46,11 @@ class Choosing:
         self._seed = seed
 
     def _choose(self) -> None:
+        number = {broker: index for index, broker in enumerate(self._shares)}
         try:
             arrivals = expected([publisher for publisher, _ in self._placed], self._seed)
-        except SRTMError as problem:
+            broker_of = np.array([number[broker] for _, broker in self._placed], np.int32)[arrivals.publisher_of]
+            shares = list(self._shares.values())
+            self.rule = choose_rule(arrivals.times_ns, broker_of, shares, self._round_trip_ns, self._quantile)
+        except SRTMError as problem:  # too much traffic, or too large a bucket
             self.given_up = str(problem)
-            return
-        number = {broker: index for index, broker in enumerate(self._shares)}
-        broker_of = np.array([number[broker] for _, broker in self._placed], np.int32)[arrivals.publisher_of]
-        shares = list(self._shares.values())
-        self.rule = choose_rule(arrivals.times_ns, broker_of, shares, self._round_trip_ns, self._quantile)

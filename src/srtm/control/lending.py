@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from srtm.control.choosing import Choosing
+from srtm.model.law import LIMIT
+from srtm.model.lending import known_term
 from srtm.protocol.exchange import Lends, Peer, Share
+from srtm.sim.simulate import Loans
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -69,6 +72,13 @@ def round_trip_ns(topic: ManagedTopic) -> int:
     """The longest round trip of asks that a broker reports."""
     reported = [seen.lent.round_trip_ns for seen in topic.layout.seen.values() if seen.lent]
     return max(reported, default=0) or ROUND_TRIP_NS
+
+
+def loans_of(topic: ManagedTopic, term: str | None = None) -> Loans | None:
+    """Lending as the simulator knows it, by a topic's contract or another term; None if its brokers do not lend."""
+    contract, asked = topic.contract, known_term(term or topic.contract.lending)
+    lends = asked != "off" and contract.overflow != "drop" and contract.bucket.pico_law.burst <= LIMIT
+    return Loans(asked, round_trip_ns(topic)) if lends else None
 
 
 class Lending:

@@ -2,9 +2,10 @@
 
 In: topics with their layout and what brokers hold (`model.transfer`), once a second (`follow`) and at every change
 (`share`). Out: the shares that brokers should hold, and grants, saved before they are sent. r is shared
-by rates and b by bursts (`model.burst`), both as observed. Brokers that lend each other tokens even out their backlogs,
-so what they observe says nothing about their bursts: b then goes by declared bursts and observed rates. While a topic is new, or its publishers move, and until
-brokers have seen enough of a round of a fitting, they are as publishers declare, and what waits counts.
+by rates and b by bursts (`model.burst`), both as observed. Lending evens out the backlogs of brokers, which then say
+nothing about bursts: b of such topics goes by declared bursts and observed rates. While a topic is new, or its
+publishers move, and until brokers have seen enough of a round of a fitting, shares are as publishers declare, and what
+waits counts.
 """
 
 from __future__ import annotations

@@ -75,18 +75,35 @@ def choose_rule(
     round_trip_ns: int,
     quantile: Number = "0.99",
 ) -> Rule:
-    """What `auto` means for this traffic: the rule with the least access delay, or `off` if none is sure to help.
+    """What `auto` means for this traffic: the rule with the least access delay, or `off` if none is sure to help."""
+    return choose(arrivals, broker_of, shares, round_trip_ns, quantile)[0]
+
+
+def choose(
+    arrivals: ArrayLike,
+    broker_of: NDArray[np.int32],
+    shares: Sequence[TokenBucket],
+    round_trip_ns: int,
+    quantile: Number = "0.99",
+) -> tuple[Rule, Lent]:
+    """The same, with what it does to this traffic.
 
     A rule must be no worse at the worst broker, where the SLO is decided, and for all messages together: lending moves
     waiting from one broker to another, and takes tokens from brokers that burst a moment later.
     """
-    chosen, best = RULES[0], (0, 0)
-    for rule in RULES:
-        delays = lending_delays(arrivals, broker_of, shares, round_trip_ns, rule).delays_ns
-        tail = worst(delays, broker_of, quantile), percentile(delays, quantile)
-        if rule == "off" or (tail != best and tail[0] <= best[0] and tail[1] <= best[1]):
-            chosen, best = rule, tail
-    return chosen
+    static, *others = RULES
+    chosen, best = static, lending_delays(arrivals, broker_of, shares, round_trip_ns, static)
+    least = _tails(best, broker_of, quantile)
+    for rule in others:
+        lent = lending_delays(arrivals, broker_of, shares, round_trip_ns, rule)
+        tails = _tails(lent, broker_of, quantile)
+        if tails != least and tails[0] <= least[0] and tails[1] <= least[1]:
+            chosen, best, least = rule, lent, tails
+    return chosen, best
+
+
+def _tails(lent: Lent, broker_of: NDArray[np.int32], quantile: Number) -> tuple[int, int]:
+    return worst(lent.delays_ns, broker_of, quantile), percentile(lent.delays_ns, quantile)
 
 
 def worst(delays_ns: Ints, broker_of: NDArray[np.int32], quantile: Number = "0.99") -> int:

@@ -8,7 +8,7 @@ so a simulation adds no noise and depends on its seeds alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from srtm.model._compiled import compiled
 from srtm.model.broker_models import ServiceModel, broker_model
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import SLO, Latency
+from srtm.model.lending_scan import choose, lending_delays
 from srtm.model.placement import UNPLACED, Broker, Roster, place
 from srtm.model.profile import profile
 from srtm.model.room import Demand, Others, broker_with_room
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from srtm.model.lending import Rule, Term
+    from srtm.model.lending_scan import Lent
     from srtm.model.placement import Publisher
     from srtm.workload.publishers import Arrivals, Workload
 
@@ -104,6 +107,8 @@ class Simulation:
     rounds: int
     elapsed_s: float
     iterations: tuple[fitting.Iteration, ...]
+    rule: Rule = "off"  # by which brokers lend
+    asks: float = 0.0  # per message
 
     @property
     def k(self) -> int:
@@ -111,14 +116,29 @@ class Simulation:
         return len(self.shares)
 
 
+class Loans(NamedTuple):
+    """How brokers of the simulation lend each other tokens (docs/adr/0021-lending.md)."""
+
+    term: Term
+    round_trip_ns: int
+
+
 class SimulatedCluster:
     """Brokers in virtual time that carry one topic next to their background load."""
 
-    def __init__(self, topic: SimulatedTopic, brokers: Sequence[SimulatedBroker], slo: SLO, seed: int) -> None:
+    def __init__(
+        self,
+        topic: SimulatedTopic,
+        brokers: Sequence[SimulatedBroker],
+        slo: SLO,
+        seed: int,
+        loans: Loans | None = None,
+    ) -> None:
         self._topic = topic
         self._roster = Roster(topic.publishers)
         self._brokers = brokers
         self._slo = slo
+        self._loans = loans
         scan.as_arrivals(topic.arrivals.times_ns)
         if len(topic.arrivals.publisher_of) != len(topic.arrivals.times_ns) or not (
             0 <= topic.arrivals.publisher_of.min() <= topic.arrivals.publisher_of.max() < len(topic.publishers)
@@ -151,13 +171,14 @@ class SimulatedCluster:
         """Access and processing latencies of every message, broker by broker."""
         dealt = self._dealt(broker_of)
         shares = self._shares(broker_of, dealt)
+        borrowing = self._with_loans(broker_of, shares)
         seen = {}
         for broker in brokers:
             times, senders = dealt[broker]
             if not len(times):  # its publishers were silent
                 seen[broker] = (_NOTHING, _NOTHING)
                 continue
-            access = scan.access_delays(times, shares[broker])
+            access = borrowing[broker] if borrowing else scan.access_delays(times, shares[broker])
             background = self._brokers[broker].background
             processing = processing_latencies(
                 times,
@@ -169,6 +190,33 @@ class SimulatedCluster:
             )
             seen[broker] = (access, processing)
         return seen
+
+    def lent(self, broker_of: Indices) -> tuple[Rule, float]:
+        """The rule that brokers lend by under an assignment, and their asks per message."""
+        shares = self.shares(broker_of)
+        if self._loans is None or len(shares) < 2:
+            return "off", 0.0
+        rule, lent = self._lend(self._loans, broker_of, shares)
+        return rule, lent.asks / max(1, len(lent.delays_ns))
+
+    def _with_loans(self, broker_of: Indices, shares: Mapping[int, TokenBucket]) -> dict[int, Ints]:
+        """Access delays by broker if brokers lend, which takes all of them at once; empty if they do not."""
+        if self._loans is None or len(shares) < 2:
+            return {}
+        delays = self._lend(self._loans, broker_of, shares)[1].delays_ns
+        at = broker_of[self._topic.arrivals.publisher_of]
+        at = at[at != UNPLACED]
+        return {broker: delays[at == broker] for broker in shares}
+
+    def _lend(self, loans: Loans, broker_of: Indices, shares: Mapping[int, TokenBucket]) -> tuple[Rule, Lent]:
+        term, round_trip_ns = loans
+        times, senders = self._topic.arrivals
+        at = broker_of[senders]
+        placed = at != UNPLACED
+        number = np.zeros(len(self._brokers), np.int32)
+        number[list(shares)] = np.arange(len(shares), dtype=np.int32)
+        traffic = times[placed], number[at[placed]], list(shares.values()), round_trip_ns
+        return choose(*traffic, self._slo.quantile) if term == "auto" else (term, lending_delays(*traffic, term))
 
     def _dealt(self, broker_of: Indices) -> dict[int, tuple[Ints, Indices]]:
         """Each broker's messages in order, and those of unplaced publishers, in one pass over all of them."""
@@ -235,6 +283,7 @@ def simulate(
     history: SimulatedTopic | None = None,
     seed: int = 0,
     as_paper: bool = False,
+    loans: Loans | None = None,
 ) -> Simulation:
     """Place a topic as the Load Distributor would, and measure its messages' latency.
 
@@ -248,7 +297,7 @@ def simulate(
     if (fit == "model") != (history is not None):
         raise InputError("fit='model' predicts from a history of the topic: give both or neither")
     goal = slo or SLO()
-    cluster = SimulatedCluster(topic, brokers, goal, seed)
+    cluster = SimulatedCluster(topic, brokers, goal, seed, loans)
     search = fitting.Fitting(
         Roster(topic.publishers),
         [broker.seen_by(topic, goal) for broker in brokers],
@@ -256,7 +305,7 @@ def simulate(
         goal.limit_ns,
         seed=seed,
         max_brokers=int(topic.bucket.b),
-        predict=SimulatedCluster(history, brokers, goal, seed + 1).measure if history else None,
+        predict=SimulatedCluster(history, brokers, goal, seed + 1, loans).measure if history else None,
         as_paper=as_paper,
     )
     times = topic.arrivals.times_ns
@@ -286,10 +335,11 @@ def assess(
     slo: SLO | None = None,
     *,
     seed: int = 0,
+    loans: Loans | None = None,
 ) -> Simulation:
     """The latency of a topic that a policy splits over k brokers by rate, without a search."""
     goal = slo or SLO()
-    cluster = SimulatedCluster(topic, brokers, goal, seed)
+    cluster = SimulatedCluster(topic, brokers, goal, seed, loans)
     placed = place(topic.publishers, [broker.seen_by(topic, goal) for broker in brokers], policy, seed, k=k)
     seen = cluster.observe(placed.broker_of, sorted(set(placed.broker_of.tolist())))
     meets_slo = all(cluster.latency_ns(*latencies) <= goal.limit_ns for latencies in seen.values())
@@ -308,6 +358,7 @@ def _summed_up(
     iterations: tuple[fitting.Iteration, ...] = (),
 ) -> Simulation:
     names = cluster.names
+    rule, asks = cluster.lent(broker_of)
     return Simulation(
         policy=policy,
         meets_slo=meets_slo,
@@ -319,4 +370,6 @@ def _summed_up(
         rounds=rounds,
         elapsed_s=elapsed_s,
         iterations=iterations,
+        rule=rule,
+        asks=asks,
     )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srtm.cli.cluster.check import over_contract
-from srtm.cli.cluster.tables import p99_of, print_topic, table_of
+from srtm.cli.cluster.explanation import print_explanation
+from srtm.cli.cluster.tables import print_topic, table_of
 from srtm.cli.common import (
     LENDING,
     SLO_P99,
@@ -19,7 +20,6 @@ from srtm.cli.common import (
     Lending,
     PolicyName,
     Slo,
-    in_ms,
     known_policy,
     lending_term,
     many,
@@ -317,39 +317,8 @@ def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) 
     if as_json:
         print_json(found)
         return
-    quotas = ", ".join(f"{broker} {rate:,.0f} msg/s" for broker, rate in found["quotas"].items())
-    print(f"{name}: k = {found['k']} by {found['policy']}: {quotas or 'no publisher is placed'}")
-    table = new_table("k", "p99 access", "p99 processing", "p99 total", "SLO", title="predicted by the model")
-    for each in found["predicted"]:
-        if each["possible"]:
-            parts = [p99_of(each[part]) for part in ("access_ms", "processing_ms", "total_ms")]
-            table.add_row(str(each["k"]), *parts, "met" if each["meets_slo"] else "not met")
-        else:
-            table.add_row(str(each["k"]), each["reason"])
-    print_table(table)
-    print(_verdict(found))
     now = ask(controller, None, "GET", topic_at(name))
-    if now["over_contract"]:
-        print(f"{name}: {over_contract(now)}")
-    for number, each in enumerate((found["measured"] or {"rounds": []})["rounds"], 1):
-        worst = max(each["latency_ns"].values(), default=0) / NS_PER_MS
-        certain = "" if each["certain"] else " (not certain)"
-        broken = "".join(f"; {other!r} missed its SLO on {broker}" for broker, other in each.get("broken", {}).items())
-        print(f"round {number}: k = {each['k']}, worst broker {in_ms(worst)}, {each['seconds']:.0f} s{certain}{broken}")
-    for broker, others in found.get("neighbours", {}).items():
-        print(f"{broker} also carries {', '.join(f'{other!r} ({slo_ms:g} ms)' for other, slo_ms in others.items())}")
-    if found.get("refused"):
-        print(f"refused: {found['refused']}")
-
-
-def _verdict(found: dict[str, Any]) -> str:
-    """The conclusion from the table."""
-    if not found["predicted"]:
-        return str(found.get("note", "no broker is available for placement"))
-    meeting = [each["k"] for each in found["predicted"] if each["possible"] and each["meets_slo"]]
-    if not meeting:
-        return "the model predicts that no number of brokers meets the SLO; raise b, relax the SLO, or send less"
-    return f"fewest brokers that meet the SLO, by the model: {meeting[0]}"
+    print_explanation(found, over_contract(now) if now["over_contract"] else None)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from srtm.control.lending import loans_of
 from srtm.control.placing.expected import expected
 from srtm.control.placing.fitted import described
 from srtm.errors import SRTMError
@@ -34,6 +35,7 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
     document: dict[str, Any] = {
         "topic": topic.name,
         "policy": contract.policy,
+        "lending": contract.lending,
         "k": len(topic.layout.place.brokers),
         "quotas": dict(sorted(rates.items())),
         "measured": described(topic.fitting.last) if topic.fitting.last else None,
@@ -60,9 +62,11 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
     ]
     traffic = SimulatedTopic([each.publisher for each in publishers], expected(publishers, _SEED), contract.bucket)
     slo = SLO(contract.slo_ns, contract.quantile)
+    loans = loans_of(topic, "auto" if contract.lending == "off" else None)  # what it would bring, if it is off
     for k in range(1, len(brokers) + 1):
         try:
             found = assess(traffic, brokers, contract.policy, k, slo, seed=_SEED)
+            lending = assess(traffic, brokers, contract.policy, k, slo, seed=_SEED, loans=loans) if loans else found
         except SRTMError as problem:
             document["predicted"].append({"k": k, "possible": False, "reason": str(problem)})
             continue
@@ -74,6 +78,13 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
                 "access_ms": _points(found.latency.access),
                 "processing_ms": _points(found.latency.processing),
                 "total_ms": _points(found.latency.total),
+                "with_lending": {
+                    "rule": lending.rule,
+                    "meets_slo": lending.meets_slo,
+                    "access_ms": _points(lending.latency.access),
+                    "total_ms": _points(lending.latency.total),
+                    "asks_per_message": lending.asks,
+                },
             }
         )
     return document

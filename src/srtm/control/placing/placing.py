@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from srtm.control.lending import loans_of
 from srtm.control.placing.housing import House, housed, houses, on_fewest, refusal, rooms_mps
 from srtm.control.placing.load_distributor import LiveFitting
 from srtm.control.placing.measurement import Neighbour
@@ -204,7 +205,7 @@ class Placing:
             raise InputError("no broker is available for placement; start one with --controller", topic=topic.name)
         predicts, seed = topic.contract.fit == "model" and only is None, self._state.options.seed
         service = self.neighbours.service
-        search = Search(topic.contract, chosen, brokers, service, predicts=predicts, seed=seed)
+        search = Search(topic.contract, chosen, brokers, service, predicts=predicts, seed=seed, loans=loans_of(topic))
         confirms = predicts and on_fewest(topic, brokers, seed)
         topic.fitting.running = LiveFitting(
             search, topic.layout, now_ns, confirms=confirms, beside=lambda broker: self._victims(topic, broker)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from srtm.model.broker_models import ServiceModel
     from srtm.model.placement import Broker
     from srtm.protocol.exchange import Contract
+    from srtm.sim.simulate import Loans
 
 
 class Search:
@@ -40,8 +41,9 @@ class Search:
         *,
         predicts: bool,
         seed: int = 0,
+        loans: Loans | None = None,
     ) -> None:
-        """With `predicts`, the model comes first and measuring confirms it."""
+        """With `predicts`, the model comes first and measuring confirms it; it knows of `loans` between brokers."""
         self.contract = contract
         self.publishers = tuple(publishers)
         self.brokers = tuple(brokers)
@@ -49,6 +51,7 @@ class Search:
         self.problem = ""  # why no search is possible
         self._service = service
         self._seed = seed
+        self._loans = loans
         self._fitting: Fitting | None = None
 
     @property
@@ -131,4 +134,5 @@ class Search:
             )
             for broker in self.brokers
         ]
-        return SimulatedCluster(traffic, simulated, SLO(contract.slo_ns, contract.quantile), self._seed).measure
+        slo = SLO(contract.slo_ns, contract.quantile)
+        return SimulatedCluster(traffic, simulated, slo, self._seed, self._loans).measure
