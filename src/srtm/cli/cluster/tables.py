@@ -11,7 +11,7 @@ from srtm.cli.common import in_ms, new_table, print_table
 
 def table_of(topics: list[dict[str, Any]]) -> Table:
     """A table of topics, one row each."""
-    contract, traffic = ("topic", "state", "r", "b", "policy", "k"), ("publishers", "msg/s", "waiting")
+    contract, traffic = ("topic", "state", "r", "b", "policy", "k", "lending"), ("publishers", "msg/s", "waiting")
     table = new_table(*contract, *traffic, "p99 access", "p99 total", "penalty", "SLO")
     for topic in topics:
         table.add_row(*_row(topic))
@@ -28,6 +28,7 @@ def _row(topic: dict[str, Any]) -> list[str]:
         f"{topic['b']:g}",
         topic["policy"],
         str(topic["k"]),
+        _rule(topic),
         f"{topic['publishers']:,}",
         f"{topic['rate']:,.0f}",
         f"{topic['waiting']:,}",
@@ -36,6 +37,12 @@ def _row(topic: dict[str, Any]) -> list[str]:
         "—" if topic["penalty_ms"] is None else in_ms(topic["penalty_ms"]),
         f"{topic['slo_ms']:g} ms {met}",
     ]
+
+
+def _rule(topic: dict[str, Any]) -> str:
+    """The rule by which brokers lend now, or a dash."""
+    rule = topic.get("lending", {}).get("chosen", "off")  # older controllers do not know it
+    return "—" if rule == "off" else str(rule)
 
 
 def p99_of(points: dict[str, float] | None) -> str:
@@ -70,7 +77,7 @@ def print_topic(topic: dict[str, Any]) -> None:
             p99_of(each["total_ms"]),
         )
     print_table(table)
-    if topic["lending"]["rule"] != "off":
+    if topic.get("lending", {}).get("rule", "off") != "off":
         print(lending_of(topic["lending"]))
     for event in topic["events"][-10:]:
         print(f"{event['ago_s']:8.1f} s ago  {event['kind']}: {event['text']}")
