@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from srtm.errors import InputError, PlacementError
@@ -11,13 +13,14 @@ from srtm.model.latency import SLO
 from srtm.model.placement import POLICIES
 from srtm.model.timeline import Timeline
 from srtm.pipeline.conformance import conformance
-from srtm.pipeline.plan import plan, record
-from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, assess, simulate
-from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.pipeline.plan import Plans, _assessed, _Cell, _from_plain, _plain, plan, record
+from srtm.sim.simulate import Loans, SimulatedBroker, SimulatedTopic, assess, simulate
+from srtm.units import NS_PER_MS, NS_PER_S, percentile
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, load, writing
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
 WORKLOAD = Workload((Population(200, 20.0, 10, "poisson", 20),), 10 * NS_PER_S, seed=3)
@@ -117,3 +120,30 @@ def test_bad_input_is_named(spark: SparkSession, trace: Path) -> None:
         plan(trace, spark, BROKERS, ks=[1, 4])
     with pytest.raises(InputError, match="unknown topic 'other'; topics of the trace: topic"):
         plan(trace, spark, BROKERS, topic="other")
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_a_cell_knows_of_lending_and_records_it(k: int | None, tmp_path: Path) -> None:
+    """Without a session: what a worker computes, its way back, and the trace."""
+    alone = Workload((Population(200, 20.0, 10),), 10 * NS_PER_S, seed=3)
+    topic, loans = SimulatedTopic.of(alone), Loans("early", 200_000)
+    static, lending = (_assessed(topic, BROKERS, _Cell("lb", k), SLO_5MS, 0, each) for each in (None, loans))
+    assert static.latency
+    assert lending.latency
+    assert lending.latency.access.p99 < static.latency.access.p99 / 5
+    assert (static.rule, static.asks) == ("off", 0)
+    assert lending.broker_of is not None
+    row = {"found": json.dumps(_plain(lending)), "broker_of": lending.broker_of.tobytes()}
+    back = _from_plain(row)
+    assert (back.rule, back.asks, back.latency) == ("early", lending.asks, lending.latency)
+    assert back.asks > 0
+    plans = Plans("topic", topic.bucket, SLO_5MS, (back,), loans)
+    written = record(plans, alone, BROKERS, tmp_path / "run")
+    waits = np.concatenate([_waits(path) for path in written])
+    assert percentile(waits, "0.99") == lending.latency.access.p99
+
+
+def _waits(path: Path) -> NDArray[np.int64]:
+    table = pq.read_table(path)
+    waits: NDArray[np.int64] = table["release_ns"].to_numpy() - table["arrival_ns"].to_numpy()
+    return waits

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
-    from srtm.sim.simulate import SimulatedBroker
+    from srtm.sim.simulate import Loans, SimulatedBroker
 
     Traffic = DataFrame | str | Path | Workload
 
@@ -62,6 +62,8 @@ class Plan:
     latency: Latency | None = None
     error: str | None = None
     broker_of: NDArray[np.int32] | None = None  # by the order of the publishers
+    rule: str = "off"  # by which brokers lend each other tokens
+    asks: float = 0.0  # per message
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Plans:
     bucket: TokenBucket
     slo: SLO
     plans: tuple[Plan, ...]
+    loans: Loans | None = None
 
     @property
     def chosen(self) -> Plan | None:
@@ -98,10 +101,12 @@ def plan(
     groups: Mapping[str, str] | None = None,
     topic: str | None = None,
     seed: int = 0,
+    loans: Loans | None = None,
 ) -> Plans:
     """Every policy on every number of brokers, and fitted by itself.
 
-    (r, b) is the traffic's own profile unless given; `groups` maps publishers to groups and overrides the trace.
+    (r, b) is the traffic's own profile unless given; `groups` maps publishers to groups and overrides the trace. With
+    `loans`, brokers lend each other tokens.
     """
     for name in policies:
         policy_named(name)
@@ -121,12 +126,12 @@ def plan(
                 if key not in _kept:
                     _kept.clear()
                     _kept[key] = _topic_of(source, named, groups, contract).contract
-                found = _assessed(_kept[key], brokers, cells[number], goal, seed)
+                found = _assessed(_kept[key], brokers, cells[number], goal, seed, loans)
                 broker_of = b"" if found.broker_of is None else found.broker_of.tobytes()
                 yield batch_of(_FIELDS, [(number, json.dumps(_plain(found)), broker_of)])
 
     rows = spark.range(0, len(cells), 1, len(cells)).mapInArrow(task, _FIELDS).toArrow().sort_by("number").to_pylist()
-    return Plans(named, contract, goal, tuple(_from_plain(row) for row in rows))
+    return Plans(named, contract, goal, tuple(_from_plain(row) for row in rows), loans)
 
 
 def record(
@@ -137,7 +142,7 @@ def record(
     if chosen is None or chosen.broker_of is None:
         raise InputError("no plan to record: no cell could be placed")
     topic = _topic_of(_shipped(traffic), plans.topic, None, plans.bucket).contract
-    cluster = SimulatedCluster(topic, brokers, plans.slo, seed)
+    cluster = SimulatedCluster(topic, brokers, plans.slo, seed, plans.loans)
     seen = cluster.observe(chosen.broker_of, sorted(set(chosen.broker_of.tolist())))
     try:
         folder.mkdir(parents=True)
@@ -199,12 +204,19 @@ def _only(topics: list[TopicArrivals], name: str | None) -> TopicArrivals:
     return topics[0] if name is None else topics[names.index(name)]
 
 
-def _assessed(topic: SimulatedTopic, brokers: Sequence[SimulatedBroker], cell: _Cell, slo: SLO, seed: int) -> Plan:
+def _assessed(
+    topic: SimulatedTopic,
+    brokers: Sequence[SimulatedBroker],
+    cell: _Cell,
+    slo: SLO,
+    seed: int,
+    loans: Loans | None = None,
+) -> Plan:
     try:
         if cell.k is None:
-            seen = simulate(topic, brokers, cell.policy, slo, seed=seed)
+            seen = simulate(topic, brokers, cell.policy, slo, seed=seed, loans=loans)
         else:
-            seen = assess(topic, brokers, cell.policy, cell.k, slo, seed=seed)
+            seen = assess(topic, brokers, cell.policy, cell.k, slo, seed=seed, loans=loans)
     except SRTMError as error:
         return Plan(cell.policy, cell.k or 0, cell.k is None, error=str(error))
     return _made(seen, cell)
@@ -218,7 +230,17 @@ def _made(seen: Simulation, cell: _Cell) -> Plan:
         BrokerPlan(name, sizes[numbers[name]], share, seen.by_broker[name].total if name in seen.by_broker else silent)
         for name, share in seen.shares.items()
     )
-    return Plan(seen.policy, seen.k, cell.k is None, seen.meets_slo, brokers, seen.latency, broker_of=seen.broker_of)
+    return Plan(
+        seen.policy,
+        seen.k,
+        cell.k is None,
+        seen.meets_slo,
+        brokers,
+        seen.latency,
+        broker_of=seen.broker_of,
+        rule=seen.rule,
+        asks=seen.asks,
+    )
 
 
 def _preference(plan: Plan) -> tuple[Any, ...]:
@@ -235,6 +257,7 @@ def _plain(found: Plan) -> dict[str, Any]:
     latency = found.latency
     return {
         "cell": [found.policy, found.k, found.fitted, found.meets_slo, found.error],
+        "lending": [found.rule, found.asks],
         "brokers": [
             [b.broker, b.publishers, b.bucket.r_mtps, b.bucket.b_ntok, *_points(b.total)] for b in found.brokers
         ],
@@ -254,7 +277,7 @@ def _from_plain(row: dict[str, Any]) -> Plan:
         found["latency"][0], *(Distribution(*points) for points in found["latency"][1:])
     )
     broker_of = np.frombuffer(row["broker_of"], np.int32) if row["broker_of"] else None
-    return Plan(policy, k, fitted, meets_slo, brokers, latency, error, broker_of)
+    return Plan(policy, k, fitted, meets_slo, brokers, latency, error, broker_of, *found["lending"])
 
 
 def _points(latency: Distribution) -> list[int]:

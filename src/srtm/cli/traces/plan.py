@@ -23,6 +23,7 @@ from srtm.cli.common import (
     Format,
     GroupSize,
     Jitter,
+    Lending,
     Master,
     Mcap,
     Options,
@@ -82,6 +83,10 @@ def plan(
         ),
     ] = None,
     topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Topic to plan, if the trace has several")] = None,
+    lending: Lending = "off",
+    round_trip: Annotated[
+        str, typer.Option(metavar="DURATION", help="Round trip between brokers that lend; a bare number is in ms")
+    ] = "0.5ms",
     seed: Seed = 1,
     compare: Annotated[bool, typer.Option("--compare", help="Print all plans, not only the chosen one")] = False,
     figure: Annotated[
@@ -137,7 +142,9 @@ def plan(
     """
     from srtm.model.bucket import TokenBucket
     from srtm.model.latency import SLO
+    from srtm.model.lending import known_term
     from srtm.pipeline import plan as job
+    from srtm.sim.simulate import Loans
     from srtm.workload.groups import read_groups
     from srtm.workload.publishers import Population, Workload
 
@@ -148,6 +155,7 @@ def plan(
     bucket = TokenBucket.of(r, b) if r is not None and b is not None else None
     slo = SLO(parse_duration_ns(slo_p99, bare="ms"))
     fleet = fleet_from(brokers, model, calibration, mcap_mps, load, load_batch)
+    loans = Loans(term, parse_duration_ns(round_trip, bare="ms")) if (term := known_term(lending)) != "off" else None
     traffic: Path | Workload
     if trace is None:
         population = Population(publishers, rate, batch, process, group_size, parse_duration_ns(jitter, bare="ms"))  # type: ignore[arg-type]
@@ -167,6 +175,7 @@ def plan(
             groups=read_groups(groups, topic) if groups else None,
             topic=topic,
             seed=seed,
+            loans=loans,
         )
     if record:
         job.record(plans, traffic, fleet, record, seed=seed)
@@ -190,6 +199,8 @@ def as_document(plans: Plans) -> dict[str, Any]:
         "r": plans.bucket.r,
         "b": plans.bucket.b,
         "slo_ms": plans.slo.limit_ns / NS_PER_MS,
+        "lending": plans.loans.term if plans.loans else "off",
+        "round_trip_ms": plans.loans.round_trip_ns / NS_PER_MS if plans.loans else None,
         "plans": [_facts(each) for each in plans.plans],
         "chosen": _facts(chosen) if chosen else None,
     }
@@ -209,6 +220,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "processing_ms": _ms(latency.processing) if latency else None,
         "total_ms": _ms(latency.total) if latency else None,
         "meets_slo": plan.meets_slo,
+        "lending": {"rule": plan.rule, "asks_per_message": plan.asks},
         "error": plan.error,
     }
 
@@ -222,7 +234,8 @@ def _print(plans: Plans, *, compare: bool) -> None:
     limit = plans.slo.limit_ns / NS_PER_MS
     console.print(f"{plain(plans.topic)}: r = {plans.bucket.r:,g}/s, b = {plans.bucket.b:,g}; SLO p99 ≤ {limit:g} ms")
     if compare:
-        heads = ("policy", "k", "access", "processing", "total", "worst broker", "SLO")
+        heads = ["policy", "k", "access", "processing", "total", "worst broker", "SLO"]
+        heads += ["rule", "asks/msg"] if plans.loans else []
         caption = (
             "p99 in ms, of all messages and at the worst broker, which must also meet the SLO; ★ fitted by the policy"
         )
@@ -235,7 +248,8 @@ def _print(plans: Plans, *, compare: bool) -> None:
             tails = (each.latency.access, each.latency.processing, each.latency.total)
             verdict = "met" if each.meets_slo else "missed"
             parts = [*(part.p99 for part in tails), max(broker.total.p99 for broker in each.brokers)]
-            table.add_row(name, k, *(f"{p99 / NS_PER_MS:.3f}" for p99 in parts), verdict)
+            lent = (each.rule, f"{each.asks:.2g}") if plans.loans else ()
+            table.add_row(name, k, *(f"{p99 / NS_PER_MS:.3f}" for p99 in parts), verdict, *lent)
         print_table(table)
     chosen = plans.chosen
     if chosen is None:
