@@ -25,7 +25,7 @@ CONTRACT: dict[str, Any] = {
 def test_a_burst_at_one_broker_finds_the_tokens_of_the_other() -> None:
     with ExitStack() as stack:
         served = stack.enter_context(controller(exchange_s=0.2))
-        at = {"controller": f"127.0.0.1:{served.tcp}", "broadcast_address": "127.0.0.1"}
+        at: dict[str, Any] = {"controller": f"127.0.0.1:{served.tcp}", "broadcast_address": "127.0.0.1"}
         brokers = {name: stack.enter_context(running(name=name, **at)) for name in ("one", "two")}
         url = f"http://127.0.0.1:{served.http}"
         api = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False))
