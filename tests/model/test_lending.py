@@ -259,7 +259,7 @@ def load(group_size: int, brokers: int) -> tuple[list[TokenBucket], Any, Any]:
 
 
 def test_lending_takes_most_of_the_penalty_away() -> None:
-    shares, times, broker_of = load(1, 3)
+    shares, times, broker_of = load(1, 6)
     static = worst(split_access_delays(times, broker_of, shares), broker_of)
     waiting, early = (
         worst(lending_delays(times, broker_of, shares, MS // 5, rule).delays_ns, broker_of)
