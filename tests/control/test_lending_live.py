@@ -43,7 +43,6 @@ def test_a_burst_at_one_broker_finds_the_tokens_of_the_other() -> None:
         wait_for(lambda: shown()["lending"]["borrowed"] >= 5)
         lending = shown()["lending"]
         assert lending["asks"] >= 1
-        assert lending["round_trip_ms"] > 0
         by_broker = {each["broker"]: each["lending"] for each in shown()["brokers"]}
         assert by_broker["two"]["lent"] >= by_broker["one"]["borrowed"] >= 5
         assert by_broker["one"]["lent"] == 0

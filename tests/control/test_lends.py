@@ -9,7 +9,7 @@ from srtm.control.api import metrics
 from srtm.control.api.explain import explained
 from srtm.control.api.schema import topic_out
 from srtm.control.controller import Controller
-from srtm.control.lending import loans_of, round_trip_ns
+from srtm.control.lending import ROUND_TRIP_NS, loans_of, round_trip_ns
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.placing.search import Search
@@ -194,6 +194,11 @@ def test_what_brokers_report_of_it_is_summed_up() -> None:
     world = split_topic(brokers=2)
     assert world.controller
     topic = world.controller.topics["t"]
+    world.lent = Lent(1, round_trip_ns=10**6)  # a first guess, before anything was answered
+    world.run(1.5)
+    assert round_trip_ns(topic) == ROUND_TRIP_NS
+    (shown,) = world.controller.statistics(world.now_ns).topics
+    assert shown.lending.round_trip_ms is None
     world.lent = Lent(7, 1, 5 * NANO_PER_TOKEN, 4 * NANO_PER_TOKEN, NANO_PER_TOKEN // 2, 200_000)
     world.run(1.5)
     assert round_trip_ns(topic) == 200_000

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from srtm.control.topic import ManagedTopic
     from srtm.model.bucket import TokenBucket
     from srtm.model.lending import Rule
+    from srtm.protocol.exchange import Lent
 
 ROUND_TRIP_NS = 500_000  # between brokers, until they report theirs
 _AGAIN_NS = 10 * NS_PER_S  # the least time between two choices: publishers that come one by one change the places often
@@ -69,9 +70,14 @@ def lends(state: ControllerState, broker: str) -> dict[str, Lends]:
 
 
 def round_trip_ns(topic: ManagedTopic) -> int:
-    """The longest round trip of asks that a broker reports."""
-    reported = [seen.lent.round_trip_ns for seen in topic.layout.seen.values() if seen.lent]
-    return max(reported, default=0) or ROUND_TRIP_NS
+    """The longest round trip of asks that a broker has measured."""
+    measured = [seen.lent.round_trip_ns for seen in topic.layout.seen.values() if seen.lent and has_measured(seen.lent)]
+    return max(measured, default=0) or ROUND_TRIP_NS
+
+
+def has_measured(lent: Lent) -> bool:
+    """Whether a broker's round trip is more than its first guess: an ask was answered."""
+    return lent.asks > lent.unanswered + 1  # one may be on its way
 
 
 def loans_of(topic: ManagedTopic, term: str | None = None) -> Loans | None:

@@ -288,7 +288,7 @@ def _lent(lent: Lent | None) -> LentStatistics | None:
         lent=lent.lent_ntok / NANO_PER_TOKEN,
         borrowed=lent.borrowed_ntok / NANO_PER_TOKEN,
         lost=lent.lost_ntok / NANO_PER_TOKEN,
-        round_trip_ms=lent.round_trip_ns / NS_PER_MS if lent.round_trip_ns else None,
+        round_trip_ms=lent.round_trip_ns / NS_PER_MS if lending.has_measured(lent) else None,
     )
 
 
