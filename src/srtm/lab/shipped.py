@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from srtm.errors import PipelineError
 from srtm.lab.fig9 import GROUP_SIZES, population
 from srtm.lab.result import SLO_MS, VARIANT, Claim, Panel, Point, Result, Row, Rows, Series, listed, points
 from srtm.lab.table1 import PAPER_K, PAPER_ROUNDS
-from srtm.lab.virtual import Virtual, loads
 from srtm.lab.world import INITIAL_KMPS, QUANTILES, Simulated, brokers, facts
 from srtm.model import scan
 from srtm.model.latency import SLO, Latency
@@ -29,6 +29,7 @@ from srtm.workload.publishers import Population
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import ModuleType
 
     from srtm.sim.simulate import SimulatedTopic, Simulation
     from srtm.testing.serving import Ints
@@ -43,10 +44,23 @@ ADAPTED, DECLARED = "TB Adaptor", "as declared"
 _SLO = SLO(round(SLO_MS * NS_PER_MS))
 
 
+def _shipped() -> ModuleType:
+    """The shipped code in virtual time; it takes parts that other results do not need."""
+    try:
+        from srtm.lab import virtual
+    except ModuleNotFoundError as error:
+        raise PipelineError(
+            f"agreement and shipped run brokers and a controller, which need {error.name};"
+            " pip install 'srtm[broker,control]'"
+        ) from None
+    return virtual
+
+
 def run_split(world: Simulated, point: Point, seed: int) -> list[Row]:
     """A fixed split by the shipped code, by the simulator at the same shares, and by the simulator alone."""
+    shipped = _shipped()
     length = min(world.seconds, SPLIT_S)
-    virtual, policy, k = Virtual(length, adapt=False), str(point["policy"]), int(point["k"])
+    virtual, policy, k = shipped.Virtual(length, adapt=False), str(point["policy"]), int(point["k"])
     kind = Population(
         int(point["publishers"]),
         batch=int(point["batch"]),
@@ -59,7 +73,7 @@ def run_split(world: Simulated, point: Point, seed: int) -> list[Row]:
     testbed = virtual.split(topic, policy, k, seed, loads_kmps=loads_kmps)
     sent = testbed.last_lap()
     found = testbed.summed_up(sent)
-    same = at_shares(topic, found, loads(topic, seed, loads_kmps))
+    same = at_shares(topic, found, shipped.loads(topic, seed, loads_kmps))
     alone = Simulated(length).spread(topic, policy, k, seed, loads_kmps=loads_kmps)
     return [
         {
@@ -106,7 +120,7 @@ def _listed(sent: Sent) -> Any:
 
 def run_fit(world: Simulated, point: Point, seed: int) -> list[Row]:
     """SRTM's search by the shipped controller, and by the simulator."""
-    virtual = Virtual(world.seconds, world.most_messages, adapt=point["shares"] == ADAPTED)
+    virtual = _shipped().Virtual(world.seconds, world.most_messages, adapt=point["shares"] == ADAPTED)
     topic = virtual.topic(population(point), seed, QUANTILES[str(point[VARIANT])])
     found = virtual.fit(topic, "srtm", seed)
     searched = simulate(topic, brokers(), "srtm", _SLO, seed=seed)
