@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 PUBLISHERS = (1_000, 2_000, 4_000, 6_000, 8_000, 10_000)
 TINY = (1_000, 4_000, 10_000)
 POLICIES = {"lb": "LB", "conc": "Conc"}
-EARLIER_B = (
-    "b comes from the time before, which for small topics in batches of 10 is not enough in half of the runs: 220"
-    " tokens where 312 are needed, for example. 11 tokens are 1 ms for 1,000 publishers, 22 for 2,000. The broker plays"
-    " no part; with b of the same time, p99 is 0.4 ms."
-)
 
 
 def population(point: Point) -> Population:
@@ -74,7 +69,6 @@ def _batch_amplifies(rows: Rows, single: Rows) -> tuple[bool, str]:
 def _claims(panel: str, batch: int) -> list[Claim]:
     # 100 kmsg/s in batches of 10 on one broker is a statement of the fit.
     kind: Kind = "calibration" if panel == "b" else "paper"
-    why = EARLIER_B if panel == "b" else ""
     claims = [
         Claim(
             "Conc meets the SLO for every number of publishers",
@@ -82,7 +76,6 @@ def _claims(panel: str, batch: int) -> list[Claim]:
             _conc_meets,
             where="6.2, ¶ 3",
             kind=kind,
-            why=why,
         ),
         Claim("LB meets it for none", "none", _lb_fails, where="6.2, ¶ 3"),
         Claim("the penalty of LB falls with the number of publishers", "falls", _penalty_falls, where="6.2, ¶ 4"),

@@ -88,7 +88,7 @@ class Virtual:
 
     def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> DeclaredTopic:
         """The topic, its bucket profiled from its own traffic."""
-        topic = Simulated(self.seconds, self.most_messages).topic(population, seed, quantile)
+        topic = Simulated(self.seconds, self.most_messages, longest=1).topic(population, seed, quantile)
         lap_s = min(self.seconds, self.most_messages / population.total_mps)
         return DeclaredTopic(topic.publishers, topic.arrivals, topic.bucket, population, round(lap_s * NS_PER_S))
 
