@@ -46,10 +46,10 @@ def shipped_code() -> ModuleType:
     return virtual
 
 
-def like(figure: str, publishers: int = 1_000, **kind: int | str) -> Point:
+def like(figure: str, **kind: int | str) -> Point:
     """Publishers as in a figure."""
-    usual: Point = {"process": "poisson", "batch": 1, "group_size": 1, "spread_ms": 0}
-    return {"figure": figure, "publishers": publishers, **usual, **kind}
+    usual: Point = {"publishers": 1_000, "process": "poisson", "batch": 1, "group_size": 1, "spread_ms": 0}
+    return {"figure": figure, **usual, **kind}
 
 
 def population(point: Point) -> Population:
@@ -158,22 +158,22 @@ def _near(rows: Rows) -> tuple[bool, str]:
 
 
 def _split(policy: str, k: int, figure: str, publishers: int = 1_000, **kind: int | str) -> Point:
-    return {**like(figure, publishers, **kind), "policy": policy, "k": k}
+    return {**like(figure, publishers=publishers, **kind), "policy": policy, "k": k}
 
 
 _SINGLE = [
     *(_split("lb", k, "fig6a") for k in (1, 6)),
     *(_split("lb", k, "fig6b", 6_000) for k in (1, 6)),
     _split("lb", 6, "fig7a", 4_000),
-    _split("conc", 2, "fig7c", 10_000, process="periodic"),
-    *(_split(policy, 3, "fig8a", 8_000) for policy in ("conc", "max_min")),
-    _split("max_min", 3, "fig8c", 8_000, process="periodic"),
+    _split("lb", 6, "fig7c", 4_000, process="periodic"),
+    _split("max_min", 3, "fig8a", 8_000),
+    _split("max_min", 3, "fig8c", 4_000, process="periodic"),
 ]
 _BATCHES = [
     _split("lb", 6, "fig7b", batch=10),
     _split("lb", 6, "fig7d", batch=10, process="periodic"),
     _split("max_min", 3, "fig8b", batch=10),
-    _split("conc", 3, "fig8d", 8_000, batch=10, process="periodic"),
+    _split("conc", 3, "fig8d", 4_000, batch=10, process="periodic"),
     _split("srtm", 3, "fig9a", batch=10, group_size=15),
     _split("srtm", 6, "fig9b", batch=10, group_size=30, process="periodic"),
     _split("max_min", 3, "fig10a", batch=10, group_size=15),
@@ -186,7 +186,8 @@ _MORE = [
     *(_split("lb", k, "fig6b", 6_000) for k in (2, 3)),
     *(_split("conc", 2, "fig7b", publishers, batch=10) for publishers in (4_000, 10_000)),
     *(_split(policy, 3, "fig8b", 8_000, batch=10) for policy in ("conc", "max_min")),
-    *(_split("conc", 4, "fig8a", publishers) for publishers in (8_000, 10_000)),
+    _split("conc", 3, "fig8a", 8_000),
+    *(_split(policy, 4, "fig8a", 10_000) for policy in ("conc", "max_min")),
     *(_split("srtm", k, "fig9a", batch=10, group_size=30) for k in (1, 2, 4, 6)),
     *(_split("max_min", k, "fig10a", batch=10, group_size=30) for k in (2, 6)),
     *(_split("srtm", 5, "fig11b", batch=10, group_size=25, spread_ms=each, process="periodic") for each in (4, 16)),
