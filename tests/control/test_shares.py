@@ -13,9 +13,9 @@ from srtm.control.placing.layout import Layout, Places
 from srtm.control.store import Store
 from srtm.model.bucket import TokenBucket
 from srtm.model.burst import needed_b
+from srtm.model.declared import share_out
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.model.split import split_among
 from srtm.protocol.exchange import Contract
 from srtm.sim.simulate import SimulatedBroker, SimulatedCluster, SimulatedTopic
 from srtm.testing.virtual import VirtualCluster
@@ -142,7 +142,9 @@ def test_the_simulator_agrees_with_the_controller_on_shares() -> None:
     topic = SimulatedTopic([each.publisher for each in publishers], arrivals, whole)
     simulated = SimulatedCluster(topic, brokers, SLO(), 0).shares(broker_of)
     bursts = layout.expected_bursts(whole, "0.99")
-    by_declaration = split_among(whole, layout.rates(), bursts)
+    by_declaration = share_out(whole, layout.rates(), bursts, layout.batches())
+    as_declared = SimulatedCluster(topic, brokers, SLO(), 0, declared=publishers).shares(broker_of)
+    assert {f"b{number}": share for number, share in as_declared.items()} == by_declaration
     for number, share in simulated.items():
         mine = by_declaration[f"b{number}"]
         assert mine.r == pytest.approx(share.r)

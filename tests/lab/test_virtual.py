@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from srtm.lab import agreement, shipped
+from srtm.lab.agreement import at_shares, equal
 from srtm.lab.result import Claim, Rows
-from srtm.lab.shipped import DECLARED, RESULTS, as_placed, at_shares, equal, run_fit, run_split
+from srtm.lab.shipped import DECLARED, as_placed
 from srtm.lab.sweep import Settings, cells_of
-from srtm.lab.virtual import Virtual, loads
-from srtm.lab.world import INITIAL_KMPS, WITH_MARGIN, Simulated, facts
+from srtm.lab.virtual import Testbed, Virtual, loads
+from srtm.lab.world import INITIAL_KMPS, WITH_MARGIN, Simulated, brokers, facts
+from srtm.sim.simulate import assess
 from srtm.workload.publishers import Population
 
-AGREEMENT, SHIPPED = RESULTS
+(AGREEMENT,), (SHIPPED,) = agreement.RESULTS, shipped.RESULTS
 SINGLE, GROUPED = Population(200), Population(200, batch=10, group_size=10)
 NOISY = Population(200, batch=10, process="periodic", group_size=10, spread_ns=4_000_000)
 
@@ -35,7 +38,10 @@ def test_a_fixed_split_is_the_simulators_to_the_nanosecond(kind: Population, pol
     assert sum(share.b_ntok for share in found.shares.values()) == topic.bucket.b_ntok
     assert equal(sent, at_shares(topic, found))
     assert sum(len(part.sent_ns) for part in sent.values()) == len(topic.arrivals.times_ns)
-    assert (found.broker_of == Simulated(3.0).spread(topic, policy, k, 7).broker_of).all()
+    simulated = assess(topic, brokers(), policy, k, seed=7, declared=topic.declared())
+    assert (found.broker_of == simulated.broker_of).all()
+    assert found.shares == simulated.shares
+    assert found.by_broker == simulated.by_broker
 
 
 def test_other_load_at_brokers_delays_messages_as_in_the_simulator() -> None:
@@ -46,6 +52,28 @@ def test_other_load_at_brokers_delays_messages_as_in_the_simulator() -> None:
     found = testbed.summed_up(sent)
     assert equal(sent, at_shares(topic, found, loads(topic, 2, INITIAL_KMPS)))
     assert not equal(sent, at_shares(topic, found))
+
+
+def test_the_controller_knows_of_other_load_before_it_fits() -> None:
+    topic = Virtual(2.0).topic(GROUPED, 2)
+    testbed = Testbed(topic, "max_min", 2, fit="none", loads_kmps=INITIAL_KMPS)
+    assert testbed.controller is not None
+    houses = testbed.controller.placing.brokers_for(testbed.topic, topic.declared())
+    room_kmps = [(each.mcap_mps - each.allocated_mps) / 1_000 for each in houses]
+    assert room_kmps == sorted(room_kmps, reverse=True)
+    assert room_kmps[-1] < room_kmps[0]
+    assert testbed.topic.layout.place.brokers == {"broker-1"}  # where there is most room
+
+
+def test_other_load_goes_on_lap_after_lap() -> None:
+    topic = Virtual(2.0).topic(GROUPED, 2)
+    testbed = Testbed(topic, "max_min", 2, fit="none", loads_kmps=INITIAL_KMPS)
+    testbed.start()
+    testbed.carry(loads(topic, 2, INITIAL_KMPS), again=True)
+    testbed.finish_lap()
+    beside = testbed.last_lap()["broker-1"]
+    idle = Virtual(2.0, adapt=False).split(topic, "max_min", 1, 2).last_lap()["broker-1"]
+    assert beside.processing_ns.mean() > idle.processing_ns.mean()
 
 
 def test_the_controller_fits_a_small_topic_as_the_simulator_does() -> None:
@@ -67,20 +95,31 @@ def test_the_same_seed_gives_the_same_facts() -> None:
 
 def test_rows_repeat_their_point_and_say_what_claims_need() -> None:
     point = {**AGREEMENT.tiny[2], "publishers": 100}
-    (row,) = run_split(Simulated(2.0), point, 1)
+    (row,) = agreement.run(Simulated(2.0), point, 1)
     assert row.items() >= point.items()
-    assert row["equal"]
-    assert judged(AGREEMENT.claims[0], Rows([row])) == (True, "1 of 1 splits")
-    assert judged(AGREEMENT.claims[0], Rows([{**row, "equal": False}])) == (False, "0 of 1 splits")
-    off = Rows([{**row, "p99_ms": 1.06 * float(row["sim_p99_ms"])}])
-    assert not judged(AGREEMENT.claims[1], off)[0]
-    (fit,) = run_fit(Simulated(2.0, 40_000), SHIPPED.tiny[0], 1)
+    assert row.keys() >= AGREEMENT.columns.keys()
+    for number, column in enumerate(("equal", "same_shares")):
+        assert judged(AGREEMENT.claims[number], Rows([row])) == (True, "1 of 1 splits")
+        assert judged(AGREEMENT.claims[number], Rows([{**row, column: False}])) == (False, "0 of 1 splits")
+    assert row["p99_ms"] == row["sim_p99_ms"] != row["hindsight_p99_ms"]
+    assert judged(AGREEMENT.claims[2], Rows([row]))[0]
+    assert not judged(AGREEMENT.claims[2], Rows([{**row, "p99_ms": 1.06 * float(row["sim_p99_ms"])}]))[0]
+    (fit,) = shipped.run(Simulated(2.0, 40_000), SHIPPED.tiny[0], 1)
     assert fit.items() >= SHIPPED.tiny[0].items()
     assert fit.keys() >= SHIPPED.columns.keys()
     rows = Rows([fit, {**fit, "shares": DECLARED}])
     for claim in SHIPPED.claims:
         judged(claim, rows)
     assert not judged(SHIPPED.claims[3], Rows([{**fit, "sim_k": 1 + int(fit["k"])}]))[0]
+    assert not judged(SHIPPED.claims[4], Rows([{**fit, "placed_p99_ms": 0.9 * float(fit["p99_ms"])}]))[0]
+
+
+def test_every_figure_has_a_split() -> None:
+    figures = {str(point["figure"]) for point in AGREEMENT.points}
+    assert figures == {
+        *(f"fig{n}{panel}" for n in (6, 9, 10, 11) for panel in "ab"),
+        *(f"fig{n}{p}" for n in (7, 8) for p in "abcd"),
+    }
 
 
 def test_long_points_run_only_if_asked_for_and_once() -> None:

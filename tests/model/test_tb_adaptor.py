@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import InputError
+from srtm.model.apportion import apportion
 from srtm.model.bucket import TokenBucket
 from srtm.model.latency import Sketch
-from srtm.model.split import split, within
-from srtm.model.tb_adaptor import EXPECTED_STEPS, LEAST_STEPS, Expected, History, Step
+from srtm.model.split import least_b, split, within
+from srtm.model.tb_adaptor import EXPECTED_STEPS, LEAST_STEPS, SURE, Expected, History, Step
 from srtm.model.tb_adaptor import adapt as adapt_to
 
 TOKEN = 10**9
@@ -79,8 +80,8 @@ def test_a_worked_adaptation() -> None:
     whole = TokenBucket.of(1_000, 80)
     shares = {"a": TokenBucket.of(500, 40), "b": TokenBucket.of(500, 40)}
     seen = {
-        "a": history((400, 10 * TOKEN), (200, 4 * TOKEN), (300, 0)),
-        "b": history((100, 2 * TOKEN), (100, 30 * TOKEN), (100, 0)),
+        "a": history((400, 10 * TOKEN), (200, 10 * TOKEN), (300, 4 * TOKEN)),
+        "b": history((100, 30 * TOKEN), (100, 30 * TOKEN), (100, 2 * TOKEN)),
     }
     assert adapt(whole, shares, seen, NOW) == {"a": TokenBucket.of(750, 20), "b": TokenBucket.of(250, 60)}
 
@@ -109,6 +110,103 @@ def test_small_changes_are_left_alone() -> None:
     nearly = {"a": steady(510, 51 * TOKEN), "b": steady(490, 49 * TOKEN)}
     assert adapt(whole, shares, nearly, NOW) == shares
     assert adapt(whole, shares, nearly, NOW, hysteresis=Fraction(1, 100)) != shares
+
+
+def worked_doubt(parts: list[float]) -> float:
+    """SURE standard errors of a part that was estimated without each second in turn: the jackknife, by its formula."""
+    mean = sum(parts) / len(parts)
+    return SURE * ((len(parts) - 1) / len(parts) * sum((part - mean) ** 2 for part in parts)) ** 0.5
+
+
+def test_what_one_second_shows_moves_no_tokens() -> None:
+    """A largest backlog of 30 in one second of three, as in the paper's rule, would have given b three quarters."""
+    whole, half = TokenBucket.of(1_000, 80), TokenBucket.of(500, 40)
+    seen = {
+        "a": history((400, 10 * TOKEN), (200, 4 * TOKEN), (300, 0)),
+        "b": history((100, 2 * TOKEN), (100, 30 * TOKEN), (100, 0)),
+    }
+    assert adapt(whole, {"a": half, "b": half}, seen, NOW) == {
+        "a": TokenBucket.of(750, 40),
+        "b": TokenBucket.of(250, 40),
+    }
+
+
+def test_shares_of_b_move_as_far_as_the_window_proves() -> None:
+    """The second broker bursts three to four times as much as the first, and once a little more than usual."""
+    whole, half = TokenBucket.of(1_000, 1_000), TokenBucket.of(500, 500)
+    bursts = [30 + number % 2 for number in range(WINDOW - 1)] + [32]
+    seen = {
+        "a": history(*[(500, 10 * TOKEN)] * WINDOW),
+        "b": history(*[(500, tokens * TOKEN) for tokens in bursts]),
+    }
+    wanted = adapt(whole, {"a": half, "b": half}, seen, NOW)
+    of_a, of_b = ([part] * (WINDOW - 1) + [last] for part, last in ((10 / 42, 10 / 41), (32 / 42, 31 / 41)))
+    one, other = worked_doubt(of_a), worked_doubt(of_b)  # equal, but a's part is smaller, and its relative error larger
+    means = [sum(parts) / WINDOW for parts in (of_a, of_b)]
+    common = (((one / means[0]) ** 2 + (other / means[1]) ** 2) / 2) ** 0.5
+    assert common * means[1] > other
+    assert wanted["a"].b / whole.b == pytest.approx(10 / 42 + one)
+    assert wanted["b"].b + wanted["a"].b == whole.b
+    assert adapt(whole, wanted, seen, NOW) == wanted
+
+
+def test_bursts_that_hit_all_brokers_together_cancel_out() -> None:
+    """In every second a has three quarters of the burst, but seconds differ by a factor of ten."""
+    whole, half = TokenBucket.of(1_000, 100), TokenBucket.of(500, 50)
+    sizes = [1, 3, 10, 2, 5, 1, 7, 9, 4, 6]
+    seen = {
+        "a": history(*[(500, 3 * size * TOKEN) for size in sizes]),
+        "b": history(*[(500, size * TOKEN) for size in sizes]),
+    }
+    assert {name: share.b for name, share in adapt(whole, {"a": half, "b": half}, seen, NOW).items()} == {
+        "a": 75,
+        "b": 25,
+    }
+
+
+def test_brokers_that_are_alike_keep_their_shares() -> None:
+    """Backlogs of independent, equal bursts at four brokers: ten seconds of them hardly ever prove a difference."""
+    rng = np.random.default_rng(18)
+    whole, names = TokenBucket.of(4_000, 4_000), "abcd"
+    shares = dict.fromkeys(names, TokenBucket.of(1_000, 1_000))
+    moved = 0
+    for _ in range(60):
+        seen = {name: History() for name in names}
+        for number in range(NOW + 1 - WINDOW, NOW + 1):
+            for name in names:
+                found = np.repeat(rng.exponential(300, 10).astype(np.int64), 100)
+                seen[name].add(Step(number, 1_000, int(found.max()) * TOKEN, 1, Sketch.of(found)), WINDOW)
+        moved += adapt(whole, shares, seen, NOW) != shares
+    assert moved <= 6
+
+
+def test_bins_of_backlogs_are_a_doubt() -> None:
+    """Backlogs of 1,023 and 1,024 tokens are in different bins, which hold up to 1,023 and up to 1,055."""
+    whole, half = TokenBucket.of(1_000, 3_000), TokenBucket.of(500, 1_500)
+    seen = {"a": History(), "b": History()}
+    for number in range(NOW + 1 - WINDOW, NOW + 1):
+        for name, tokens in (("a", 1_023), ("b", 1_024)):
+            found = Sketch.of(np.full(100, tokens))
+            seen[name].add(Step(number, 500, tokens * TOKEN, 1, found), WINDOW)
+    assert adapt(whole, {"a": half, "b": half}, seen, NOW, hysteresis=Fraction(0)) == {"a": half, "b": half}
+
+
+@given(situations())
+def test_shares_of_b_move_towards_what_was_seen_and_not_beyond(
+    situation: tuple[TokenBucket, dict[str, TokenBucket], dict[str, History]],
+) -> None:
+    """Between the present share and the one that the paper's rule gives, if all brokers report and floors allow it."""
+    whole, shares, histories = situation
+    known = [name for name in shares if name in histories and histories[name].is_current(NOW)]
+    if set(known) != shares.keys() or any(len(histories[name]) < LEAST_STEPS for name in known):
+        return
+    wanted = adapt(whole, shares, histories, NOW)
+    least = least_b(whole.b_ntok, [histories[name].largest_batch for name in shares])
+    needs = [min(histories[name].burst_ntok("0.99"), whole.b_ntok) for name in shares]
+    target = apportion(whole.b_ntok, needs, [tokens * TOKEN for tokens in least])
+    gained = [wanted[name].b_ntok - shares[name].b_ntok for name in shares]
+    wanting = [want - shares[name].b_ntok for name, want in zip(shares, target, strict=True)]
+    assert sum(abs(gain) for gain in gained) <= sum(abs(want) for want in wanting)
 
 
 def test_the_window_is_a_stretch_of_time_not_a_number_of_reports() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from srtm.model import scan
 from srtm.model.broker_models import ServiceModel
 from srtm.model.bucket import TokenBucket
 from srtm.model.burst import needed_b
+from srtm.model.declared import shares
 from srtm.model.latency import SLO, Distribution
 from srtm.model.lending import RULES
 from srtm.model.lending_scan import lending_delays
@@ -115,6 +118,63 @@ def test_shares_hold_the_largest_batch_that_comes() -> None:
     shares = assess(small, SIX, "lb", 3).shares.values()
     assert min(share.b for share in shares) == 10
     assert sum(share.b for share in shares) == 31
+
+
+@dataclass(frozen=True)
+class Declaration:
+    id: str
+    rate_mps: float
+    group: str | None
+    batch: int = 10
+    jitter_ns: int = 0
+
+
+def declared_by(case: SimulatedTopic, batch: int = 10) -> list[Declaration]:
+    return [Declaration(each.id, each.rate_mps, each.group, batch) for each in case.publishers]
+
+
+def test_shares_as_declared_do_not_know_the_traffic() -> None:
+    """Three groups of four on three brokers are alike by declaration, whatever the bursts of their traffic were."""
+    case = topic(12, batch=10, group_size=4)
+    known = declared_by(case)
+    broker_of = np.array([0, 1, 2, 0] * 3, np.int32)
+    declared = SimulatedCluster(case, SIX[:3], SLO(), 0, declared=known).shares(broker_of)
+    expected = shares(zip(known, [f"b{number + 1}" for number in broker_of], strict=True), case.bucket, "0.99")
+    assert {f"b{number + 1}": share for number, share in declared.items()} == expected
+    assert declared[1].b == pytest.approx(declared[2].b)
+    assert declared[0].b == pytest.approx(2 * declared[1].b, rel=0.01)  # two of four come together here
+    hindsight = SimulatedCluster(case, SIX[:3], SLO(), 0).shares(broker_of)
+    assert hindsight != declared
+    assert [share.r_mtps for share in hindsight.values()] == [share.r_mtps for share in declared.values()]
+
+
+def test_a_search_may_split_b_as_declared() -> None:
+    case = topic(400, 10, batch=10, group_size=20)
+    result = simulate(case, SIX, "srtm", SLO(3 * NS_PER_MS), declared=declared_by(case))
+    again = SimulatedCluster(case, SIX, SLO(), 0, declared=declared_by(case)).shares(result.broker_of)
+    assert {result.brokers[number]: share for number, share in again.items()} == result.shares
+    split_up = assess(case, SIX, "srtm", 3, declared=declared_by(case))
+    assert split_up.shares != assess(case, SIX, "srtm", 3).shares
+
+
+def test_the_declared_part_of_unplaced_publishers_stays_unused() -> None:
+    case = topic(4)
+    cluster = SimulatedCluster(case, SIX[:3], SLO(), 0, declared=declared_by(case, 1))
+    parts = cluster.shares(np.array([0, 0, 2, UNPLACED], np.int32))
+    everybody = cluster.shares(np.array([0, 0, 2, 1], np.int32))
+    assert parts.keys() == {0, 2}
+    assert all(parts[number].b == pytest.approx(everybody[number].b, abs=2e-9) for number in parts)
+    tiny = SimulatedTopic(case.publishers, case.arrivals, TokenBucket.of(44, 1.5))
+    with pytest.raises(SplitError, match=r"b = 1\.5 tokens leave none for \['b3'\]: use fewer brokers"):
+        SimulatedCluster(tiny, SIX[:3], SLO(), 0, declared=declared_by(case, 1)).shares(
+            np.array([0, 0, 0, 2], np.int32)
+        )
+
+
+def test_declarations_of_other_publishers_are_refused() -> None:
+    case = topic(4)
+    with pytest.raises(InputError, match="declarations must be of the topic's publishers"):
+        SimulatedCluster(case, SIX[:3], SLO(), 0, declared=declared_by(case)[::-1])
 
 
 def test_the_part_of_unplaced_publishers_stays_unused() -> None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from srtm.control.lending import lending
 from srtm.control.liveness import unanswered
 from srtm.errors import InputError
+from srtm.model.declared import share_out
 from srtm.model.placement import policy_named
-from srtm.model.split import split_among, within
+from srtm.model.split import within
 from srtm.model.tb_adaptor import EXPECTED_STEPS, Expected, adapt
 from srtm.units import NANO_PER_TOKEN, NS_PER_S
 
@@ -181,18 +182,13 @@ def _weights(topic: ManagedTopic) -> tuple[Mapping[str, float], set[str]]:
 
 
 def _split(topic: ManagedTopic, rates: Mapping[str, float], usable: Set[str], *, flush: bool) -> dict[str, TokenBucket]:
-    """Shares of r by rates, and of b by bursts and backlogs: tokens release a backlog at once, a rate slowly."""
+    """Shares by rates and expected bursts; with `flush`, what waits counts as a burst."""
     seen, kept = topic.layout.seen, _kept(topic, usable)
     left = _without(topic.transfer.whole, kept.values())
-    shares = {}
-    if left and rates:
-        expected = _bursts(topic, rates)
-        b_each = left.b / sum(expected.values())
-        waiting = {name: seen[name].waiting if flush and name in seen else 0 for name in rates}
-        bursts = {name: repr(need * b_each + min(waiting[name], left.b)) for name, need in expected.items()}
-        weights = {name: repr(rate) for name, rate in rates.items()}
-        shares = split_among(left, weights, bursts, topic.layout.batches())
-    return kept | shares
+    if left is None:
+        return kept
+    waiting = {name: seen[name].waiting for name in rates if name in seen} if flush else {}
+    return kept | share_out(left, rates, _bursts(topic, rates), topic.layout.batches(), waiting)
 
 
 def _bursts(topic: ManagedTopic, rates: Mapping[str, float]) -> dict[str, float]:

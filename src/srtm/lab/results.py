@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from srtm.errors import InputError
 from srtm.lab import (
     adaptor,
+    agreement,
     burst_split,
     fast_fit,
     fig6,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _FILES = (
     *(prop1, sync, kernel_time, garbage, adaptor, fig6, fig7, fig8, fig9, fig11, table1, other_minute),
-    *(fast_fit, burst_split, lending, found_groups, shipped),
+    *(fast_fit, burst_split, lending, found_groups, agreement, shipped),
 )
 LIVE = "-live"
 RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result in file.RESULTS}

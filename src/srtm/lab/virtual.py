@@ -20,6 +20,7 @@ from srtm.errors import PlacementError
 from srtm.lab.result import SLO_MS
 from srtm.lab.world import BROKERS, PAPERS_RULE, Simulated, brokers
 from srtm.model.broker_models import broker_model
+from srtm.model.bucket import TokenBucket
 from srtm.model.fitting import Iteration
 from srtm.model.latency import SLO, Latency
 from srtm.model.placement import place
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.message import Message
     from srtm.control.topic import ManagedTopic
-    from srtm.model.bucket import TokenBucket
+    from srtm.sim.simulate import SimulatedBroker
     from srtm.testing.serving import Ints
     from srtm.testing.traffic import Replay, VirtualPublisher
     from srtm.workload.publishers import Population
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _MODEL = "paper-testbed"
 _TOPIC = "lab"
 _SLO = SLO(round(SLO_MS * NS_PER_MS))
+_LOOSE_NS = NS_PER_S  # SLO of the load beside a topic, which does not keep the topic away
 _PATIENCE_S = 3_600  # of virtual time, until a topic is placed, or an overloaded broker has sent everything
 
 
@@ -92,10 +94,11 @@ class Virtual:
         lap_s = min(self.seconds, self.most_messages / population.total_mps)
         return DeclaredTopic(topic.publishers, topic.arrivals, topic.bucket, population, round(lap_s * NS_PER_S))
 
-    def fit(self, topic: DeclaredTopic, policy: str, seed: int) -> Simulation:
+    def fit(self, topic: DeclaredTopic, policy: str, seed: int, *, loads_kmps: Sequence[int] = ()) -> Simulation:
         """Let the controller search by measuring; then watch the topic for a lap."""
-        testbed = Testbed(topic, policy, seed, fit="measure", adapt=self.adapt)
+        testbed = Testbed(topic, policy, seed, fit="measure", adapt=self.adapt, loads_kmps=loads_kmps)
         testbed.start()
+        testbed.carry(loads(topic, seed, loads_kmps), again=True)
         testbed.wait_for_fit()
         testbed.finish_lap()
         return testbed.summed_up(testbed.last_lap())
@@ -113,17 +116,24 @@ class Virtual:
         seen = [each.seen_by(topic, _SLO) for each in brokers(loads_kmps)]
         testbed.move(place(topic.publishers, seen, policy, seed, k=k).broker_of.tolist())
         testbed.start()
-        for name, (reads_ns, batch) in loads(topic, seed, loads_kmps).items():
-            serving = testbed.brokers[name].serving
-            assert serving is not None
-            serving.carry(reads_ns + testbed.now_ns, batch)
+        testbed.carry(loads(topic, seed, loads_kmps))
         return testbed
 
 
 class Testbed(VirtualCluster):
     """A cluster with one topic, whose messages are not recorded but watched."""
 
-    def __init__(self, topic: DeclaredTopic, policy: str, seed: int, *, fit: str, adapt: bool = True) -> None:
+    def __init__(
+        self,
+        topic: DeclaredTopic,
+        policy: str,
+        seed: int,
+        *,
+        fit: str,
+        adapt: bool = True,
+        loads_kmps: Sequence[int] = (),
+    ) -> None:
+        """`loads_kmps` are the loads that the controller knows of, as topics of their own."""
         model = broker_model(_MODEL)
         options = ControllerOptions(broker_model=_MODEL, mcap_mps=model.mcap_mps, seed=seed)
         super().__init__(seed, options, Store(), BROKERS, model.service)
@@ -134,6 +144,7 @@ class Testbed(VirtualCluster):
             bucket.r_mtps, bucket.b_ntok, _SLO.limit_ns, str(_SLO.quantile), policy, fit=fit, adapt=adapt
         )
         assert self.controller is not None
+        self._occupy(brokers(loads_kmps))
         self.topic: ManagedTopic = self.controller.create(_TOPIC, contract, self.now_ns)
         self.senders: list[VirtualPublisher] = self.connect(_TOPIC, topic.declared())
         self.laps: Replay | None = None
@@ -144,6 +155,28 @@ class Testbed(VirtualCluster):
 
     def drained(self, topic: str, broker: str, released: list[Message], known: list[tuple[int, int | None]]) -> None:
         """Keep no record."""
+
+    def _occupy(self, fleet: Sequence[SimulatedBroker]) -> None:
+        """Tell the controller of other load, as of one publisher each; `carry` has the processor time that it takes."""
+        assert self.controller is not None
+        for broker in fleet:
+            if load := broker.background:
+                name, publisher = f"beside-{broker.name}", f"load-{broker.name}"
+                bucket = TokenBucket.of(2 * load.rate_mps, load.rate_mps)
+                contract = Contract(bucket.r_mtps, bucket.b_ntok, _LOOSE_NS, fit="none", adapt=False)
+                self.controller.create(name, contract, self.now_ns)
+                declared = DeclaredPublisher(publisher, load.rate_mps, batch=load.batch)
+                self.controller.register(name, [declared], self.now_ns)
+                self.controller.move(name, [publisher], broker.name, self.now_ns)
+
+    def carry(self, loads: Mapping[str, tuple[Ints, int]], *, again: bool = False) -> None:
+        """Put other load on brokers for the lap that begins now, and perhaps for all laps that follow."""
+        for name, (reads_ns, batch) in loads.items():
+            serving = self.brokers[name].serving
+            assert serving is not None
+            serving.carry(reads_ns + self.now_ns, batch)
+        if loads and again:
+            self.at(self.offered.lap_ns, lambda: self.carry(loads, again=True))
 
     def move(self, broker_of: Sequence[int]) -> None:
         """Move every publisher to the broker of this number, as an operator does."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SUB_BITS = 5  # of a bin: 32 bins per doubling, so values are known to 1 in 32
+RESOLUTION = 1 / (1 << _SUB_BITS)  # of a value in a sketch
 _LAST_BIN = ((63 - _SUB_BITS) << _SUB_BITS) + (1 << _SUB_BITS) - 1  # holds the largest latency of 64 bits
 
 

@@ -12,6 +12,12 @@ silent broker keeps its share and does not hold up the others. The first seconds
 still connecting, and one burst is all that a broker has seen. So what is expected of a broker counts as if it had been
 seen in the seconds that are missing from its history, up to ten.
 
+Ten seconds hold few large bursts, so brokers that are alike differ by chance. A share of b moves only as far as the
+window proves: to the edge of SURE standard errors around what was seen, which the jackknife gives. It leaves out one
+part of the window after the other, the same seconds at all brokers, so a burst that hits all of them cancels out, and a
+difference that one second makes proves nothing. Clocks that differ cost certainty, not correctness. The bins in which
+brokers report backlogs are a doubt of their own.
+
 Hysteresis applies to taking. What no broker holds is given out at once. If b has fewer tokens than there are brokers
 with traffic, the brokers take turns.
 """
@@ -21,21 +27,25 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import sqrt
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from srtm.errors import InputError
 from srtm.model.apportion import apportion
 from srtm.model.bucket import TokenBucket
-from srtm.model.latency import Sketch
+from srtm.model.latency import RESOLUTION, Sketch
 from srtm.model.split import least_b, within
 from srtm.units import NANO_PER_TOKEN, Number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 LEAST_STEPS = 3  # publishers of one broker may start a second before those of another
 EXPECTED_STEPS = 10  # so a long window does not believe a wrong declaration for long
 HYSTERESIS = Fraction(5, 100)
+SURE = 3  # standard errors: with two, shares of brokers that are alike move (docs/adr/0022)
+_PARTS = 10  # of a window that are left out in turn; more would cost time, not change the answer
 # The least r of an idle broker, as a part of an equal share: enough to start with, and little enough to leave 99 % of r
 # to the others.
 IDLE_R = Fraction(1, 100)
@@ -98,11 +108,33 @@ class History:
         """Messages per reported step."""
         return Fraction(sum(step.messages for step in self._steps), max(1, len(self._steps)))
 
-    def burst_ntok(self, quantile: Number) -> int:
-        """The backlog of the window at this quantile; the largest one if the broker reports no other."""
-        if self._backlogs.counts:
-            return self._backlogs.quantile_ns(quantile) * NANO_PER_TOKEN
-        return max((step.max_backlog_ntok for step in self._steps), default=0)
+    @property
+    def span(self) -> int:
+        """Steps from the oldest to the newest, whether or not all were reported."""
+        return self._steps[-1].number - self._steps[0].number + 1 if self._steps else 0
+
+    @property
+    def resolution(self) -> float:
+        """How exactly a burst is known, as a part of it: backlogs come in bins, the largest one exactly."""
+        return RESOLUTION if self._backlogs.counts else 0.0
+
+    def burst_ntok(self, quantile: Number, without: range = range(0)) -> int:
+        """The backlog of the window at this quantile; the largest one if the broker reports no other.
+
+        `without` are the ages of steps to leave out; the newest has age 0.
+        """
+        kept, backlogs = self._steps, self._backlogs
+        if without:
+            newest = self._steps[-1].number if self._steps else 0
+            kept, backlogs = deque(), Sketch(dict(backlogs.counts))
+            for step in self._steps:
+                if newest - step.number in without:
+                    backlogs.remove(step.backlogs)
+                else:
+                    kept.append(step)
+        if backlogs.counts:
+            return backlogs.quantile_ns(quantile) * NANO_PER_TOKEN
+        return max((step.max_backlog_ntok for step in kept), default=0)
 
     @property
     def largest_batch(self) -> int:
@@ -146,43 +178,93 @@ def adapt(
     r_left = whole.r_mtps - sum(share.r_mtps for share in silent)
     b_left = whole.b_ntok - sum(share.b_ntok for share in silent)
     queues = waiting or {}
-    traffic = {
-        name: _with_expected(histories[name], (expected or {}).get(name), quantile, min(window, EXPECTED_STEPS))
-        for name in known
-    }
-    demand = {name: traffic[name].messages + Fraction(queues.get(name, 0), window) for name in known}
+    traffic = _Traffic({name: histories[name] for name in known}, expected or {}, quantile, min(window, EXPECTED_STEPS))
+    demand = {name: traffic.messages(name) + Fraction(queues.get(name, 0), window) for name in known}
     served = _in_turn(known, shares, queues, demand, min(r_left, b_left // NANO_PER_TOKEN))
     if not served:
         return {name: share for name, share in held.items() if name not in known}
-    seen, demands = [histories[name] for name in served], [demand[name] for name in served]
+    demands = [demand[name] for name in served]
     # A broker cannot use more than the whole, so a long queue counts for no more than a full bucket.
-    bursts_ntok = needs_ntok if needs_ntok is not None else {name: traffic[name].burst_ntok for name in served}
-    needs = [min(bursts_ntok[name], whole.b_ntok) for name in served]
+    needs = [min(needs_ntok[name] if needs_ntok else traffic.burst_ntok(name), whole.b_ntok) for name in served]
     present = {name: share for name in served if (share := shares[name])}
     r_floor = min(r_left // len(served), max(1, int(Fraction(r_left, len(served)) * IDLE_R)))
     rates = apportion(r_left, demands, r_floor)
-    least = least_b(b_left, [history.largest_batch for history in seen])
-    bursts = apportion(b_left, needs, [tokens * NANO_PER_TOKEN for tokens in least])
+    least = least_b(b_left, [histories[name].largest_batch for name in served])
+    floors = [tokens * NANO_PER_TOKEN for tokens in least]
+    bursts = apportion(b_left, needs, floors)
     wanted = {name: TokenBucket(*pair) for name, *pair in zip(served, rates, bursts, strict=True)}
-    unchanged = set(served) == set(known) == present.keys() and within(whole, held.values())
-    if unchanged and not any(_differs(present[name], wanted[name], hysteresis) for name in served):
+    if set(served) == set(known) == present.keys() and within(whole, held.values()):
         r_spare = r_left - sum(share.r_mtps for share in present.values())
         b_spare = b_left - sum(share.b_ntok for share in present.values())
         more = zip(served, apportion(r_spare, demands), apportion(b_spare, needs), strict=True)
-        wanted = {name: TokenBucket(present[name].r_mtps + r, present[name].b_ntok + b) for name, r, b in more}
+        grown = {name: TokenBucket(present[name].r_mtps + r, present[name].b_ntok + b) for name, r, b in more}
+        if needs_ntok is None:
+            doubts = [int(part * b_left) for part in traffic.doubts(served, whole.b_ntok)]
+            bursts = _proven(bursts, doubts, floors, [grown[name].b_ntok for name in served])
+            wanted = {name: TokenBucket(*pair) for name, *pair in zip(served, rates, bursts, strict=True)}
+        if not any(_differs(present[name], wanted[name], hysteresis) for name in served):
+            wanted = grown
     return {name: share for name, share in held.items() if name not in known} | wanted
 
 
-def _with_expected(history: History, expected: Expected | None, quantile: Number, steps: int) -> Expected:
-    """What a broker has seen, with what was expected in place of the steps that are missing."""
-    seen = Expected(history.mean_messages, history.burst_ntok(quantile))
-    if expected is None or len(history) >= steps:
-        return seen
-    part = Fraction(len(history), steps)
-    return Expected(
-        part * seen.messages + (1 - part) * expected.messages,
-        int(part * seen.burst_ntok + (1 - part) * expected.burst_ntok),
-    )
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """What brokers have seen, with what was expected in place of the steps that are missing."""
+
+    histories: Mapping[str, History]
+    expected: Mapping[str, Expected]
+    quantile: Number
+    steps: int  # of a whole window, as far as missing ones count
+
+    def messages(self, name: str) -> Fraction:
+        """Messages of a broker per step."""
+        part, expected = self._part(name)
+        return part * self.histories[name].mean_messages + (1 - part) * expected.messages
+
+    def burst_ntok(self, name: str, without: range = range(0)) -> int:
+        """The burst of a broker, perhaps without some of the steps."""
+        part, expected = self._part(name)
+        return int(part * self.histories[name].burst_ntok(self.quantile, without) + (1 - part) * expected.burst_ntok)
+
+    def doubts(self, names: Sequence[str], most_ntok: int) -> list[float]:
+        """How far the burst of each broker, as a part of all bursts, may be off by chance, or by bins."""
+        span = max(self.histories[name].span for name in names)
+        size = -(-span // _PARTS)
+        left_out = [range(age, age + size) for age in range(0, span, size)]
+        parts = []
+        for ages in left_out:
+            bursts = [min(self.burst_ntok(name, ages), most_ntok) for name in names]
+            total = sum(bursts)
+            parts.append([burst / total if total else 1 / len(bursts) for burst in bursts])
+        means = [fmean(seen) for seen in zip(*parts, strict=True)]
+        errors = [sqrt(len(left_out) - 1) * pstdev(seen) for seen in zip(*parts, strict=True)]
+        # Ten values say little about the error of one broker, so none is thought to be surer than brokers are together.
+        typical = sqrt(fmean((error / mean) ** 2 if mean else 0.0 for error, mean in zip(errors, means, strict=True)))
+        return [
+            SURE * max(error, typical * mean) + self.histories[name].resolution * mean
+            for name, error, mean in zip(names, errors, means, strict=True)
+        ]
+
+    def _part(self, name: str) -> tuple[Fraction, Expected]:
+        """Which part of a window was seen, and what stands in for the rest."""
+        expected, length = self.expected.get(name), len(self.histories[name])
+        if expected is None or length >= self.steps:
+            return Fraction(1), Expected(Fraction(0), 0)
+        return Fraction(length, self.steps), expected
+
+
+def _proven(target: list[int], doubts: list[int], floors: list[int], held: list[int]) -> list[int]:
+    """The shares nearest to those held that are within the doubt of the target, and add up to the same.
+
+    None is below its floor. Where there is no doubt, that is the target.
+    """
+    lows = [max(floor, want - doubt) for floor, want, doubt in zip(floors, target, doubts, strict=True)]
+    highs = [want + doubt for want, doubt in zip(target, doubts, strict=True)]
+    near = [min(max(have, low), high) for have, low, high in zip(held, lows, highs, strict=True)]
+    over = sum(near) - sum(target)
+    ends = lows if over > 0 else highs
+    moves = apportion(abs(over), [abs(end - have) for end, have in zip(ends, near, strict=True)])
+    return [have - move if over > 0 else have + move for have, move in zip(near, moves, strict=True)]
 
 
 def _in_turn(

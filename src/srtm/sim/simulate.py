@@ -3,6 +3,9 @@
 The same placement and fitting that drive live brokers run here against `SimulatedCluster`, which answers a
 `fitting.Measure` order from the law and the service model instead of the wire. Every round sees the same traffic,
 so a simulation adds no noise and depends on its seeds alone.
+
+b is split by the bursts of the very traffic, or, if it is told what publishers declare, by that, as a controller does
+before brokers have measured anything (`model.declared`). The difference is what hindsight is worth.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from srtm.errors import InputError, PlacementError
+from srtm.errors import InputError, PlacementError, SplitError
 from srtm.model import burst, fitting, scan
 from srtm.model._compiled import compiled
 from srtm.model.broker_models import ServiceModel, broker_model
 from srtm.model.bucket import TokenBucket
+from srtm.model.declared import shares as shares_as_declared
 from srtm.model.latency import SLO, Latency
 from srtm.model.lending_scan import choose, lending_delays
 from srtm.model.placement import UNPLACED, Broker, Roster, place
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from srtm.model.declared import Declares
     from srtm.model.lending import Rule, Term
     from srtm.model.lending_scan import Lent
     from srtm.model.placement import Publisher
@@ -133,8 +138,13 @@ class SimulatedCluster:
         slo: SLO,
         seed: int,
         loans: Loans | None = None,
+        declared: Sequence[Declares] | None = None,
     ) -> None:
+        """With `declared`, by the topic's publishers in their order, b is split by that and not by the traffic."""
         self._topic = topic
+        self._declared = declared
+        if declared is not None and [each.id for each in declared] != [each.id for each in topic.publishers]:
+            raise InputError("the declarations must be of the topic's publishers, in the same order")
         self._roster = Roster(topic.publishers)
         self._brokers = brokers
         self._slo = slo
@@ -233,7 +243,14 @@ class SimulatedCluster:
         return self._shares(broker_of, self._dealt(broker_of))
 
     def _shares(self, broker_of: Indices, dealt: Mapping[int, tuple[Ints, Indices]]) -> dict[int, TokenBucket]:
-        """Shares of r by rates, and of b by the bursts of what was dealt to each broker."""
+        """Shares of r by rates, and of b by declarations or by the bursts of what was dealt to each broker."""
+        if self._declared is not None:
+            names = (*self.names, "")  # unplaced publishers are at the last one
+            at = [names[number] for number in broker_of.tolist()]
+            found = shares_as_declared(zip(self._declared, at, strict=True), self._topic.bucket, self._slo.quantile)
+            if missing := sorted(set(at) - found.keys()):
+                raise SplitError(f"b = {self._topic.bucket.b:g} tokens leave none for {missing}: use fewer brokers")
+            return {number: found[name] for number, name in enumerate(self.names) if name in found}
         whole, roster = self._topic.bucket, self._roster
         carried = roster.rates_by_broker(broker_of, len(self._brokers)).tolist()
         rates = {broker: rate for broker, rate in enumerate(carried) if rate}
@@ -284,11 +301,13 @@ def simulate(
     seed: int = 0,
     as_paper: bool = False,
     loans: Loans | None = None,
+    declared: Sequence[Declares] | None = None,
 ) -> Simulation:
     """Place a topic as the Load Distributor would, and measure its messages' latency.
 
     `fit="model"` predicts first, from `history`: the topic at another time. With `as_paper`, brokers fill one after the
-    other. If no assignment meets the SLO, the result is the best one measured, with `meets_slo` False.
+    other. With `declared`, shares are as publishers declare, and do not know the traffic. If no assignment meets the
+    SLO, the result is the best one measured, with `meets_slo` False.
     """
     if fit not in ("measure", "model"):
         raise InputError(f"fit = {fit!r}: it must be measure or model")
@@ -297,7 +316,7 @@ def simulate(
     if (fit == "model") != (history is not None):
         raise InputError("fit='model' predicts from a history of the topic: give both or neither")
     goal = slo or SLO()
-    cluster = SimulatedCluster(topic, brokers, goal, seed, loans)
+    cluster = SimulatedCluster(topic, brokers, goal, seed, loans, declared)
     search = fitting.Fitting(
         Roster(topic.publishers),
         [broker.seen_by(topic, goal) for broker in brokers],
@@ -305,7 +324,7 @@ def simulate(
         goal.limit_ns,
         seed=seed,
         max_brokers=int(topic.bucket.b),
-        predict=SimulatedCluster(history, brokers, goal, seed + 1, loans).measure if history else None,
+        predict=SimulatedCluster(history, brokers, goal, seed + 1, loans, declared).measure if history else None,
         as_paper=as_paper,
     )
     times = topic.arrivals.times_ns
@@ -336,10 +355,11 @@ def assess(
     *,
     seed: int = 0,
     loans: Loans | None = None,
+    declared: Sequence[Declares] | None = None,
 ) -> Simulation:
-    """The latency of a topic that a policy splits over k brokers by rate, without a search."""
+    """The latency of a topic that a policy splits over k brokers by rate, without a search; `simulate` explains."""
     goal = slo or SLO()
-    cluster = SimulatedCluster(topic, brokers, goal, seed, loans)
+    cluster = SimulatedCluster(topic, brokers, goal, seed, loans, declared)
     placed = place(topic.publishers, [broker.seen_by(topic, goal) for broker in brokers], policy, seed, k=k)
     seen = cluster.observe(placed.broker_of, sorted(set(placed.broker_of.tolist())))
     meets_slo = all(cluster.latency_ns(*latencies) <= goal.limit_ns for latencies in seen.values())

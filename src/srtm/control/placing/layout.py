@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from srtm.control.members import PART, part_id
 from srtm.control.placing.attendance import Attendance
 from srtm.control.reports import Seen
-from srtm.model.burst import Source, expected_b
+from srtm.model.declared import batches, expected_bursts, rates_mps, sources
 from srtm.model.tb_adaptor import LEAST_STEPS, History
-from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
@@ -156,49 +155,25 @@ class Layout:
 
     def rates(self) -> dict[str, float]:
         """Declared rate by broker."""
-        rates: defaultdict[str, float] = defaultdict(float)
-        for publisher, broker in self.place.items():
-            rates[broker] += self.publishers[publisher].rate_mps
-        return dict(rates)
+        return rates_mps(self._placed())
 
     def bursts(self) -> dict[str, int]:
         """The largest number of messages that publishers of one broker send together, by broker."""
-        largest: dict[str, int] = {}
-        together: Counter[tuple[str, str | None]] = Counter()
-        for publisher, broker in self.place.items():
-            declared = self.publishers[publisher]
-            key = (broker, declared.group if declared.group is not None else f"\0{publisher}")
-            together[key] += declared.batch
-            largest[broker] = max(largest.get(broker, 1), together[key])
-        return largest
+        return {
+            broker: max(sum(publisher.batch for publisher in members) for members in here)
+            for broker, here in sources(self._placed()).items()
+        }
 
     def expected_bursts(self, whole: TokenBucket, quantile: str) -> dict[str, float]:
-        """The burst to expect at each broker, by what its publishers declare.
-
-        Publishers of one correlation group send together, spread over the jitter while tokens come.
-        """
-        groups: defaultdict[str, dict[str, list[DeclaredPublisher]]] = defaultdict(dict)
-        for publisher, broker in self.place.items():
-            declared = self.publishers[publisher]
-            key = declared.group if declared.group is not None else f"\0{publisher}"
-            groups[broker].setdefault(key, []).append(declared)
-        rates = self.rates()
-        r_each = whole.r / sum(rates.values()) if rates else 0.0
-        return {
-            broker: expected_b(
-                (_source(members, r_each * rates[broker]) for members in here.values()),
-                r_each * rates[broker],
-                quantile,
-            )
-            for broker, here in groups.items()
-        }
+        """The burst to expect at each broker, by what its publishers declare."""
+        return expected_bursts(self._placed(), whole, quantile)
 
     def batches(self) -> dict[str, int]:
         """The largest batch that publishers of each broker declare."""
-        largest: dict[str, int] = {}
-        for publisher, broker in self.place.items():
-            largest[broker] = max(largest.get(broker, 1), self.publishers[publisher].batch)
-        return largest
+        return batches(self._placed())
+
+    def _placed(self) -> Iterator[tuple[DeclaredPublisher, str]]:
+        return ((self.publishers[publisher], broker) for publisher, broker in self.place.items())
 
     def misplaced(self) -> dict[str, set[str]]:
         """Publishers connected to another broker than theirs, by the broker they are connected to."""
@@ -233,10 +208,3 @@ class Layout:
         """
         for seen in self.seen.values():
             seen.history = History(after=seen.last_number + 1)
-
-
-def _source(members: list[DeclaredPublisher], r_mps: float) -> Source:
-    batches = [declared.batch for declared in members]
-    jitter_s = max(declared.jitter_ns for declared in members) / NS_PER_S
-    together = max(sum(batches) - r_mps * jitter_s, max(batches))
-    return Source(sum(declared.rate_mps for declared in members), together)
