@@ -23,6 +23,15 @@ def test_a_sketch_knows_a_quantile_to_one_in_32(some: list[int], others: list[in
     assert exact <= merged.quantile_ns(quantile) <= exact + exact // 32
 
 
+@given(TIMES, TIMES, st.sampled_from(["0.5", "0.95", "0.99", "1"]))
+def test_a_quantile_without_a_part_is_that_of_the_rest(some: list[int], others: list[int], quantile: str) -> None:
+    rest, part = Sketch.of(np.array(some)), Sketch.of(np.array(others))
+    whole = Sketch(dict(rest.counts))
+    whole.add(part)
+    assert whole.quantile_ns(quantile, [part]) == rest.quantiles_ns((quantile,))[0]
+    assert whole.quantile_ns(quantile, [part, rest]) == 0
+
+
 def test_the_sketch_of_nothing() -> None:
     assert Sketch.of(np.array([], np.int64)).quantile_ns("0.99") == 0
     assert Sketch.of(np.array([-5])).quantile_ns("0.99") == 0

@@ -120,9 +120,22 @@ class Sketch:
             if left > 0:
                 self.counts[bin_] = left
 
-    def quantile_ns(self, quantile: Number) -> int:
-        """The largest value of the bin that holds this quantile; 0 if the sketch is empty."""
-        return self.quantiles_ns((quantile,))[0]
+    def quantile_ns(self, quantile: Number, without: Sequence[Sketch] = ()) -> int:
+        """The largest value of the bin that holds this quantile, without sketches that were added; 0 if none is left.
+
+        Few bins hold the tail of a distribution, so it looks for a high quantile from above.
+        """
+        total = self.total - sum(each.total for each in without)
+        if total <= 0:
+            return 0
+        above = total - rank(total, quantile)
+        for bin_ in sorted(self.counts, reverse=True):
+            above -= self.counts[bin_]
+            for each in without:
+                above += each.counts.get(bin_, 0)
+            if above < 0:
+                return _top(bin_)
+        raise AssertionError("sketches were not all added")
 
     def quantiles_ns(self, quantiles: Sequence[Number]) -> list[int]:
         """`quantile_ns` for several quantiles, smallest first, in one pass."""

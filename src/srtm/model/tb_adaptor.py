@@ -123,18 +123,12 @@ class History:
 
         `without` are the ages of steps to leave out; the newest has age 0.
         """
-        kept, backlogs = self._steps, self._backlogs
-        if without:
-            newest = self._steps[-1].number if self._steps else 0
-            kept, backlogs = deque(), Sketch(dict(backlogs.counts))
-            for step in self._steps:
-                if newest - step.number in without:
-                    backlogs.remove(step.backlogs)
-                else:
-                    kept.append(step)
-        if backlogs.counts:
-            return backlogs.quantile_ns(quantile) * NANO_PER_TOKEN
-        return max((step.max_backlog_ntok for step in kept), default=0)
+        newest = self._steps[-1].number if self._steps else 0
+        if self._backlogs.counts:
+            left_out = [step.backlogs for step in self._steps if newest - step.number in without]
+            return self._backlogs.quantile_ns(quantile, left_out) * NANO_PER_TOKEN
+        kept = (step.max_backlog_ntok for step in self._steps if newest - step.number not in without)
+        return max(kept, default=0)
 
     @property
     def largest_batch(self) -> int:
@@ -198,7 +192,7 @@ def adapt(
         b_spare = b_left - sum(share.b_ntok for share in present.values())
         more = zip(served, apportion(r_spare, demands), apportion(b_spare, needs), strict=True)
         grown = {name: TokenBucket(present[name].r_mtps + r, present[name].b_ntok + b) for name, r, b in more}
-        if needs_ntok is None:
+        if needs_ntok is None and any(_differs(present[name], wanted[name], hysteresis) for name in served):
             doubts = [int(part * b_left) for part in traffic.doubts(served, whole.b_ntok)]
             bursts = _proven(bursts, doubts, floors, [grown[name].b_ntok for name in served])
             wanted = {name: TokenBucket(*pair) for name, *pair in zip(served, rates, bursts, strict=True)}
