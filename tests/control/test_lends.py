@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from msgspec import structs
 from prometheus_client import generate_latest
 
@@ -15,9 +17,10 @@ from srtm.control.options import ControllerOptions
 from srtm.control.placing.search import Search
 from srtm.control.store import Store
 from srtm.model.fitting import Measure
+from srtm.model.latency import Sketch
 from srtm.model.placement import Broker
 from srtm.protocol import exchange
-from srtm.protocol.exchange import Answer, Contract, Exchange, Lends, Lent
+from srtm.protocol.exchange import Answer, Contract, Exchange, Lends, Lent, PeerLent
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN
 
@@ -30,6 +33,7 @@ class Told(VirtualCluster):
     def __init__(self, brokers: int = 3, **options: float) -> None:
         self.said: dict[str, Exchange] = {}
         self.lent: Lent | None = None
+        self.lents: dict[str, Lent] = {}
         super().__init__(1, ControllerOptions(**options), Store(), brokers=brokers)  # type: ignore[arg-type]
 
     def _exchange(self, controller: Controller, name: str, text: bytes) -> None:
@@ -39,8 +43,8 @@ class Told(VirtualCluster):
     def _answered(self, controller: Controller, name: str, said: Exchange, text: bytes) -> None:
         """Let brokers report what they would have after some lending."""
         answer = exchange.read(text, Answer)
-        if self.lent:
-            topics = {each: structs.replace(report, lent=self.lent) for each, report in answer.topics.items()}
+        if lent := self.lents.get(name, self.lent):
+            topics = {each: structs.replace(report, lent=lent) for each, report in answer.topics.items()}
             answer = structs.replace(answer, topics=topics)
         super()._answered(controller, name, said, exchange.write(answer))
 
@@ -198,26 +202,69 @@ def test_what_brokers_report_of_it_is_summed_up() -> None:
     world.run(1.5)
     assert round_trip_ns(topic) == ROUND_TRIP_NS
     (shown,) = world.controller.statistics(world.now_ns).topics
-    assert shown.lending.round_trip_ms is None
-    world.lent = Lent(7, 1, 5 * NANO_PER_TOKEN, 4 * NANO_PER_TOKEN, NANO_PER_TOKEN // 2, 200_000)
+    assert shown.lending.rtt_ms is None
+    token = NANO_PER_TOKEN
+    peers = {
+        "broker-1": PeerLent("broker-2", 7, 1, 3, 0, token // 2, [(1, 0, 4 * token)], [100, 9, 200, 1]),
+        "broker-2": PeerLent("broker-1", 3, 0, 7, 2, 0, [(1, 5 * token, 0)], [1]),  # not a sketch
+    }
+    world.lents = {
+        "broker-1": Lent(7, 1, 0, 4 * token, token // 2, 200_000, 0, [peers["broker-1"]]),
+        "broker-2": Lent(3, 0, 5 * token, 0, 0, 200_000, 0, [peers["broker-2"]]),
+    }
     world.run(1.5)
     assert round_trip_ns(topic) == 200_000
     (shown,) = world.controller.statistics(world.now_ns).topics
     found = topic_out(shown)["lending"]
+    took = Sketch.read([100, 9, 200, 1]).quantiles_ns((Fraction(1, 2), Fraction(99, 100)))
+    rtt_ms = {"p50": took[0] / 10**6, "p99": took[1] / 10**6}
     assert found == {
-        "rule": "when_waiting",
+        "mode": "when_waiting",
         "chosen": "when_waiting",
-        "asks": 14,
-        "unanswered": 2,
-        "lent": 10.0,
-        "borrowed": 8.0,
-        "lost": 1.0,
-        "round_trip_ms": 0.2,
+        "asked": 10,
+        "unanswered": 1,
+        "lent": 5.0,
+        "borrowed": 4.0,
+        "lost": 0.5,
+        "rtt_ms": rtt_ms,
+        "peers": (
+            {
+                "lender": "broker-1",
+                "borrower": "broker-2",
+                "asked": 3,
+                "unanswered": 0,
+                "refused": 0,
+                "lent": 0.0,
+                "borrowed": 0.0,
+                "lost": 0.0,
+                "per_second": 0.0,
+                "rtt_ms": None,
+            },
+            {
+                "lender": "broker-2",
+                "borrower": "broker-1",
+                "asked": 7,
+                "unanswered": 1,
+                "refused": 2,
+                "lent": 5.0,
+                "borrowed": 4.0,
+                "lost": 0.5,
+                "per_second": found["peers"][1]["per_second"],
+                "rtt_ms": rtt_ms,
+            },
+        ),
+        "accused": (),
     }
+    world.run(1.5)
     text = generate_latest(metrics.registry(world.controller)).decode()
-    assert 'srtm_cluster_topic_lending_asks_total{broker="broker-1",topic="t"} 7.0' in text
-    assert 'srtm_cluster_topic_lending_lost_tokens_total{broker="broker-2",topic="t"} 0.5' in text
-    assert 'srtm_cluster_topic_lending_round_trip_seconds{broker="broker-2",topic="t"} 0.0002' in text
+    pair = 'broker="broker-1",peer="broker-2"'
+    assert f'srtm_cluster_topic_lending_asks_total{{{pair},topic="t"}} 7.0' in text
+    assert f'srtm_cluster_topic_lending_lost_tokens_total{{{pair},topic="t"}} 0.5' in text
+    assert f'srtm_cluster_topic_lending_refused_asks_total{{{pair},topic="t"}} 2.0' in text
+    line = f'srtm_cluster_topic_lending_round_trip_seconds{{{pair},quantile="0.99",topic="t"}}'
+    assert f"{line} {took[1] / 10**9}" in text
+    events = [event.text for event in topic.journal.events]
+    assert events.count("broker-1 asks too often: broker-2 refused 2 of 7 asks") == 1
     assert 'srtm_cluster_topic_lending_rule{rule="when_waiting",topic="t"} 1.0' in text
     assert 'srtm_cluster_topic_lending_rule{rule="off",topic="t"} 0.0' in text
 

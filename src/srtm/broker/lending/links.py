@@ -97,12 +97,13 @@ class Links:
 class Visitor:
     """A broker that connected, and asks."""
 
-    __slots__ = ("_links", "_nonce", "address", "greeted", "name", "pipe")
+    __slots__ = ("_links", "_nonce", "address", "greeted", "incarnation", "name", "pipe")
 
     def __init__(self, links: Links, sock: socket.socket, address: str) -> None:
         self.address = address
         self.greeted = False
         self.name = ""
+        self.incarnation = 0
         self._links = links
         self._nonce = secrets.token_bytes(NONCE_SIZE)
         self.pipe = Pipe(sock, links.turn, links.poller, self._take, self._lost, asks=False)
@@ -115,7 +116,7 @@ class Visitor:
             case Hello() if not self.greeted:
                 self._greet(message)
             case Asks(entries) if self.greeted:
-                self._links.lenders.inbox += [Heard(self.name, True, entry) for entry in entries]
+                self._links.lenders.inbox += [Heard(self.name, True, entry, self.incarnation) for entry in entries]
             case _:
                 raise ProtocolError("E_INVALID", f"unexpected {type(message).__name__.lower()}")
 
@@ -124,7 +125,7 @@ class Visitor:
         if not proves(said, self._nonce, links.token):
             self.refuse("the control tokens of these brokers differ")
             raise ProtocolError("E_INVALID", "refused")
-        self.greeted, self.name = True, said.name
+        self.greeted, self.name, self.incarnation = True, said.name, said.incarnation
         links.strangers.discard(self)
         if earlier := links.visitors.get(said.name):
             earlier.pipe.close()
@@ -158,12 +159,13 @@ class Visitor:
 class Link:
     """The connection to one peer that this broker asks, made again whenever it breaks."""
 
-    __slots__ = ("_ended", "_links", "_problem", "_task", "address", "greeted", "name", "pipe")
+    __slots__ = ("_ended", "_links", "_problem", "_task", "address", "greeted", "incarnation", "name", "pipe")
 
     def __init__(self, links: Links, name: str, address: str) -> None:
         self.name = name
         self.address = address
         self.greeted = False
+        self.incarnation = 0
         self.pipe: Pipe | None = None
         self._links = links
         self._problem = ""
@@ -205,14 +207,14 @@ class Link:
         match message:
             case Challenge(nonce):
                 self.pipe.send(encode(hello(links.name, links.incarnation, nonce, links.token)))
-            case Welcome(name, _) if name == self.name:
-                self.greeted = True
+            case Welcome(name, incarnation) if name == self.name:
+                self.greeted, self.incarnation = True, incarnation
             case Welcome(name, _):
                 raise ProtocolError("E_INVALID", f"broker {name} is there instead")
             case Refused(reason):
                 raise ProtocolError("E_INVALID", f"it refuses: {reason}")
             case Answers(entries) if self.greeted:
-                links.lenders.inbox += [Heard(self.name, False, entry) for entry in entries]
+                links.lenders.inbox += [Heard(self.name, False, entry, self.incarnation) for entry in entries]
             case _:
                 raise ProtocolError("E_INVALID", f"unexpected {type(message).__name__.lower()}")
 
