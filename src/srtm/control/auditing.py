@@ -58,7 +58,6 @@ class Auditor:
             return
         kept.audited = True
         audit, broker = kept.audit, Party(member.name, member.incarnation)
-        audit.restarted(broker)
         audit.hear(broker, book_of(lent), asked, self._state.number)
         if share is None or now_ns - member.since_ns < _SETTLED_NS:
             audit.lost_sight(member.name)
@@ -67,9 +66,17 @@ class Auditor:
         self._judge(topic, now_ns)
         self._watch_asks(topic, member, lent, now_ns)
 
+    def restarted(self, member: Member, now_ns: int) -> None:
+        """A broker was started again: its former process lied or did not, and is gone."""
+        for topic in self._state.topics.values():
+            if topic.lending.audited:
+                topic.lending.audit.restarted(Party(member.name, member.incarnation))
+                self._judge(topic, now_ns)
+
     def _judge(self, topic: ManagedTopic, now_ns: int) -> None:
-        kept = topic.lending
-        before, kept.accused = kept.accused, kept.audit.accused
+        kept, members = topic.lending, self._state.members
+        before = kept.accused
+        kept.accused = {name: evidence for name, evidence in kept.audit.accused.items() if name in members}
         if before.keys() == kept.accused.keys():
             return
         for name in sorted(kept.accused.keys() - before.keys()):

@@ -114,6 +114,7 @@ class Exchanges:
             return False
         if answer.incarnation != member.incarnation:
             self._membership.restarted(member, answer.incarnation, now_ns)
+            self._auditor.restarted(member, now_ns)
         link = member.link
         link.strangers = 0
         link.stamp, link.stamp_heard_ns, link.version = answer.stamp, now_ns, answer.version

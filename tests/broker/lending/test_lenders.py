@@ -170,11 +170,3 @@ def test_a_stranger_is_left(wire: bytes) -> None:
         assert silent.recv(100) == b""  # after a while
         with Client(here.address) as client:
             client.publish("t", b"x")
-
-
-def test_a_broker_with_tls_alone_says_that_it_does_not_lend() -> None:
-    with in_memory_lending() as lending:
-        here, there = lending.brokers
-        links(there.broker)._open = False
-        links(there.broker).visitors["broker-0"].pipe.close()
-        here.wait_until(lambda it: "requires TLS" in links(it)._links["broker-1"]._problem)
