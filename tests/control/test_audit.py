@@ -94,7 +94,7 @@ def test_a_broker_whose_books_others_contradict_neither_asks_nor_lends(lie: Lie)
     assert world.controller
     topic = world.controller.topics["t"]
     (event,) = [each.text for each in topic.journal.events if each.kind == "accused"]
-    assert event.startswith(f"{LIAR} no longer lends or borrows: ")
+    assert event.startswith(f"{LIAR} is excluded from lending: ")
     assert "tokens from" in event
     (shown,) = world.controller.statistics(world.now_ns).topics
     assert [(each.broker, each.evidence) for each in shown.lending.accused] == list(world.accused.items())

@@ -80,7 +80,7 @@ class Auditor:
         if before.keys() == kept.accused.keys():
             return
         for name in sorted(kept.accused.keys() - before.keys()):
-            text = f"{name} no longer lends or borrows: {kept.accused[name]}"
+            text = f"{name} is excluded from lending: {kept.accused[name]}"
             topic.journal.note(now_ns, "accused", text)
             log.warning("TOPIC(%s): %s", topic.name, text)
         for name in sorted(before.keys() - kept.accused.keys()):

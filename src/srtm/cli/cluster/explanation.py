@@ -35,7 +35,7 @@ def print_explanation(found: dict[str, Any], over_contract: str | None) -> None:
     for broker, others in found.get("neighbours", {}).items():
         print(f"{broker} also carries {', '.join(f'{other!r} ({slo_ms:g} ms)' for other, slo_ms in others.items())}")
     for broker, evidence in found.get("accused", {}).items():
-        print(f"{broker} lied about tokens and no longer lends or borrows: {evidence}")
+        print(f"{broker} is excluded from lending: {evidence}")
     if found.get("refused"):
         print(f"refused: {found['refused']}")
 

@@ -81,9 +81,9 @@ def lending_table(topic: dict[str, Any]) -> Table:
 
 
 def accusations(topic: dict[str, Any]) -> list[str]:
-    """Brokers that lied about lending, one sentence each."""
+    """Brokers that are excluded from lending, one sentence each."""
     return [
-        f"{topic['topic']}: {each['broker']} lied about tokens and no longer lends or borrows: {each['evidence']}"
+        f"{topic['topic']}: {each['broker']} is excluded from lending: {each['evidence']}"
         for each in topic.get("lending", {}).get("accused", ())
     ]
 

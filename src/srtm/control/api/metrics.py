@@ -144,7 +144,7 @@ def _lending(topics: Iterable[TopicStatistics]) -> Iterator[Metric]:
     text = "Time from an ask of the broker to the answer of its peer, over the latest asks."
     yield _gauge("topic_lending_round_trip_seconds", text, [*labels, "quantile"], took)
     accused = [((each.topic, one.broker), 1) for each in topics for one in each.lending.accused]
-    text = "1 if the broker lied about tokens, and no longer lends or borrows."
+    text = "1 if the broker is excluded from lending: its books or its spending cannot be explained."
     yield _gauge("topic_lending_accused", text, ["topic", "broker"], accused)
 
 
