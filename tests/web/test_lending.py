@@ -67,8 +67,6 @@ def test_lending_is_turned_on_seen_and_a_lie_is_shown(browser: Browser) -> None:
 
         brokers["one"].do(lie)
         expect(page.locator("#lending-accused")).to_contain_text(
-            re.compile(
-                r"Broker one is excluded from lending: one says it borrowed [\d.]+ tokens from two"
-            )
+            re.compile(r"Broker one is excluded from lending: one says it borrowed [\d.]+ tokens from two")
         )
         expect(page.locator("#events")).to_contain_text("one is excluded from lending")
