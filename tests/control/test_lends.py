@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 from prometheus_client import generate_latest
 
+from srtm.control import lending
 from srtm.control.api import metrics
 from srtm.control.api.explain import explained
 from srtm.control.api.schema import topic_out
@@ -23,6 +25,13 @@ from srtm.protocol import exchange
 from srtm.protocol.exchange import Answer, Contract, Exchange, Lends, Lent, PeerLent
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN
+
+if TYPE_CHECKING:
+    import pytest
+
+    from srtm.control.state import ControllerState
+    from srtm.control.topic import ManagedTopic
+    from srtm.model.bucket import TokenBucket
 
 CONTRACT = Contract(440_000, 60 * NANO_PER_TOKEN, policy="lb", fit="none", lending="when_waiting")
 
@@ -280,9 +289,9 @@ def test_explanations_and_predictions_know_of_lending() -> None:
     assert one["with_lending"]["access_ms"] == one["access_ms"]
     assert len(split) == 2
     for each in split:
-        lending = each["with_lending"]
-        assert lending["access_ms"]["p99"] < each["access_ms"]["p99"] / 5
-        assert (lending["rule"], 0 < lending["asks_per_message"] < 2) == ("early", True)
+        lent = each["with_lending"]
+        assert lent["access_ms"]["p99"] < each["access_ms"]["p99"] / 5
+        assert (lent["rule"], 0 < lent["asks_per_message"] < 2) == ("early", True)
     declared = list(topic.layout.publishers.values())
     brokers = [Broker(f"broker-{n}", 400.0) for n in (1, 2, 3)]  # one could not carry the topic
     service, latencies = world.controller.placing.neighbours.service, []
@@ -297,3 +306,35 @@ def test_explanations_and_predictions_know_of_lending() -> None:
     again = explained(off, world.controller)["predicted"]
     assert [each["access_ms"] for each in again] == [each["access_ms"] for each in found["predicted"]]
     assert {each["with_lending"]["rule"] for each in again[1:]} == {"early"}  # what auto would choose
+
+
+def test_an_exchange_looks_only_at_topics_that_lend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 topics, four lend, and one of these at this broker."""
+    world = split_topic()
+    assert world.controller
+    state = world.controller.state
+    off = structs.replace(CONTRACT, lending="off")
+    for number in range(1_000):
+        world.controller.create(f"other-{number}", off, world.now_ns)
+    for number in range(3):
+        world.controller.create(f"lends-{number}", CONTRACT, world.now_ns)
+    looked: list[str] = []
+    found = lending.lenders
+
+    def lenders(state: ControllerState, topic: ManagedTopic) -> dict[str, TokenBucket]:
+        looked.append(topic.name)
+        return found(state, topic)
+
+    monkeypatch.setattr(lending, "lenders", lenders)
+    assert lending.lends(state, "broker-1").keys() == {"t"}
+    assert sorted(looked) == ["lends-0", "lends-1", "lends-2", "t"]
+    listed = state.lending
+    assert lending.lends(state, "broker-2").keys() == {"t"}
+    assert state.lending is listed  # found once, and again only when contracts change
+    world.controller.change("t", off, world.now_ns)
+    assert lending.lends(state, "broker-1") == {}
+    world.controller.change("t", CONTRACT, world.now_ns)
+    world.controller.remove("lends-0", world.now_ns)
+    looked.clear()
+    assert lending.lends(state, "broker-1").keys() == {"t"}
+    assert sorted(looked) == ["lends-1", "lends-2", "t"]

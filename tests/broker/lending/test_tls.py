@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.broker.lending.running import NOBODY, Lending, in_memory_lending, links, running_lending
-from tests.broker.running import Client, Running, in_memory
+from tests.broker.running import Client, in_memory
 from tests.broker.test_transport import Certificates
 
 TLS_REQUIRED: dict[str, Any] = {"tls_required": True, "plain_http": True}
@@ -33,7 +33,7 @@ def trusting(certificates: Certificates, **options: Any) -> dict[str, Any]:
 
 def pair(stack: ExitStack, here: dict[str, Any], there: dict[str, Any]) -> Lending:
     """Two brokers in memory with different options."""
-    brokers: list[Running] = []
+    brokers: list[Any] = []
     for number, options in enumerate((here, there)):
         given = {"name": f"broker-{number}", "tcp_port": 5000 + 2 * number, "controller": NOBODY, **options}
         brokers.append(stack.enter_context(in_memory(brokers[0] if brokers else None, **given)))
@@ -55,7 +55,9 @@ def test_tokens_travel_by_tls_on_real_sockets(certificates: Certificates) -> Non
         assert links(there.broker).visitors["broker-0"].pipe.secured
         with Client(here.address) as client:
             client.publish("t", *[b"x"] * 14)
-        here.wait_until(lambda it: it.topics["t"].gate.books.total.borrowed_ptok > 0)
+        books = here.broker.topics["t"].gate.books
+        assert books is not None
+        here.wait_until(lambda _: books.total.borrowed_ptok > 0)
         assert lending.lent(there).lent_ntok > 0
 
 

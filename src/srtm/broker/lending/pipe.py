@@ -128,8 +128,9 @@ class Pipe:
             plain = self._tls.decode(data)
         finally:
             self._writer.write(self._tls.pending())
-        if self._tls.ready and self._begin is not None:
-            self._begin, begin = None, self._begin
+        begin = self._begin
+        if self._tls.ready and begin is not None:
+            self._begin = None
             begin()
         return plain
 
