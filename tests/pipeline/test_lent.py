@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from tests.model.lending_driver import ARRIVALS, Cluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from srtm.model.books import Books
     from srtm.model.lending import Rule
 
 SHARE, WHOLE = TokenBucket.of(100, 10), TokenBucket.of(300, 30)
@@ -57,6 +59,10 @@ def lent_run(folder: Path, rule: Rule, seed: int) -> None:
         Recorded("t", broker.name, [Publisher("p", 1.0)], sent, released, released).write(
             folder / f"{broker.name}.parquet", {}
         )
+
+
+def _has_spent(books: Books, count: int, _: object) -> bool:
+    return books.spent >= count
 
 
 def columns(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -105,7 +111,7 @@ def test_a_recorded_run_of_brokers_that_lend_conforms_and_says_what_was_lent(
         for broker, count in ((here, 30), (there, 1)):
             books = broker.broker.topics["t"].gate.books
             assert books is not None
-            broker.wait_until(lambda _, books=books, count=count: books.spent >= count)
+            broker.wait_until(partial(_has_spent, books, count))
         for broker in lending.brokers:
             assert broker.post("/srtm/trace/stop")[0] == 200
         lent, borrowed = (lending.lent(there), lending.lent(here))

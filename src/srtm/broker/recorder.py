@@ -16,6 +16,7 @@ import queue
 import threading
 from array import array
 from collections import deque
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,14 @@ class Chunk:
         self.sent_ns = array("q")  # 0: not yet
 
 
+@dataclass(slots=True)
+class _Notes:
+    """What the file's metadata says of each topic."""
+
+    births: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
+    moved: dict[str, dict[str, Moved]] = field(default_factory=dict)  # by peer
+
+
 class Recorder:
     """One recording, from `start` to `stop`."""
 
@@ -70,8 +79,7 @@ class Recorder:
         self._groups = groups
         self._loop = loop
         self._birth = birth
-        self._births: dict[str, list[tuple[int, int | None]]] = {}
-        self._moved: dict[str, dict[str, Moved]] = {}  # by topic and peer
+        self._notes = _Notes()
         self._topics: dict[str, int] = {}
         self._publishers: dict[str, int] = {}
         self._open: dict[bytes, int] = {}  # rows of messages not sent to any subscriber yet
@@ -89,7 +97,7 @@ class Recorder:
         """A topic released messages: they have their tokens."""
         chunk, publishers, opened = self._chunks[-1], self._publishers, self._open
         code = self._topics.setdefault(topic, len(self._topics))
-        births, birth = self._births.setdefault(topic, []), self._birth(topic)
+        births, birth = self._notes.births.setdefault(topic, []), self._birth(topic)
         if messages and (not births or births[-1][1] != birth):
             births.append((messages[0].release_ns, birth))
         row = self.rows
@@ -109,7 +117,7 @@ class Recorder:
     def shifted(self, topic: str, peer: str, at_ns: int, ptok: int) -> None:
         """Tokens of a topic came from a peer, or went there if `ptok` is negative."""
         del at_ns
-        moved = self._moved.setdefault(topic, {})
+        moved = self._notes.moved.setdefault(topic, {})
         lent, borrowed = moved.get(peer, Moved(0, 0))
         moved[peer] = Moved(lent + max(0, -ptok), borrowed + max(0, ptok))
 
@@ -170,9 +178,9 @@ class Recorder:
                         held.clear()
                 if held:
                     writer.write_batch(self._rows_of(held), row_group_size=_ROW_GROUP)
-                about["srtm.births"] = json.dumps(self._births)
-                if self._moved:
-                    about[MOVED_KEY] = json.dumps(self._moved)
+                about["srtm.births"] = json.dumps(self._notes.births)
+                if self._notes.moved:
+                    about[MOVED_KEY] = json.dumps(self._notes.moved)
                 if self.problem:
                     raise self.problem
         except SRTMError as problem:
