@@ -73,9 +73,9 @@ async def run(batch: int, rule: str, seed: int, options: argparse.Namespace, fol
         topic["access_ms"]["p99"],
         max(each["access_ms"]["p99"] for each in topic["brokers"] if each["access_ms"]),
         used / report["received"] / 1e3,
-        lent["asks"] / report["received"],
+        lent["asked"] / report["received"],
         lent["lost"] / lent["lent"] if lent["lent"] else 0.0,
-        lent["round_trip_ms"] or 0.0,
+        lent["rtt_ms"]["p50"] if lent["rtt_ms"] else 0.0,
         report["lateness_ms"]["p99"],
     )
 

@@ -31,16 +31,18 @@ class Certificates:
         self._ca, stranger = trustme.CA(), trustme.CA()
         self.ca = str(folder / "ca.pem")
         self._ca.cert_pem.write_to_path(self.ca)
-        server = self._ca.issue_cert("localhost", "127.0.0.1")
-        self.cert, self.key = str(folder / "cert.pem"), str(folder / "key.pem")
-        server.cert_chain_pems[0].write_to_path(self.cert)
-        server.private_key_pem.write_to_path(self.key)
+        self.options: dict[str, Any] = self.issued("localhost", folder, "127.0.0.1")
+        self.cert, self.key = self.options["tls_cert"], self.options["tls_key"]
         self.client = self._ca.issue_cert("sensor@example.org", common_name="sensor-1")
         self.stranger = stranger.issue_cert("stranger@example.org")
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"tls_cert": self.cert, "tls_key": self.key}
+    def issued(self, host: str, folder: Path, *more: str) -> dict[str, Any]:
+        """Options of a broker with a certificate for these hosts."""
+        cert, key = folder / "cert.pem", folder / "key.pem"
+        server = self._ca.issue_cert(host, *more)
+        server.cert_chain_pems[0].write_to_path(str(cert))
+        server.private_key_pem.write_to_path(str(key))
+        return {"tls_cert": str(cert), "tls_key": str(key)}
 
     def context(self, certificate: Any = None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.ca)

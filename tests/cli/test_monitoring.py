@@ -187,7 +187,7 @@ def test_prometheus_takes_rules_and_configuration(tmp_path: Path, capfd: pytest.
     assert run(["generate", "prometheus", "--out", str(rules)]) == 0
     assert run(["generate", "prometheus", "--scrape", "--controller", "10.0.0.7:4161", "--out", str(config)]) == 0
     capfd.readouterr()
-    assert "10 rules found" in promtool("check", "rules", str(rules))
+    assert "11 rules found" in promtool("check", "rules", str(rules))
     promtool("check", "config", str(config), cwd=tmp_path)
     assert '"http://10.0.0.7:4161/v1/targets"' in config.read_text()
 
@@ -210,6 +210,7 @@ STORIES: list[tuple[dict[str, str], list[str]]] = [
     ),
     ({'srtm_cluster_topic_state{topic="t",state="opening"}': "1x12"}, ["SRTMTopicOpening"]),
     ({'srtm_channel_lost_total{topic="t",channel="c"}': "0x6 5x6"}, ["SRTMMessagesLost"]),
+    ({'srtm_cluster_topic_lending_accused{topic="t",broker="b"}': "1x12"}, ["SRTMLendingAccused"]),
 ]
 
 

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from srtm.cli.app import run
+from srtm.model.placement import Publisher
 from srtm.pipeline import session
+from srtm.workload.publishers import Arrivals
+from srtm.workload.trace import BROKER_KEY, MOVED_KEY, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,3 +228,21 @@ def test_a_trace_without_groups_can_be_planned(tmp_path: Path, capsys: pytest.Ca
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     assert run(["plan", str(tmp_path / "t.parquet"), "--brokers", "2", "--k", "1", "--no-fit", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chosen"]["k"] == 1
+
+
+def test_what_brokers_lent_is_told_beside_the_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at = np.arange(10, dtype=np.int64) * 10**6
+    for broker, moved in (("a", {"b": [3 * 10**12, 0]}), ("b", {"a": [0, 2 * 10**12]})):
+        sent = Arrivals(at, np.zeros(10, np.int32))
+        about = {BROKER_KEY: broker, MOVED_KEY: json.dumps({"t": moved})}
+        Recorded("t", broker, [Publisher("p", 1.0)], sent, at, at).write(tmp_path / f"{broker}.parquet", about)
+    options = [str(tmp_path), "--r", "1000", "--b", "30"]
+    assert run(["penalty", *options, "--json"]) == 0
+    (topic,) = json.loads(capsys.readouterr().out)["topics"]
+    assert {each["broker"]: each["lending"] for each in topic["brokers"]} == {
+        "a": {"lent": 3, "borrowed": 0},
+        "b": {"lent": 0, "borrowed": 2},
+    }
+    assert run(["penalty", *options]) == 0
+    assert "t: a lent 3 tokens and borrowed 0; the waits above include them" in capsys.readouterr().out
+    assert run(["conformance", *options]) == 0

@@ -76,7 +76,7 @@ def test_a_contract_is_changed_in_place(capfd: pytest.CaptureFixture[str]) -> No
         assert (now["adapt_window_s"], now["adapt_period_s"]) == (60, 5)
         assert run(["topic", "create", "w", *CONTRACT, "--lending", "early", *at]) == 0
         assert run(["topic", "set", "w", "--lending", "auto", "--json", *at]) == 0
-        assert '"rule": "auto"' in capfd.readouterr().out
+        assert '"mode": "auto"' in capfd.readouterr().out
         assert run(["topic", "show", "w", *at]) == 0
         assert "lending auto, now off: 0 asks (0 unanswered), 0 tokens lent" in capfd.readouterr().out
         assert run(["topic", "set", "w", "--lending", "often", *at]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from msgspec import structs
 
@@ -22,6 +23,10 @@ class LendingCluster(VirtualCluster):
     lent_ptok = borrowed_ptok = 0
     fixed_rule: str | None = None
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self.accused: dict[str, str] = {}  # everybody is honest here
+        super().__init__(*args, **more)
+
     def _exchange(self, controller: Controller, name: str, text: bytes) -> None:
         said = exchange.read(text, exchange.Exchange)
         lends = {}
@@ -36,6 +41,11 @@ class LendingCluster(VirtualCluster):
             ]
             lends[topic.name] = Lends(topic.birth, rule, peers)
         super()._exchange(controller, name, exchange.write(structs.replace(said, lends=lends)))
+
+    def _answered(self, controller: Controller, name: str, said: exchange.Exchange, text: bytes) -> None:
+        super()._answered(controller, name, said, text)
+        for topic in controller.topics.values():
+            self.accused |= {f"{topic.name} of {topic.birth}": text for text in topic.lending.accused.values()}
 
     def _share(self, broker: str, topic: str) -> Share | None:
         limiter = self.brokers[broker].topics[topic].limiter

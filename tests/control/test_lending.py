@@ -14,8 +14,10 @@ SEEDS = int(os.environ.get("SRTM_SEEDS", "30"))
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_fails_lent_tokens_are_not_made(seed: int) -> None:
-    outcome = LendingRun(seed).go()
+    run = LendingRun(seed)
+    outcome = run.go()
     assert outcome.holds, outcome
+    assert run.world.accused == {}, outcome
 
 
 def test_tokens_are_lent_and_borrowed_meanwhile() -> None:

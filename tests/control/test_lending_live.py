@@ -37,14 +37,19 @@ def test_a_burst_at_one_broker_finds_the_tokens_of_the_other() -> None:
         api.put("/v1/topics/t", json=CONTRACT).raise_for_status()
         # Both have shares, know each other, and report that they lend.
         wait_for(lambda: [each["b"] for each in shown()["brokers"] if each["lending"]] == [20, 20])
-        assert (shown()["lending"]["chosen"], shown()["lending"]["asks"]) == ("when_waiting", 0)
+        assert (shown()["lending"]["chosen"], shown()["lending"]["asked"]) == ("when_waiting", 0)
         status, _ = brokers["one"].post("/mpub?topic=t", b"\n".join([b"x"] * 35))
         assert status == 200
         wait_for(lambda: shown()["lending"]["borrowed"] >= 5)
         lending = shown()["lending"]
-        assert lending["asks"] >= 1
+        assert lending["asked"] >= 1
         by_broker = {each["broker"]: each["lending"] for each in shown()["brokers"]}
         assert by_broker["two"]["lent"] >= by_broker["one"]["borrowed"] >= 5
         assert by_broker["one"]["lent"] == 0
+        (pair,) = lending["peers"]
+        assert (pair["lender"], pair["borrower"]) == ("two", "one")
+        assert pair["lent"] >= pair["borrowed"] >= 5
+        assert 0 < pair["rtt_ms"]["p50"] <= pair["rtt_ms"]["p99"] == lending["rtt_ms"]["p99"]
+        assert lending["accused"] == []
         api.patch("/v1/topics/t", json={"lending": "off"}).raise_for_status()
         wait_for(lambda: [each["lending"] for each in shown()["brokers"]] == [None, None])

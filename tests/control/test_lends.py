@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
 from msgspec import structs
 from prometheus_client import generate_latest
 
+from srtm.control import lending
 from srtm.control.api import metrics
 from srtm.control.api.explain import explained
 from srtm.control.api.schema import topic_out
@@ -15,11 +19,19 @@ from srtm.control.options import ControllerOptions
 from srtm.control.placing.search import Search
 from srtm.control.store import Store
 from srtm.model.fitting import Measure
+from srtm.model.latency import Sketch
 from srtm.model.placement import Broker
 from srtm.protocol import exchange
-from srtm.protocol.exchange import Answer, Contract, Exchange, Lends, Lent
+from srtm.protocol.exchange import Answer, Contract, Exchange, Lends, Lent, PeerLent
 from srtm.testing.virtual import VirtualCluster
 from srtm.units import NANO_PER_TOKEN
+
+if TYPE_CHECKING:
+    import pytest
+
+    from srtm.control.state import ControllerState
+    from srtm.control.topic import ManagedTopic
+    from srtm.model.bucket import TokenBucket
 
 CONTRACT = Contract(440_000, 60 * NANO_PER_TOKEN, policy="lb", fit="none", lending="when_waiting")
 
@@ -30,6 +42,7 @@ class Told(VirtualCluster):
     def __init__(self, brokers: int = 3, **options: float) -> None:
         self.said: dict[str, Exchange] = {}
         self.lent: Lent | None = None
+        self.lents: dict[str, Lent] = {}
         super().__init__(1, ControllerOptions(**options), Store(), brokers=brokers)  # type: ignore[arg-type]
 
     def _exchange(self, controller: Controller, name: str, text: bytes) -> None:
@@ -39,8 +52,8 @@ class Told(VirtualCluster):
     def _answered(self, controller: Controller, name: str, said: Exchange, text: bytes) -> None:
         """Let brokers report what they would have after some lending."""
         answer = exchange.read(text, Answer)
-        if self.lent:
-            topics = {each: structs.replace(report, lent=self.lent) for each, report in answer.topics.items()}
+        if lent := self.lents.get(name, self.lent):
+            topics = {each: structs.replace(report, lent=lent) for each, report in answer.topics.items()}
             answer = structs.replace(answer, topics=topics)
         super()._answered(controller, name, said, exchange.write(answer))
 
@@ -198,26 +211,69 @@ def test_what_brokers_report_of_it_is_summed_up() -> None:
     world.run(1.5)
     assert round_trip_ns(topic) == ROUND_TRIP_NS
     (shown,) = world.controller.statistics(world.now_ns).topics
-    assert shown.lending.round_trip_ms is None
-    world.lent = Lent(7, 1, 5 * NANO_PER_TOKEN, 4 * NANO_PER_TOKEN, NANO_PER_TOKEN // 2, 200_000)
+    assert shown.lending.rtt_ms is None
+    token = NANO_PER_TOKEN
+    peers = {
+        "broker-1": PeerLent("broker-2", 7, 1, 3, 0, token // 2, [(1, 0, 4 * token)], [100, 9, 200, 1]),
+        "broker-2": PeerLent("broker-1", 3, 0, 7, 2, 0, [(1, 5 * token, 0)], [1]),  # not a sketch
+    }
+    world.lents = {
+        "broker-1": Lent(7, 1, 0, 4 * token, token // 2, 200_000, 0, [peers["broker-1"]]),
+        "broker-2": Lent(3, 0, 5 * token, 0, 0, 200_000, 0, [peers["broker-2"]]),
+    }
     world.run(1.5)
     assert round_trip_ns(topic) == 200_000
     (shown,) = world.controller.statistics(world.now_ns).topics
     found = topic_out(shown)["lending"]
+    took = Sketch.read([100, 9, 200, 1]).quantiles_ns((Fraction(1, 2), Fraction(99, 100)))
+    rtt_ms = {"p50": took[0] / 10**6, "p99": took[1] / 10**6}
     assert found == {
-        "rule": "when_waiting",
+        "mode": "when_waiting",
         "chosen": "when_waiting",
-        "asks": 14,
-        "unanswered": 2,
-        "lent": 10.0,
-        "borrowed": 8.0,
-        "lost": 1.0,
-        "round_trip_ms": 0.2,
+        "asked": 10,
+        "unanswered": 1,
+        "lent": 5.0,
+        "borrowed": 4.0,
+        "lost": 0.5,
+        "rtt_ms": rtt_ms,
+        "peers": (
+            {
+                "lender": "broker-1",
+                "borrower": "broker-2",
+                "asked": 3,
+                "unanswered": 0,
+                "refused": 0,
+                "lent": 0.0,
+                "borrowed": 0.0,
+                "lost": 0.0,
+                "per_second": 0.0,
+                "rtt_ms": None,
+            },
+            {
+                "lender": "broker-2",
+                "borrower": "broker-1",
+                "asked": 7,
+                "unanswered": 1,
+                "refused": 2,
+                "lent": 5.0,
+                "borrowed": 4.0,
+                "lost": 0.5,
+                "per_second": found["peers"][1]["per_second"],
+                "rtt_ms": rtt_ms,
+            },
+        ),
+        "accused": (),
     }
+    world.run(1.5)
     text = generate_latest(metrics.registry(world.controller)).decode()
-    assert 'srtm_cluster_topic_lending_asks_total{broker="broker-1",topic="t"} 7.0' in text
-    assert 'srtm_cluster_topic_lending_lost_tokens_total{broker="broker-2",topic="t"} 0.5' in text
-    assert 'srtm_cluster_topic_lending_round_trip_seconds{broker="broker-2",topic="t"} 0.0002' in text
+    pair = 'broker="broker-1",peer="broker-2"'
+    assert f'srtm_cluster_topic_lending_asks_total{{{pair},topic="t"}} 7.0' in text
+    assert f'srtm_cluster_topic_lending_lost_tokens_total{{{pair},topic="t"}} 0.5' in text
+    assert f'srtm_cluster_topic_lending_refused_asks_total{{{pair},topic="t"}} 2.0' in text
+    line = f'srtm_cluster_topic_lending_round_trip_seconds{{{pair},quantile="0.99",topic="t"}}'
+    assert f"{line} {took[1] / 10**9}" in text
+    events = [event.text for event in topic.journal.events]
+    assert events.count("broker-1 asks too often: broker-2 refused 2 of 7 asks") == 1
     assert 'srtm_cluster_topic_lending_rule{rule="when_waiting",topic="t"} 1.0' in text
     assert 'srtm_cluster_topic_lending_rule{rule="off",topic="t"} 0.0' in text
 
@@ -233,9 +289,9 @@ def test_explanations_and_predictions_know_of_lending() -> None:
     assert one["with_lending"]["access_ms"] == one["access_ms"]
     assert len(split) == 2
     for each in split:
-        lending = each["with_lending"]
-        assert lending["access_ms"]["p99"] < each["access_ms"]["p99"] / 5
-        assert (lending["rule"], 0 < lending["asks_per_message"] < 2) == ("early", True)
+        lent = each["with_lending"]
+        assert lent["access_ms"]["p99"] < each["access_ms"]["p99"] / 5
+        assert (lent["rule"], 0 < lent["asks_per_message"] < 2) == ("early", True)
     declared = list(topic.layout.publishers.values())
     brokers = [Broker(f"broker-{n}", 400.0) for n in (1, 2, 3)]  # one could not carry the topic
     service, latencies = world.controller.placing.neighbours.service, []
@@ -250,3 +306,35 @@ def test_explanations_and_predictions_know_of_lending() -> None:
     again = explained(off, world.controller)["predicted"]
     assert [each["access_ms"] for each in again] == [each["access_ms"] for each in found["predicted"]]
     assert {each["with_lending"]["rule"] for each in again[1:]} == {"early"}  # what auto would choose
+
+
+def test_an_exchange_looks_only_at_topics_that_lend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 topics, four lend, and one of these at this broker."""
+    world = split_topic()
+    assert world.controller
+    state = world.controller.state
+    off = structs.replace(CONTRACT, lending="off")
+    for number in range(1_000):
+        world.controller.create(f"other-{number}", off, world.now_ns)
+    for number in range(3):
+        world.controller.create(f"lends-{number}", CONTRACT, world.now_ns)
+    looked: list[str] = []
+    found = lending.lenders
+
+    def lenders(state: ControllerState, topic: ManagedTopic) -> dict[str, TokenBucket]:
+        looked.append(topic.name)
+        return found(state, topic)
+
+    monkeypatch.setattr(lending, "lenders", lenders)
+    assert lending.lends(state, "broker-1").keys() == {"t"}
+    assert sorted(looked) == ["lends-0", "lends-1", "lends-2", "t"]
+    listed = state.lending
+    assert lending.lends(state, "broker-2").keys() == {"t"}
+    assert state.lending is listed  # found once, and again only when contracts change
+    world.controller.change("t", off, world.now_ns)
+    assert lending.lends(state, "broker-1") == {}
+    world.controller.change("t", CONTRACT, world.now_ns)
+    world.controller.remove("lends-0", world.now_ns)
+    looked.clear()
+    assert lending.lends(state, "broker-1").keys() == {"t"}
+    assert sorted(looked) == ["lends-1", "lends-2", "t"]

@@ -18,6 +18,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from srtm.broker.lending.lender import reported
 from srtm.broker.lending.lenders import Lenders
 from srtm.errors import ExchangeRefused
 from srtm.model.bucket import Limiter, TokenBucket
@@ -218,6 +219,7 @@ class Control:
         ended = self._holdings.keys() - contracts.keys()
         for name in ended:
             del self._holdings[name]
+        self.lenders.forget(ended)
         for name, each in contracts.items():
             contract, known = each.contract, self._holdings.get(name)
             if known and known.birth == each.birth:
@@ -227,6 +229,7 @@ class Control:
             else:
                 paused = known is not None and known.paused  # the controller repeats it with every exchange
                 self._holdings[name] = _Holding(contract, each.birth, now_ns, paused=paused)
+                self.lenders.forget([name])
                 if name in self._topics:
                     topic = self._topics.touch(name)
                     self._holdings[name].since_ns += NS_PER_S if topic.recent.messages else 0
@@ -327,7 +330,7 @@ class Control:
         )
 
     def _report(self, topic: TopicStatistics, holding: _Holding, said: Exchange) -> TopicReport:
-        here = self._publishers.get(topic.name, {})
+        here, books = self._publishers.get(topic.name, {}), self.lenders.books(topic.name, holding.birth)
         listed = said.recall or topic.name in said.roll
         return TopicReport(
             holding.birth,
@@ -342,7 +345,7 @@ class Control:
             topic.arrived,
             [_second(each) for each in topic.seconds if each.number > said.heard and each.at_ns >= holding.since_ns],
             [(name, self.groups.get(name)) for name in here] if listed else None,
-            topic.lent,
+            reported(books) if books else None,
         )
 
 

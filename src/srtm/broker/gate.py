@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from srtm.broker.lending.lender import Lender
     from srtm.broker.message import Message
     from srtm.broker.statistics import Recent
+    from srtm.model.books import Books
 
 _by_arrival = attrgetter("arrival_ns")
 _LOOKED_AT = 10_000  # messages that wait, when a publisher goes; it has to wait for those before them
@@ -36,6 +37,7 @@ class Gate:
         "_recent",
         "_stale",
         "arrived",
+        "books",
         "by_hand",
         "bytes",
         "closed",
@@ -50,6 +52,7 @@ class Gate:
     def __init__(self, recent: Recent) -> None:
         self.limiter: Limiter | None = None
         self.lender: Lender | None = None  # brokers lend each other tokens of this very share
+        self.books: Books | None = None  # of the contract, if its tokens were ever lent here
         self.by_hand: TokenBucket | None = None  # the operator's (r, b), whatever a controller says
         self.closed = False  # the topic is under contract and has no share here: everything waits
         self.drops = False  # non-conformant messages are dropped instead of made to wait; none of a topic on disk is
@@ -264,6 +267,8 @@ class Gate:
     def _released(self, messages: list[Message]) -> list[Message]:
         recent = self._recent
         recent.released += len(messages)
+        if self.books is not None and self.limiter is not None:
+            self.books.spent += len(messages)
         if not recent.full:
             append = recent.access.append
             for message in messages:

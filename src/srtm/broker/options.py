@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from srtm.errors import BrokerError, InputError
 from srtm.files import not_readable, not_writable
 from srtm.net.compression import HAS_SNAPPY
-from srtm.net.tls import VERSIONS, server_context
+from srtm.net.tls import VERSIONS, client_context, server_context
 from srtm.options import LOG_FORMAT, LOG_LEVEL, PORT, option
 from srtm.protocol.names import Settings
 from srtm.units import NS_PER_MS, parse_duration_ns
@@ -100,7 +100,9 @@ class BrokerOptions:
     tls_client_auth_policy: str = option(
         "", f"Client certificates: {' or '.join(_AUTH_POLICIES)}", "POLICY", panel=_TLS, shown="not required"
     )
-    tls_root_ca_file: str | None = option(None, "CA file that verifies client certificates and auth servers", **_FILE)
+    tls_root_ca_file: str | None = option(
+        None, "CA file that verifies client certificates, auth servers and other brokers", **_FILE
+    )
     tls_min_version: str = option("tls1.2", "Oldest TLS version to accept", "VERSION", panel=_TLS)
     auth_http_addresses: tuple[str, ...] = option(
         (), "Auth server that authorizes clients; repeatable", "HOST:PORT", flag="--auth-http-address", panel=_TLS
@@ -181,6 +183,11 @@ def settled(options: BrokerOptions) -> BrokerOptions:
 def _is_place(address: str) -> bool:
     host, _, port = address.rpartition(":")
     return bool(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+
+
+def tls_to_peers(options: BrokerOptions) -> ssl.SSLContext | None:
+    """The TLS context of connections to other brokers; None without a certificate: then they are plain."""
+    return client_context(options.tls_root_ca_file, options.tls_cert, options.tls_key) if options.tls_cert else None
 
 
 def tls_of(options: BrokerOptions) -> ssl.SSLContext | None:

@@ -4,7 +4,8 @@ In: messages that topics released and messages written to subscribers, turn by t
 Parquet file, complete or absent, written by a thread. A row is closed once its message is written to its first
 subscriber, or after two seconds without `sent_ns`. Memory is bounded: a disk that is too slow ends the recording. The
 file's metadata lists under `srtm.births` the contracts of each topic: the release that each began with, and its birth,
-so a contract that was deleted and created again counts as two.
+so a contract that was deleted and created again counts as two. `srtm.lent` lists what was lent to and borrowed from
+each peer meanwhile: release times show lent tokens already, but not where they came from.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import queue
 import threading
 from array import array
 from collections import deque
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from srtm.errors import SRTMError, TraceError
-from srtm.workload.trace import RECORDED_SCHEMA, encoded, writing
+from srtm.workload.trace import BROKER_KEY, MOVED_KEY, RECORDED_SCHEMA, Moved, encoded, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,6 +52,14 @@ class Chunk:
         self.sent_ns = array("q")  # 0: not yet
 
 
+@dataclass(slots=True)
+class _Notes:
+    """What the file's metadata says of each topic."""
+
+    births: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
+    moved: dict[str, dict[str, Moved]] = field(default_factory=dict)  # by peer
+
+
 class Recorder:
     """One recording, from `start` to `stop`."""
 
@@ -69,7 +79,7 @@ class Recorder:
         self._groups = groups
         self._loop = loop
         self._birth = birth
-        self._births: dict[str, list[tuple[int, int | None]]] = {}
+        self._notes = _Notes()
         self._topics: dict[str, int] = {}
         self._publishers: dict[str, int] = {}
         self._open: dict[bytes, int] = {}  # rows of messages not sent to any subscriber yet
@@ -87,7 +97,7 @@ class Recorder:
         """A topic released messages: they have their tokens."""
         chunk, publishers, opened = self._chunks[-1], self._publishers, self._open
         code = self._topics.setdefault(topic, len(self._topics))
-        births, birth = self._births.setdefault(topic, []), self._birth(topic)
+        births, birth = self._notes.births.setdefault(topic, []), self._birth(topic)
         if messages and (not births or births[-1][1] != birth):
             births.append((messages[0].release_ns, birth))
         row = self.rows
@@ -103,6 +113,13 @@ class Recorder:
             opened[message.id] = row
             row += 1
         self.rows = row
+
+    def shifted(self, topic: str, peer: str, at_ns: int, ptok: int) -> None:
+        """Tokens of a topic came from a peer, or went there if `ptok` is negative."""
+        del at_ns
+        moved = self._notes.moved.setdefault(topic, {})
+        lent, borrowed = moved.get(peer, Moved(0, 0))
+        moved[peer] = Moved(lent + max(0, -ptok), borrowed + max(0, ptok))
 
     def sent(self, messages: list[Message], sent_ns: int) -> None:
         """Messages were written to a subscriber."""
@@ -150,7 +167,7 @@ class Recorder:
 
     def _write(self) -> None:
         """Write chunks as row groups, on the thread, until None arrives."""
-        about = {"srtm.recorded_by": self._broker}
+        about = {BROKER_KEY: self._broker}
         try:
             with writing(self.path, RECORDED_SCHEMA, about) as writer:
                 held: list[Chunk] = []
@@ -161,7 +178,9 @@ class Recorder:
                         held.clear()
                 if held:
                     writer.write_batch(self._rows_of(held), row_group_size=_ROW_GROUP)
-                about["srtm.births"] = json.dumps(self._births)
+                about["srtm.births"] = json.dumps(self._notes.births)
+                if self._notes.moved:
+                    about[MOVED_KEY] = json.dumps(self._notes.moved)
                 if self.problem:
                     raise self.problem
         except SRTMError as problem:

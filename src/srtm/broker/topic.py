@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from srtm.broker.channel import Channel
 from srtm.broker.gate import Gate
+from srtm.broker.lending.lender import reported
 from srtm.broker.receipts import Sink, settle
 from srtm.broker.statistics import Recent, TopicStatistics
 from srtm.protocol.names import ephemeral
@@ -235,7 +236,7 @@ class Topic:
             self.lane.statistics() if self.lane else None,
             tuple(channel.statistics(clients=clients) for _, channel in sorted(self.channels.items())),
             tuple(self.recent.history),
-            self.gate.lender.statistics() if self.gate.lender else None,
+            reported(self.gate.books) if self.gate.books else None,
         )
 
     def end_second(self, now_ns: int) -> None:

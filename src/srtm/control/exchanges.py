@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from srtm.control.auditing import Auditor
 from srtm.control.lending import lends
 from srtm.control.members import Condition
 from srtm.control.reports import MOST_MESSAGES, believable
@@ -45,6 +46,7 @@ class Exchanges:
         self._membership = membership
         self._contracts = contracts
         self._placing = placing
+        self._auditor = Auditor(state)
         self._hurried: set[str] = set()  # brokers that something is under way with
         self._settling = False  # a contract opens, or publishers move
 
@@ -112,6 +114,7 @@ class Exchanges:
             return False
         if answer.incarnation != member.incarnation:
             self._membership.restarted(member, answer.incarnation, now_ns)
+            self._auditor.restarted(member, now_ns)
         link = member.link
         link.strangers = 0
         link.stamp, link.stamp_heard_ns, link.version = answer.stamp, now_ns, answer.version
@@ -133,7 +136,7 @@ class Exchanges:
         for topic in self._state.topics.values():
             report = answer.topics.get(topic.name)
             if report is not None and report.birth == topic.birth:
-                self._take(topic, member, report, answer.acted, now_ns)
+                self._take(topic, member, report, answer, now_ns)
             elif link.version >= topic.version:  # the broker knows the contract, and has nothing of it
                 topic.transfer.learned(name)
                 if name in topic.transfer.possible:
@@ -168,22 +171,25 @@ class Exchanges:
             )
         return not odd and not late
 
-    def _take(self, topic: ManagedTopic, member: Member, report: TopicReport, acted: int, now_ns: int) -> None:
-        """Take in a broker's report of one topic, made after it acted on exchange `acted`."""
+    def _take(self, topic: ManagedTopic, member: Member, report: TopicReport, answer: Answer, now_ns: int) -> None:
+        """Take in a broker's report of one topic, with the answer that it came in."""
         name, transfer, layout = member.name, topic.transfer, topic.layout
-        seen = layout.seen[name]
+        seen, most, gift_ntok = layout.seen[name], transfer.possible.get(name), 0
         transfer.learned(name)
         for grant in transfer.unanswered:
             if grant.broker == name and (report.epoch, report.sequence) == (self._state.epoch, grant.sequence):
                 transfer.acknowledged(grant, report.surrendered_ntok)
+                gift_ntok += grant.gift_ntok
         share = report.share.bucket if report.share else None
         if transfer.possibly(share):
-            transfer.found(name, share, safe=report.safe, answered=acted)
+            transfer.found(name, share, safe=report.safe, answered=answer.acted)
         else:
             member.link.oddities += 1
         seen.waiting = min(report.waiting, MOST_MESSAGES)
         seen.count(report.arrived, report.rate_mps, now_ns)
-        seen.publishers, seen.durable, seen.lent = report.publishers, report.durable, report.lent
+        seen.publishers, seen.durable = report.publishers, report.durable
+        seen.hear_lent(report.lent, now_ns)
+        self._auditor.hear(topic, member, report.lent, answer.number, most, gift_ntok, now_ns)
         seen.roll = frozenset(publisher for publisher, _ in report.roll) if report.roll is not None else None
         self._membership.adopt(topic, name, dict(report.roll or ()))
         if now_ns - topic.since_ns < _YOUNG_NS:

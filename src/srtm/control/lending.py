@@ -36,15 +36,13 @@ def rule_of(topic: ManagedTopic) -> Rule:
 
 
 def lenders(state: ControllerState, topic: ManagedTopic) -> dict[str, TokenBucket]:
-    """The shares of brokers that answer, if there are two or more and the contract lets them lend.
-
-    Messages that are dropped do not wait, so their brokers have nothing to ask for.
-    """
+    """The shares of brokers that answer and have not lied, if there are two or more and the contract lets them lend."""
     if topic.contract.lending == "off" or topic.contract.overflow == "drop":
         return {}
-    members = state.members
+    members, accused = state.members, topic.lending.accused
     held = topic.transfer.held
-    found = {name: held[name] for name in sorted(held) if name in members and members[name].status == "alive"}
+    usable = [name for name in sorted(held) if name in members and members[name].status == "alive"]
+    found = {name: held[name] for name in usable if name not in accused}
     return found if len(found) > 1 else {}
 
 
@@ -56,14 +54,14 @@ def lending(state: ControllerState, topic: ManagedTopic) -> Rule:
 def lends(state: ControllerState, broker: str) -> dict[str, Lends]:
     """With whom a broker lends and borrows, by topic."""
     found = {}
-    for topic in state.topics.values():
+    for topic in state.lending:
         rule = rule_of(topic)
         shares = lenders(state, topic) if rule != "off" else {}
         if broker in shares:
             peers = [
-                Peer(name, state.members[name].address, Share(share.r_mtps, share.b_ntok))
+                Peer(name, member.address, Share(share.r_mtps, share.b_ntok), member.incarnation)
                 for name, share in shares.items()
-                if name != broker
+                if name != broker and (member := state.members[name])
             ]
             found[topic.name] = Lends(topic.birth, rule, peers)
     return found

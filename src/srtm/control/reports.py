@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from srtm.errors import InputError
 from srtm.model.latency import Sketch
 from srtm.model.tb_adaptor import History, Step
@@ -13,11 +15,12 @@ from srtm.units import NANO_PER_TOKEN, NS_PER_S, exact
 
 if TYPE_CHECKING:
     from srtm.model.bucket import TokenBucket
-    from srtm.protocol.exchange import Contract, Lent, Second
+    from srtm.protocol.exchange import Contract, Lent, PeerLent, Second
 
 MOST_MESSAGES = 10_000_000  # a second, or waiting: more than any broker can have
 KEPT_S = 10  # seconds of history; brokers keep as many
 _MOMENT_NS = 40_000_000  # too short an interval to measure a rate over
+_FLOW_NS = NS_PER_S  # the same for lent tokens, which come in bursts
 
 
 @dataclass(slots=True)
@@ -33,7 +36,9 @@ class Seen:
     publishers: int = 0
     roll: frozenset[str] | None = None
     durable: bool = False
-    lent: Lent | None = None  # None if it does not lend
+    lent: Lent | None = None  # None if it never lent
+    lent_tps: dict[str, float] = field(default_factory=dict)  # tokens per second lent to each peer, lately
+    flow: tuple[int, dict[str, int]] | None = None  # when that was counted last, and up to where
     heard_ns: int = 0  # when its newest second came, by our clock
     # Latencies over the seconds kept: from arrival to subscriber, waiting for tokens, and the rest.
     total: Sketch = field(default_factory=Sketch)
@@ -65,6 +70,19 @@ class Seen:
             self.carried_mps = min((arrived - self.arrived) * NS_PER_S / (now_ns - self.arrived_ns), MOST_MESSAGES)
         self.arrived, self.arrived_ns = arrived, now_ns
 
+    def hear_lent(self, lent: Lent | None, now_ns: int) -> None:
+        """Take in what it has lent and borrowed, and count how much it lends now."""
+        self.lent = with_sound_sketches(lent) if lent else None
+        totals = {peer.name: peer.lent_ntok for peer in lent.peers} if lent else {}
+        since_ns, before = self.flow or (now_ns, totals)
+        if self.flow is None:
+            self.flow = now_ns, totals
+        elif now_ns - since_ns >= _FLOW_NS:
+            seconds = (now_ns - since_ns) / NS_PER_S
+            grown = {name: (ntok - before.get(name, 0)) / NANO_PER_TOKEN for name, ntok in totals.items()}
+            self.lent_tps = {name: max(0.0, tokens / seconds) for name, tokens in grown.items()}
+            self.flow = now_ns, totals
+
     def forget(self) -> None:
         """Drop all seconds: the broker's clock was set."""
         self.seconds.clear()
@@ -94,6 +112,19 @@ def too_slow(contract: Contract, second: Second) -> bool:
 def waits_for_tokens(contract: Contract, second: Second) -> bool:
     """Whether tokens, not the broker, took much of a topic's SLO in a second."""
     return Sketch.read(second.access).quantile_ns(contract.quantile) >= contract.slo_ns // 2
+
+
+def with_sound_sketches(lent: Lent) -> Lent:
+    """The same report, without round trips that cannot be read."""
+    return msgspec.structs.replace(lent, peers=[_with_sound_sketch(peer) for peer in lent.peers])
+
+
+def _with_sound_sketch(peer: PeerLent) -> PeerLent:
+    try:
+        Sketch.read(peer.round_trips)
+    except InputError:
+        return msgspec.structs.replace(peer, round_trips=[])
+    return peer
 
 
 def believable(second: Second, bucket: TokenBucket) -> bool:

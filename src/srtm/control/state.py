@@ -30,6 +30,19 @@ class ControllerState:
     number: int = 0  # of the last exchange; one count for all brokers, so none that comes back is ahead of it
     turns: int = 0  # counts changes of brokers' status
     due: set[str] = field(default_factory=set)  # brokers that should hear something new at once
+    _lending: tuple[tuple[int, int], list[ManagedTopic]] = ((-1, -1), [])
+
+    @property
+    def lending(self) -> list[ManagedTopic]:
+        """Topics whose contracts let brokers lend, found anew only when contracts have changed.
+
+        Messages that are dropped do not wait, so their brokers have nothing to ask for.
+        """
+        key = self.version, len(self.topics)
+        if self._lending[0] != key:
+            found = [each for each in self.topics.values() if each.contract.lending != "off"]
+            self._lending = key, [each for each in found if each.contract.overflow != "drop"]
+        return self._lending[1]
 
     @property
     def alive(self) -> list[str]:

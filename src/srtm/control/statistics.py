@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, get_args
 
-from srtm.control import lending, liveness
+from srtm.control import lent, liveness
 from srtm.control.members import Status
 from srtm.control.reports import Seen
 from srtm.model.shares import in_force_ratio
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_MS, NS_PER_S, exact
 
 if TYPE_CHECKING:
+    from srtm.control.lent import LendingStatistics, LentStatistics
     from srtm.control.members import Member
     from srtm.control.placing.fitted import Fitted
     from srtm.control.state import ControllerState
     from srtm.control.topic import ManagedTopic
     from srtm.model.latency import Sketch
-    from srtm.protocol.exchange import Lent
 
 State = Literal["opening", "fitting", "moving", "placed", "fitted", "no capacity"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -62,26 +62,6 @@ class MemberStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class LentStatistics:
-    """What a broker has asked, lent and borrowed of a topic; in tokens, since it began to lend."""
-
-    asks: int = 0
-    unanswered: int = 0
-    lent: float = 0.0
-    borrowed: float = 0.0
-    lost: float = 0.0
-    round_trip_ms: float | None = None  # of asks, lately
-
-
-@dataclass(frozen=True, slots=True)
-class LendingStatistics(LentStatistics):
-    """Lending between the brokers of a topic: what the contract says, what brokers do, and their sums."""
-
-    rule: str = "off"
-    chosen: str = "off"  # that brokers follow now
-
-
-@dataclass(frozen=True, slots=True)
 class PartStatistics:
     """A topic at one of its brokers."""
 
@@ -97,7 +77,7 @@ class PartStatistics:
     access_ms: Points | None
     processing_ms: Points | None
     total_ms: Points | None
-    lending: LentStatistics | None  # None if it does not lend
+    lending: LentStatistics | None  # None if it never lent
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +214,7 @@ def of_topic(state: ControllerState, topic: ManagedTopic, now_ns: int) -> TopicS
                 access_ms=_points(here.access),
                 processing_ms=_points(here.processing),
                 total_ms=_points(here.total),
-                lending=_lent(here.lent),
+                lending=lent.of_broker(topic, here),
             )
         )
     access, one_bucket = _points(whole.access), topic.one_bucket
@@ -258,7 +238,7 @@ def of_topic(state: ControllerState, topic: ManagedTopic, now_ns: int) -> TopicS
         adapt=contract.adapt,
         adapt_window_s=contract.adapt_window_s,
         adapt_period_s=contract.adapt_period_s,
-        lending=_lending(state, topic, [part.lending for part in brokers if part.lending]),
+        lending=lent.of_topic(state, topic, [part.lending for part in brokers if part.lending]),
         publishers=len(layout.publishers),
         declared_rate=layout.rate_mps,
         rate=sum(seen.rate_mps for seen in layout.seen.values()),
@@ -276,32 +256,6 @@ def of_topic(state: ControllerState, topic: ManagedTopic, now_ns: int) -> TopicS
         fitted=topic.fitting.last,
         fitting=_fitting(topic),
         generation=topic.journal.generation,
-    )
-
-
-def _lent(lent: Lent | None) -> LentStatistics | None:
-    if lent is None:
-        return None
-    return LentStatistics(
-        asks=lent.asks,
-        unanswered=lent.unanswered,
-        lent=lent.lent_ntok / NANO_PER_TOKEN,
-        borrowed=lent.borrowed_ntok / NANO_PER_TOKEN,
-        lost=lent.lost_ntok / NANO_PER_TOKEN,
-        round_trip_ms=lent.round_trip_ns / NS_PER_MS if lending.has_measured(lent) else None,
-    )
-
-
-def _lending(state: ControllerState, topic: ManagedTopic, parts: list[LentStatistics]) -> LendingStatistics:
-    return LendingStatistics(
-        rule=topic.contract.lending,
-        chosen=lending.lending(state, topic),
-        asks=sum(part.asks for part in parts),
-        unanswered=sum(part.unanswered for part in parts),
-        lent=sum(part.lent for part in parts),
-        borrowed=sum(part.borrowed for part in parts),
-        lost=sum(part.lost for part in parts),
-        round_trip_ms=max((part.round_trip_ms for part in parts if part.round_trip_ms is not None), default=None),
     )
 
 

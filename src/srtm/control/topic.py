@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from srtm.control.placing.layout import Layout, Places
+from srtm.model.audit import Audit
 from srtm.model.placement import policy_named
 
 if TYPE_CHECKING:
@@ -93,12 +94,19 @@ class Overload:
 
 @dataclass(slots=True)
 class LendingState:
-    """The rule that was chosen for a topic whose contract leaves it to the controller. Lost with the controller."""
+    """The rule that was chosen for a topic whose contract leaves it to the controller, and the audit of its lending.
+
+    Lost with the controller; books only grow, so the next one soon finds what this one found.
+    """
 
     chosen: Rule | None = None
     basis: tuple[object, ...] = ()  # publishers, places and brokers that it was chosen for
     choosing: Choosing | None = None
     next_ns: int = 0  # until then, it is not chosen again
+    audit: Audit = field(default_factory=Audit)
+    audited: bool = False  # a broker has lent tokens
+    accused: dict[str, str] = field(default_factory=dict)  # brokers that lied, and what speaks against each
+    flooded: set[tuple[str, str]] = field(default_factory=set)  # who asked whom too often
 
 
 @dataclass

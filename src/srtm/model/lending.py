@@ -11,10 +11,10 @@ Invariants, whatever is lost, late, doubled or reordered, and whatever the clock
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from srtm.errors import InputError
+from srtm.model.books import Books, Counts
 from srtm.model.law import TOKEN, WORTH, in_need, lendable, look_again_ns, step, wanted
 from srtm.units import NS_PER_MS
 
@@ -29,6 +29,8 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 TERMS: tuple[Term, ...] = get_args(Term)
 PATIENCE = 4  # round trips until an ask counts as lost
 LEAST_PATIENCE_NS = 2 * NS_PER_MS  # a broker may be busy for that long
+ASK_NS = 20_000  # the least mean time between asks of one peer that are answered: shorter than any round trip
+MOST_ASKS = 64  # that may come at once
 
 
 def known_term(text: str) -> Term:
@@ -58,27 +60,26 @@ class Answer(NamedTuple):
     level_ptok: int
 
 
-@dataclass(slots=True)
-class Counts:
-    """What has been exchanged since the start. `lost` are tokens that came too late, or that had no room left."""
-
-    asks: int = 0
-    unanswered: int = 0
-    lent_ptok: int = 0
-    borrowed_ptok: int = 0
-    lost_ptok: int = 0
-
-
 class _Peer:
     """Another broker of the topic: its share, its backlog as last heard, and its last ask."""
 
-    __slots__ = ("backlog", "burst", "heard_ns", "last_id", "rate")
+    __slots__ = ("_asked_ns", "_asks_ns", "backlog", "burst", "heard_ns", "last_id", "rate")
 
     def __init__(self, share: TokenBucket, now_ns: int) -> None:
         self.rate, _, self.burst = share.pico_law
         self.backlog = 0  # a peer counts as full until it is heard
         self.heard_ns = now_ns
         self.last_id = 0
+        self._asks_ns = 0  # of work that its asks made lately, `ASK_NS` each
+        self._asked_ns = now_ns
+
+    def may_ask(self, now_ns: int) -> bool:
+        """Whether this ask of the peer comes no faster than asks of a broker that waits for its answers."""
+        asks_ns = step(self._asks_ns, max(0, now_ns - self._asked_ns), 1, ASK_NS)
+        if asks_ns > MOST_ASKS * ASK_NS:
+            return False
+        self._asks_ns, self._asked_ns = asks_ns, now_ns
+        return True
 
     def heard(self, level_ptok: int, at_ns: int) -> None:
         self.backlog, self.heard_ns = max(0, self.burst - level_ptok), at_ns
@@ -112,19 +113,28 @@ class Lending:
         "_rate",
         "_seen",
         "_top",
-        "counts",
+        "books",
         "round_trip_ns",
         "rule",
         "topic",
         "wake_ns",
     )
 
-    def __init__(self, topic: str, limiter: Limiter, now_ns: int, *, rule: Rule, round_trip_ns: int) -> None:
-        """Begin alone: until `join`, there is nobody to ask."""
+    def __init__(
+        self,
+        topic: str,
+        limiter: Limiter,
+        now_ns: int,
+        *,
+        rule: Rule,
+        round_trip_ns: int,
+        books: Books | None = None,
+    ) -> None:
+        """Begin alone: until `join`, there is nobody to ask. With `books`, go on counting in them."""
         self.topic = topic
         self.rule: Rule = rule
         self.round_trip_ns = round_trip_ns  # as measured lately
-        self.counts = Counts()
+        self.books = Books() if books is None else books
         self.wake_ns: int | None = None
         self._limiter = limiter
         self._last_id = now_ns  # a broker that starts again does not repeat ids
@@ -151,15 +161,25 @@ class Lending:
         if self._asked is not None:
             if now_ns < self._asked.sent_ns + self._patience_ns:
                 return None
-            self.counts.unanswered += 1
+            self.books.of(self._asked.peer).unanswered += 1
             self._peers[self._asked.peer].heard(0, now_ns)  # others first
             self._asked = None
         return self._ask(now_ns, waiting)
 
-    def lend(self, sender: str, ask: Ask, now_ns: int, waiting: int) -> Answer | None:
-        """What to answer; nothing to an ask that was answered before."""
+    @property
+    def counts(self) -> Counts:
+        """What has been exchanged with all peers."""
+        return self.books.total
+
+    def lend(self, sender: str, ask: Ask, now_ns: int, waiting: int, incarnation: int = 0) -> Answer | None:
+        """What to answer; nothing to an ask that was answered before, nor to a peer that asks without end."""
         peer = self._peers.get(sender)
         if peer is None or ask.epoch != self._epoch or ask.id <= peer.last_id:
+            return None
+        account = self.books.of(sender)
+        account.heard += 1
+        if not peer.may_ask(now_ns):
+            account.refused += 1
             return None
         self._rise(now_ns)
         level, lent = self._limiter.level_ptok(now_ns), 0
@@ -169,24 +189,26 @@ class Lending:
         peer.heard(ask.level_ptok, now_ns - self.round_trip_ns // 2)
         self._limiter.shift(now_ns, -lent)
         self._look(now_ns, waiting)
-        self.counts.lent_ptok += lent
+        account.lend(incarnation, lent)
         return Answer(self.topic, ask.id, lent, level - lent)
 
-    def borrow(self, sender: str, answer: Answer, now_ns: int, waiting: int) -> int:
+    def borrow(self, sender: str, answer: Answer, now_ns: int, waiting: int, incarnation: int = 0) -> int:
         """Take the tokens that there was room for all the time since the ask; returns how many. `turn` comes next."""
-        asked = self._asked
+        asked, account = self._asked, self.books.of(sender)
         if asked is None or (asked.peer, asked.ask.id) != (sender, answer.id):
-            self.counts.lost_ptok += answer.lent_ptok
+            account.lost_ptok += answer.lent_ptok
             return 0
         self._rise(now_ns)
         self._asked, self.wake_ns = None, None
-        self.round_trip_ns += (max(0, now_ns - asked.sent_ns) - self.round_trip_ns) // 8
+        took_ns = max(0, now_ns - asked.sent_ns)
+        self.round_trip_ns += (took_ns - self.round_trip_ns) // 8
+        self.books.round_trip_ns = self.round_trip_ns
+        account.round_trips_ns.append(took_ns)
         self._peers[sender].heard(answer.level_ptok, now_ns - self.round_trip_ns // 2)
         taken = max(0, min(answer.lent_ptok, asked.ask.want_ptok, self._burst - self._top))
         self._limiter.shift(now_ns, taken)
         self._look(now_ns, waiting)
-        self.counts.borrowed_ptok += taken
-        self.counts.lost_ptok += answer.lent_ptok - taken
+        account.borrow(incarnation, taken, answer.lent_ptok - taken)
         return taken
 
     def takes_ptok(self, now_ns: int) -> int:
@@ -219,7 +241,7 @@ class Lending:
         ask = Ask(self.topic, self._epoch, self._last_id, most, level)
         self._asked, self._top = _Asked(best, ask, now_ns), TOKEN if waiting else level
         self.wake_ns = now_ns + self._patience_ns
-        self.counts.asks += 1
+        self.books.of(best).asks += 1
         return best, ask
 
     def _rise(self, now_ns: int) -> None:

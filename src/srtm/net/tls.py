@@ -66,11 +66,12 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
 class Tls:
     """One TLS connection in memory: the server's side, or that of a client of `server`."""
 
-    __slots__ = ("_incoming", "_outgoing", "ended", "ready", "ssl")
+    __slots__ = ("_incoming", "_outgoing", "ended", "ready", "serves", "ssl")
 
     def __init__(self, context: ssl.SSLContext, server: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=server is None, server_hostname=server)
+        self.serves = server is None
         self.ready = False
         self.ended = False
 

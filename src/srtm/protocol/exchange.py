@@ -11,6 +11,7 @@ grants, moves and reports carry it, and neither side applies what belongs to ano
 from __future__ import annotations
 
 from enum import StrEnum
+from fractions import Fraction
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -18,8 +19,10 @@ import msgspec
 from srtm.errors import ProtocolError
 from srtm.model import defaults
 from srtm.model.bucket import TokenBucket
+from srtm.model.latency import Sketch
 from srtm.protocol.names import valid_name
 
+ROUND_TRIP_QUANTILES = (Fraction(1, 2), Fraction(99, 100))
 MAX_BODY = 16 * 1024 * 1024  # hundreds of topics, thousands of migrating publishers
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -87,6 +90,7 @@ class Peer(msgspec.Struct, frozen=True):
     name: Name
     address: str
     share: Share
+    incarnation: Count = 0  # 0: any; else, lend only with that very process
 
 
 class Lends(msgspec.Struct, frozen=True):
@@ -145,8 +149,36 @@ class Second(msgspec.Struct, frozen=True):
     backlogs: list[Count] = []  # that messages found, in whole tokens; older brokers report the largest alone
 
 
+class PeerLent(msgspec.Struct, frozen=True):
+    """What a broker has asked of, lent to and borrowed from one peer, in nano-tokens (`model.books.Account`)."""
+
+    name: Name
+    asks: Count = 0
+    unanswered: Count = 0
+    heard: Count = 0  # asks of the peer
+    refused: Count = 0  # of these, because they came too often
+    lost_ntok: Count = 0
+    amounts: list[tuple[Count, Count, Count]] = []  # incarnation of the peer, lent to it, borrowed from it
+    round_trips: list[Count] = []  # a sketch of the latest ones
+
+    @property
+    def lent_ntok(self) -> int:
+        """What was lent to all processes of that name."""
+        return sum(lent for _, lent, _ in self.amounts)
+
+    @property
+    def borrowed_ntok(self) -> int:
+        """What was borrowed from all processes of that name."""
+        return sum(borrowed for _, _, borrowed in self.amounts)
+
+    @property
+    def round_trip_ns(self) -> list[int]:
+        """p50 and p99 of the latest round trips; zeros without any."""
+        return Sketch.read(self.round_trips).quantiles_ns(ROUND_TRIP_QUANTILES)
+
+
 class Lent(msgspec.Struct, frozen=True):
-    """What a broker has asked, lent and borrowed of a topic since it began to lend, in nano-tokens."""
+    """What a broker has asked, lent and borrowed under a contract since the broker started, in nano-tokens."""
 
     asks: Count = 0
     unanswered: Count = 0
@@ -154,6 +186,8 @@ class Lent(msgspec.Struct, frozen=True):
     borrowed_ntok: Count = 0
     lost_ntok: Count = 0
     round_trip_ns: Count = 0  # of asks, lately
+    spent: Count = 0  # messages that took a token
+    peers: list[PeerLent] = []
 
 
 class TopicReport(msgspec.Struct, frozen=True):
@@ -172,7 +206,7 @@ class TopicReport(msgspec.Struct, frozen=True):
     arrived: Count  # messages at this broker since it started
     seconds: list[Second] = []
     roll: list[tuple[Name, str | None]] | None = None  # connected publishers, with their groups
-    lent: Lent | None = None  # None if its brokers do not lend
+    lent: Lent | None = None  # None if it has lent and borrowed nothing under this contract
 
 
 class Answer(msgspec.Struct, frozen=True):

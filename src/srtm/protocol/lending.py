@@ -1,9 +1,9 @@
 """Tokens between brokers on the wire: frames of asks and answers (docs/adr/0021-lending.md).
 
 In: bytes of another broker, in reads of any size. Out: the messages that they complete, or a ProtocolError. Whoever
-connects says `MAGIC` and nothing else until it is challenged:
+connects says `MAGIC` or `MAGIC_TLS`, and nothing else until it is answered:
 
-    connecting  "  L1"
+    connecting  "  L1"                              or "  LT" to be answered BEGIN_TLS, and go on inside of TLS
     listening   CHALLENGE nonce
     connecting  HELLO name, incarnation, proof      the proof that it has the control token: HMAC-SHA256 of all else
     listening   WELCOME name, incarnation           or REFUSED reason, and the end
@@ -27,6 +27,7 @@ from srtm.errors import ProtocolError
 from srtm.protocol.names import valid_name
 
 MAGIC: Final = b"  L1"
+MAGIC_TLS: Final = b"  LT"
 MAX_BODY: Final = 64 * 1024
 NONCE_SIZE: Final = 16
 MOST_PTOK: Final = 2**62  # of a bucket whose tokens can be lent: twice as much still fits
@@ -46,6 +47,10 @@ class Entry(NamedTuple):
     id: int  # of the ask
     ptok: int
     level_ptok: int
+
+
+class BeginTls(NamedTuple):
+    """Begin the handshake: everything else is said inside of TLS."""
 
 
 class Challenge(NamedTuple):
@@ -87,7 +92,7 @@ class Answers(NamedTuple):
     entries: list[Entry]
 
 
-Message = Challenge | Hello | Welcome | Refused | Asks | Answers
+Message = BeginTls | Challenge | Hello | Welcome | Refused | Asks | Answers
 
 
 def hello(name: str, incarnation: int, nonce: bytes, token: str | None) -> Hello:
@@ -105,6 +110,8 @@ def encode(message: Message) -> bytes:
     """Return a message as bytes: one frame, or several with many entries; ProtocolError if a number does not fit."""
     try:
         match message:
+            case BeginTls():
+                return _frame(_BEGIN_TLS, b"")
             case Challenge(nonce):
                 return _frame(_CHALLENGE, nonce)
             case Hello(name, incarnation, proof):
@@ -210,7 +217,7 @@ def _entries(body: bytes) -> list[Entry]:
     return entries
 
 
-_CHALLENGE, _HELLO, _WELCOME, _REFUSED, _ASKS, _ANSWERS = range(1, 7)
+_CHALLENGE, _HELLO, _WELCOME, _REFUSED, _ASKS, _ANSWERS, _BEGIN_TLS = range(1, 8)
 _READ: Final[dict[int, Callable[[bytes], Message]]] = {
     _CHALLENGE: _challenge,
     _HELLO: _hello,
@@ -218,4 +225,5 @@ _READ: Final[dict[int, Callable[[bytes], Message]]] = {
     _REFUSED: _refused,
     _ASKS: lambda body: Asks(_entries(body)),
     _ANSWERS: lambda body: Answers(_entries(body)),
+    _BEGIN_TLS: lambda _: BeginTls(),
 }

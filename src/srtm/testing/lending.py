@@ -22,6 +22,7 @@ class Hearer(Protocol):
     """A broker in virtual time."""
 
     control: Control
+    started_ns: int
 
     @property
     def mono_ns(self) -> int:
@@ -63,21 +64,22 @@ class VirtualWire:
         """Put every copy on its way."""
         network = self._world.network
         frame = encode(Asks([entry]) if asks else Answers([entry]))
+        incarnation = self._world.brokers[self._name].started_ns
         for _ in range(0 if network.loses() else network.copies()):
-            self._world.at(network.delay_ns(), self._arrive, peer, frame)
+            self._world.at(network.delay_ns(), self._arrive, peer, frame, incarnation)
 
-    def _arrive(self, peer: str, frame: bytes) -> None:
+    def _arrive(self, peer: str, frame: bytes, incarnation: int) -> None:
         world = self._world
         broker = world.brokers.get(peer)
         if broker is None:
             return
         if peer in world.paused:
-            world.at(_AGAIN_NS, self._arrive, peer, frame)
+            world.at(_AGAIN_NS, self._arrive, peer, frame, incarnation)
             return
         for message in Decoder().feed(frame):
             assert isinstance(message, Asks | Answers)
             asks = isinstance(message, Asks)
-            broker.control.lenders.inbox += [Heard(self._name, asks, entry) for entry in message.entries]
+            broker.control.lenders.inbox += [Heard(self._name, asks, entry, incarnation) for entry in message.entries]
         broker.control.hear_peers(world.now_ns, broker.mono_ns)
         broker.turn()
 

@@ -12,16 +12,18 @@
 
 A trace is a file or a folder of files, sorted or not. Files written here are sorted by `arrival_ns` and delta-encoded,
 in row groups of about a million messages with statistics, so readers can each take a stretch of time.
+A recorded file's metadata has what its broker lent and borrowed of each topic (`moved_in`), if it lent.
 A file gets its name only when it is complete.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +61,37 @@ _READ = pa.schema([field.with_nullable(True) for field in ARRIVAL_SCHEMA])  # fo
 _ROW_GROUP = 1_000_000
 _STRINGS = [field.name for field in RECORDED_SCHEMA if field.type == pa.string()]
 _TIMES = [field.name for field in RECORDED_SCHEMA if field.type == pa.int64()]
+
+
+BROKER_KEY = "srtm.recorded_by"  # of a recorded file's metadata
+MOVED_KEY = "srtm.lent"
+
+
+class Moved(NamedTuple):
+    """Tokens that a broker lent and borrowed while it recorded, in pico-tokens."""
+
+    lent_ptok: int
+    borrowed_ptok: int
+
+
+def moved_in(path: Path) -> dict[str, dict[str, Moved]]:
+    """What brokers lent and borrowed during a recorded run, by topic and broker; only of topics that lent."""
+    found: dict[str, dict[str, Moved]] = {}
+    for file in files_of(path):
+        try:
+            about = pq.read_metadata(file).metadata or {}
+            peers_of = json.loads(about.get(MOVED_KEY.encode(), b"{}"))
+            broker = about.get(BROKER_KEY.encode(), b"").decode()
+            for topic, peers in peers_of.items():
+                brokers = found.setdefault(topic, {})
+                before, more = brokers.get(broker, Moved(0, 0)), [Moved(*each) for each in peers.values()]
+                brokers[broker] = Moved(
+                    before.lent_ptok + sum(each.lent_ptok for each in more),
+                    before.borrowed_ptok + sum(each.borrowed_ptok for each in more),
+                )
+        except (OSError, pa.ArrowInvalid, ValueError, TypeError, AttributeError) as error:
+            raise TraceError(f"{file} says nothing readable about lent tokens: {error}", path=str(file)) from None
+    return found
 
 
 @contextmanager

@@ -82,7 +82,12 @@ class Lending:
     def lent(self, broker: Running) -> Lent:
         """What a broker has lent and borrowed."""
         found = broker.get("/stats?format=json&topic=t")["topics"][0]["srtm"]["lent"]
-        return Lent(**found)
+        return Lent(**found | {"peers": []})
+
+    def peers(self, broker: Running) -> dict[str, dict[str, Any]]:
+        """The same by peer."""
+        found = broker.get("/stats?format=json&topic=t")["topics"][0]["srtm"]["lent"]["peers"]
+        return {each["peer"]: each for each in found}
 
     def meet(self) -> None:
         """Until all are connected to all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from srtm.broker.lending.lender import Lender
 from srtm.broker.lending.lenders import Heard
@@ -34,7 +35,15 @@ def test_a_burst_at_one_broker_borrows_from_the_other() -> None:
         assert lent.lent_ntok == borrowed.borrowed_ntok + borrowed.lost_ntok
         assert borrowed.borrowed_ntok + TOKEN >= 4 * TOKEN  # its own refill brings a part
         report = lending.tell(here)
-        assert report.lent == borrowed
+        assert report.lent is not None
+        assert structs.replace(report.lent, peers=[]) == borrowed
+        (peer,), (lender,) = report.lent.peers, lending.peers(there).values()
+        assert (peer.name, peer.asks, peer.unanswered, peer.heard) == ("broker-1", borrowed.asks, 0, 0)
+        assert peer.amounts == [(there.broker.started_ns, 0, borrowed.borrowed_ntok)]
+        assert lender["peer"] == "broker-0"
+        assert (lender["heard"], lender["refused"], lender["lent_ntok"]) == (peer.asks, 0, lent.lent_ntok)
+        assert lending.peers(here)["broker-1"]["round_trip_ns"].keys() == {"p50", "p99"}
+        assert borrowed.spent == 14
         assert b"srtm_topic_borrowed_tokens_total" in here.metrics()
 
 
@@ -46,13 +55,14 @@ def test_without_terms_nothing_is_lent() -> None:
     ):
         here, there = lending.brokers
         for broker in lending.brokers:
-            assert lending.tell(broker, lends=False).lent is None
+            lending.tell(broker, lends=False)
+            assert lender_of(broker) is None
         began = here.now_ns()
         publisher.publish("t", *[b"x"] * 14)
         for _ in range(14):
             reader.message()
         assert here.now_ns() - began >= 390_000_000
-        assert here.get("/stats?format=json&topic=t")["topics"][0]["srtm"]["lent"] is None
+        assert (lending.lent(here).asks, lending.lent(there).lent_ntok) == (0, 0)
         assert b"borrowed" not in here.metrics()
         assert not links(there.broker)._links
 
@@ -82,7 +92,8 @@ def test_lending_ends_with_the_lease() -> None:
     with in_memory_lending() as lending, Client(lending.brokers[0].address) as publisher:
         here, there = lending.brokers
         lending.lease_ns = 10**9
-        assert lending.tell(there, lease=True).lent is not None
+        lending.tell(there, lease=True)
+        assert lender_of(there) is not None
         there.sleep(0.95)
         assert lender_of(there) is not None
         # Read before the next tick, but after the end.
@@ -92,11 +103,13 @@ def test_lending_ends_with_the_lease() -> None:
         there.broker.control.lenders.inbox.append(Heard("broker-0", True, entry))
         there.broker.control.hear_peers(there.now_ns(), there.broker.clock.monotonic_ns())
         assert lender_of(there) is None
-        assert lending.tell(there).lent is None  # not before the share is granted again
+        lending.tell(there)
+        assert lender_of(there) is None  # not before the share is granted again
         publisher.publish("t", *[b"x"] * 14)
         here.sleep(0.1)
         assert lending.lent(here).borrowed_ntok == 0
-        assert lending.tell(there, full=True, lease=True).lent is not None
+        lending.tell(there, full=True, lease=True)
+        assert lender_of(there) is not None
 
 
 def test_an_old_ask_in_a_backlog_is_not_answered() -> None:
@@ -157,11 +170,3 @@ def test_a_stranger_is_left(wire: bytes) -> None:
         assert silent.recv(100) == b""  # after a while
         with Client(here.address) as client:
             client.publish("t", b"x")
-
-
-def test_a_broker_with_tls_alone_says_that_it_does_not_lend() -> None:
-    with in_memory_lending() as lending:
-        here, there = lending.brokers
-        links(there.broker)._open = False
-        links(there.broker).visitors["broker-0"].pipe.close()
-        here.wait_until(lambda it: "requires TLS" in links(it)._links["broker-1"]._problem)

@@ -172,7 +172,7 @@ def test_a_wrong_token_is_refused_and_nothing_is_lent() -> None:
         here.wait_until(lambda it: "tokens of these brokers differ" in links(it)._links["broker-1"]._problem)
         with Client(here.address) as client:
             client.publish("t", *[b"x"] * 14)
-        here.wait_until(lambda it: it.topics["t"].gate.lender.statistics().unanswered > 0)  # type: ignore[union-attr]
+        here.wait_until(lambda it: it.topics["t"].gate.lender._lending.counts.unanswered > 0)  # type: ignore[union-attr]
         assert lending.lent(here).borrowed_ntok == 0
         here.do(lambda: setattr(links(here.broker), "token", "secret"))
         lending.meet()

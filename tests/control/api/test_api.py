@@ -216,9 +216,9 @@ def test_a_contract_is_changed_while_the_topic_goes_on(api: httpx.Client) -> Non
     assert newest["arguments"] == {"topic": topic, "slo_ms": 7.0, "policy": "lb"}
     adapted = api.patch(f"/v1/topics/{topic}", json={"adapt_window_s": 30, "adapt_period_s": 5}).json()
     assert (adapted["adapt_window_s"], adapted["adapt_period_s"], adapted["r"]) == (30, 5, 200)
-    assert adapted["lending"]["rule"] == "off"
+    assert adapted["lending"]["mode"] == "off"
     lending = api.patch(f"/v1/topics/{topic}", json={"lending": "auto"}).json()["lending"]
-    assert (lending["rule"], lending["chosen"], lending["asks"]) == ("auto", "off", 0)  # one broker has nobody to ask
+    assert (lending["mode"], lending["chosen"], lending["asked"]) == ("auto", "off", 0)  # one broker has nobody to ask
     longer = api.patch(f"/v1/topics/{topic}", json={"adapt_period_s": 31})
     assert (longer.status_code, "use a shorter period" in longer.text) == (422, True)
     for wrong in (

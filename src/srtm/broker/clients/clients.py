@@ -46,7 +46,7 @@ class Clients:
         self._intake = intake
         self._control = control
         self._resting = Resting(turn, poller)
-        self.lend: Callable[[Any, str], None] | None = None  # takes sockets of brokers that ask for tokens
+        self.lend: Callable[[Any, str, bool], None] | None = None  # takes sockets of brokers that ask for tokens
         self.authority: Authority | None = None
         if options.auth_http_addresses:
             from srtm.broker.clients.auth import Authority

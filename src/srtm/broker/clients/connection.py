@@ -48,7 +48,7 @@ class Keeper(Protocol):
     tls: ssl.SSLContext | None
     max_unsent: int  # bytes that a consumer may leave unread before it gets no more messages
     most_unsent: int  # and any client, before it is not read either
-    lend: Callable[[Any, str], None] | None  # takes sockets of brokers that ask for tokens
+    lend: Callable[[Any, str, bool], None] | None  # takes sockets of brokers that ask for tokens; and if by TLS
 
     def rest(self, connection: Connection) -> None:
         """Read a busy consumer now and then, instead of waking for each FIN."""
@@ -261,11 +261,12 @@ class Connection:
 
     def fail(self, problem: ProtocolError) -> None:
         """Tell the client what is wrong, and close it; others get what it had in flight at once."""
-        if self.keeper.lend is not None and problem.facts.get("magic") == lending.MAGIC:
+        magic = problem.facts.get("magic")
+        if self.keeper.lend is not None and magic in (lending.MAGIC, lending.MAGIC_TLS):
             self.keeper.poller.remove(self.sock)
             self.closing = True
             self.keeper.closed(self)
-            self.keeper.lend(self.sock, self.address)
+            self.keeper.lend(self.sock, self.address, magic == lending.MAGIC_TLS)
             return
         self.speaker.leave()
         self.send(frames.error(problem))

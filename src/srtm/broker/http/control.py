@@ -66,13 +66,14 @@ class Control(Pages):
             raise Refused(409, "TRACE_EXISTS")
         recorder = Recorder(path, broker.options.name, broker.control.groups, broker.turn.loop, broker.control.birth)
         recorder.start()
-        broker.turn.recorder = recorder
+        broker.turn.recorder, broker.control.lenders.on_shift = recorder, recorder.shifted
         return JSONResponse({"file": str(path)})
 
     async def trace_stop(self, _: Request) -> Response:
         """Stop to record; the file is complete when this is answered."""
         turn = self.broker.turn
         recorder, turn.recorder = turn.recorder, None
+        self.broker.control.lenders.on_shift = None
         if recorder is None:
             raise Refused(409, "TRACE_NOT_RUNNING")
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         TopicStatistics,
     )
     from srtm.model.latency import Distribution
-    from srtm.protocol.exchange import Lent
+    from srtm.protocol.exchange import PeerLent
 
 __all__ = ["MEDIA_TYPE", "page"]
 
@@ -81,27 +81,17 @@ _LANES: list[tuple[str, str, Callable[[LaneStatistics], float]]] = [
     ("in_log", "Messages spooled to the log until the engine has room for them.", lambda lane: lane.in_log),
     ("engine_open", "1 if the engine accepts messages of the topic.", lambda lane: lane.open),
 ]
-_LENT: list[tuple[_Kind, str, str, Callable[[Lent], float]]] = [
-    (CounterMetricFamily, "asks", "Asks for tokens of other brokers.", lambda lent: lent.asks),
-    (CounterMetricFamily, "unanswered_asks", "Asks that were not answered in time.", lambda lent: lent.unanswered),
-    (CounterMetricFamily, "lent_tokens", "Tokens lent to other brokers.", lambda lent: lent.lent_ntok / NANO_PER_TOKEN),
+_LENT: list[tuple[str, str, Callable[[PeerLent], float]]] = [
+    ("asks", "Asks for tokens of the peer.", lambda peer: peer.asks),
+    ("unanswered_asks", "Asks that the peer did not answer in time.", lambda peer: peer.unanswered),
+    ("heard_asks", "Asks of the peer.", lambda peer: peer.heard),
+    ("refused_asks", "Asks of the peer that came too often.", lambda peer: peer.refused),
+    ("lent_tokens", "Tokens lent to the peer.", lambda peer: peer.lent_ntok / NANO_PER_TOKEN),
+    ("borrowed_tokens", "Tokens borrowed from the peer.", lambda peer: peer.borrowed_ntok / NANO_PER_TOKEN),
     (
-        CounterMetricFamily,
-        "borrowed_tokens",
-        "Tokens borrowed from other brokers.",
-        lambda lent: lent.borrowed_ntok / NANO_PER_TOKEN,
-    ),
-    (
-        CounterMetricFamily,
         "lost_tokens",
-        "Tokens of other brokers that came too late, or had no room.",
-        lambda lent: lent.lost_ntok / NANO_PER_TOKEN,
-    ),
-    (
-        GaugeMetricFamily,
-        "ask_round_trip_seconds",
-        "From an ask to its answer, lately.",
-        lambda lent: lent.round_trip_ns / NS_PER_S,
+        "Tokens of the peer that came too late, or had no room.",
+        lambda peer: peer.lost_ntok / NANO_PER_TOKEN,
     ),
 ]
 _CHANNELS: list[tuple[_Kind, str, str, Callable[[ChannelStatistics], float]]] = [
@@ -158,14 +148,28 @@ class _Broker(Collector):
             for name, text, of_lane in _LANES:
                 values = [((topic,), of_lane(lane)) for topic, lane in lanes]
                 yield _family(GaugeMetricFamily, f"topic_{name}", text, values, ("topic",))
-        lent = [(each.name, each.lent) for each in topics if each.lent is not None]
-        for kind, name, text, of_lent in _LENT if lent else ():
-            yield _family(kind, f"topic_{name}", text, [((topic,), of_lent(each)) for topic, each in lent], ("topic",))
+        yield from _lending(topics)
         yield _latencies(topics)
         channels = [(topic.name, channel) for topic in topics for channel in topic.channels]
         for kind, name, text, of_channel in _CHANNELS:
             counted = [((topic, channel.name), of_channel(channel)) for topic, channel in channels]
             yield _family(kind, f"channel_{name}", text, counted, ("topic", "channel"))
+
+
+def _lending(topics: Iterable[TopicStatistics]) -> Iterator[Metric]:
+    pairs = [(each.name, peer) for each in topics if each.lent is not None for peer in each.lent.peers]
+    for name, text, of in _LENT if pairs else ():
+        values = [((topic, peer.name), of(peer)) for topic, peer in pairs]
+        yield _family(CounterMetricFamily, f"topic_{name}", text, values, ("topic", "peer"))
+    took = [
+        ((topic, peer.name, quantile), value_ns / NS_PER_S)
+        for topic, peer in pairs
+        if peer.round_trips
+        for quantile, value_ns in zip(("0.5", "0.99"), peer.round_trip_ns, strict=True)
+    ]
+    text = "From an ask to the answer of the peer, over the latest asks."
+    if took:
+        yield _family(GaugeMetricFamily, "topic_ask_round_trip_seconds", text, took, ("topic", "peer", "quantile"))
 
 
 def _latencies(topics: Iterable[TopicStatistics]) -> Metric:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         TopicStatistics,
     )
     from srtm.model.latency import Distribution
+    from srtm.protocol.exchange import Lent
 
 _NO_LATENCY = {"count": 0, "percentiles": None}  # nsqd's own percentiles; ours are under `srtm`
 
@@ -77,10 +78,29 @@ def _topic(topic: TopicStatistics, channel: str | None) -> dict[str, Any]:
             "tokens": topic.tokens,
             "waiting": topic.waiting,
             "late": topic.late,
-            "lent": structs.asdict(topic.lent) if topic.lent else None,
+            "lent": _lent(topic.lent) if topic.lent else None,
             "seconds": [_second(second) for second in topic.seconds],
         },
     }
+
+
+def _lent(lent: Lent) -> dict[str, Any]:
+    """What was lent and borrowed; with peers, and their latest round trips."""
+    peers = [
+        {
+            "peer": peer.name,
+            "asks": peer.asks,
+            "unanswered": peer.unanswered,
+            "heard": peer.heard,
+            "refused": peer.refused,
+            "lent_ntok": peer.lent_ntok,
+            "borrowed_ntok": peer.borrowed_ntok,
+            "lost_ntok": peer.lost_ntok,
+            "round_trip_ns": dict(zip(("p50", "p99"), peer.round_trip_ns, strict=True)) if peer.round_trips else None,
+        }
+        for peer in lent.peers
+    ]
+    return structs.asdict(lent) | {"peers": peers}
 
 
 def _lane(lane: LaneStatistics) -> dict[str, Any]:

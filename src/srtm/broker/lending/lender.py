@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from srtm.model.lending import Answer as Lent
-from srtm.model.lending import Ask, Counts, Lending, Rule
+from srtm.model.lending import Ask, Lending, Rule
 from srtm.protocol import exchange
 from srtm.protocol.lending import MOST_PTOK, Entry
 from srtm.units import NANO_PER_TOKEN, NS_PER_MS, PICO_PER_TOKEN
@@ -17,6 +17,7 @@ from srtm.units import NANO_PER_TOKEN, NS_PER_MS, PICO_PER_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from srtm.model.books import Account, Books
     from srtm.model.bucket import Limiter
     from srtm.protocol.exchange import Lends
 
@@ -32,12 +33,15 @@ class Lender:
 
     __slots__ = ("_lending", "_me", "_post", "limiter", "terms")
 
-    def __init__(self, me: str, topic: str, limiter: Limiter, terms: Lends, post: Post, now_ns: int) -> None:
-        """Begin beside a share that is in force; `me` is this broker's name."""
+    def __init__(
+        self, me: str, topic: str, limiter: Limiter, terms: Lends, post: Post, now_ns: int, books: Books
+    ) -> None:
+        """Begin beside a share that is in force, and go on with the books of this contract; `me` is this broker."""
         self.limiter = limiter
         self._me = me
         self._post = post
-        self._lending = Lending(topic, limiter, now_ns, rule=RULES[terms.rule], round_trip_ns=_FIRST_ROUND_TRIP_NS)
+        took_ns = books.round_trip_ns or _FIRST_ROUND_TRIP_NS
+        self._lending = Lending(topic, limiter, now_ns, rule=RULES[terms.rule], round_trip_ns=took_ns, books=books)
         self.join(terms, now_ns)
 
     def join(self, terms: Lends, now_ns: int) -> None:
@@ -47,10 +51,9 @@ class Lender:
         shares = {peer.name: peer.share.bucket for peer in terms.peers if peer.name != self._me}
         self._lending.join(terms.birth, shares, now_ns)
 
-    def follow(self, earlier: Lender) -> None:
-        """Go on counting where an earlier one of the topic stopped."""
-        self._lending.counts = earlier._lending.counts
-        self._lending.round_trip_ns = earlier._lending.round_trip_ns
+    def expects(self, peer: str, incarnation: int) -> bool:
+        """Whether the controller named this very process as a peer, not one that had its name before or since."""
+        return any(each.name == peer and each.incarnation in (0, incarnation) for each in self.terms.peers)
 
     def forget(self, now_ns: int) -> None:
         """Messages have given up claims on tokens: take no answer to what was asked before."""
@@ -64,29 +67,55 @@ class Lender:
             self._say(peer, ask.id, ask.want_ptok, ask.level_ptok, asks=True)
         return lending.wake_ns
 
-    def asked(self, peer: str, entry: Entry, now_ns: int, waiting: int) -> None:
-        """Answer a peer that asks. The gate has released what was due."""
-        ask = Ask(entry.topic, entry.birth, entry.id, entry.ptok, entry.level_ptok)
-        answer = self._lending.lend(peer, ask, now_ns, waiting)
-        if answer is not None:
-            self._say(peer, answer.id, answer.lent_ptok, answer.level_ptok, asks=False)
+    def asked(self, peer: str, incarnation: int, entry: Entry, now_ns: int, waiting: int) -> int:
+        """Answer a peer that asks; returns the pico-tokens that come, which is 0 or negative.
 
-    def answered(self, peer: str, entry: Entry, now_ns: int, waiting: int) -> None:
-        """Take what a peer lends. The gate has released what was due, and is drained next."""
-        self._lending.borrow(peer, Lent(entry.topic, entry.id, entry.ptok, entry.level_ptok), now_ns, waiting)
+        The gate has released what was due.
+        """
+        ask = Ask(entry.topic, entry.birth, entry.id, entry.ptok, entry.level_ptok)
+        answer = self._lending.lend(peer, ask, now_ns, waiting, incarnation)
+        if answer is None:
+            return 0
+        self._say(peer, answer.id, answer.lent_ptok, answer.level_ptok, asks=False)
+        return -answer.lent_ptok
+
+    def answered(self, peer: str, incarnation: int, entry: Entry, now_ns: int, waiting: int) -> int:
+        """Take what a peer lends; returns the pico-tokens. The gate has released what was due, and is drained next."""
+        lent = Lent(entry.topic, entry.id, entry.ptok, entry.level_ptok)
+        return self._lending.borrow(peer, lent, now_ns, waiting, incarnation)
 
     def _say(self, peer: str, number: int, ptok: int, level_ptok: int, *, asks: bool) -> None:
         level_ptok = max(level_ptok, -MOST_PTOK)  # millions of messages wait: how many does not matter
         self._post(peer, asks, Entry(self._lending.topic, self.terms.birth, number, ptok, level_ptok))
 
-    def statistics(self) -> exchange.Lent:
-        """A snapshot."""
-        counts: Counts = self._lending.counts
-        return exchange.Lent(
-            counts.asks,
-            counts.unanswered,
-            counts.lent_ptok // _PICO_PER_NANO,
-            counts.borrowed_ptok // _PICO_PER_NANO,
-            counts.lost_ptok // _PICO_PER_NANO,
-            self._lending.round_trip_ns,
-        )
+
+def reported(books: Books) -> exchange.Lent:
+    """Books as the controller and `/stats` get them."""
+    total = books.total
+    return exchange.Lent(
+        total.asks,
+        total.unanswered,
+        total.lent_ptok // _PICO_PER_NANO,
+        total.borrowed_ptok // _PICO_PER_NANO,
+        total.lost_ptok // _PICO_PER_NANO,
+        books.round_trip_ns,
+        books.spent,
+        [_peer(name, account) for name, account in sorted(books.accounts.items())],
+    )
+
+
+def _peer(name: str, account: Account) -> exchange.PeerLent:
+    lent, borrowed = account.lent_ptok, account.borrowed_ptok
+    return exchange.PeerLent(
+        name,
+        account.asks,
+        account.unanswered,
+        account.heard,
+        account.refused,
+        account.lost_ptok // _PICO_PER_NANO,
+        [
+            (each, lent.get(each, 0) // _PICO_PER_NANO, borrowed.get(each, 0) // _PICO_PER_NANO)
+            for each in sorted(lent.keys() | borrowed.keys())
+        ],
+        account.sketch.flat,
+    )

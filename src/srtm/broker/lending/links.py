@@ -3,6 +3,8 @@
 In: names and addresses of peers, sockets of brokers that connect. Out: what they say, in an inbox. A connection that
 breaks is made again, with waits that grow; while there is none, asks are lost.
 
+A broker with a certificate connects by TLS, and verifies its peers; one that requires TLS refuses all others.
+
 Always holds: nobody is heard that has not proved to have the control token, if this broker has one; and nobody is
 asked whose name is not the one that the controller gave.
 """
@@ -12,19 +14,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from srtm.broker.lending.lenders import Heard
 from srtm.broker.lending.pipe import Pipe
+from srtm.broker.options import tls_of, tls_to_peers
 from srtm.errors import InputError, ProtocolError
 from srtm.net.backoff import Backoff
 from srtm.net.explain import explained
 from srtm.net.sockets import connect, split_address
+from srtm.net.tls import Tls
 from srtm.protocol.lending import (
     MAGIC,
+    MAGIC_TLS,
     NONCE_SIZE,
     Answers,
     Asks,
+    BeginTls,
     Challenge,
     Hello,
     Refused,
@@ -36,6 +42,7 @@ from srtm.protocol.lending import (
 
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Mapping
 
     from srtm.broker.lending.lenders import Lenders
@@ -48,6 +55,14 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S = 1.0
 _GREET_S = 5.0
+
+
+class Layers(NamedTuple):
+    """TLS of connections from and to other brokers, if this one has a certificate, and whether it is `required`."""
+
+    served: ssl.SSLContext | None
+    used: ssl.SSLContext | None
+    required: bool
 
 
 class Links:
@@ -63,7 +78,7 @@ class Links:
         self.strangers: set[Visitor] = set()  # have connected, and not said who they are
         self.visitors: dict[str, Visitor] = {}
         self.incarnations: dict[str, int] = {}  # as last heard
-        self._open = not options.settings.tls_required
+        self.tls = Layers(tls_of(options), tls_to_peers(options), options.settings.tls_required)
         self._links: dict[str, Link] = {}
 
     def meet(self, peers: Mapping[str, str]) -> None:
@@ -81,11 +96,17 @@ class Links:
         if end is not None and end.greeted and end.pipe is not None:
             end.pipe.post(entry)
 
-    def welcome(self, sock: socket.socket, address: str) -> None:
-        """Serve a broker that has connected and said `MAGIC`."""
+    def welcome(self, sock: socket.socket, address: str, secure: bool, /) -> None:  # noqa: FBT001 - a callback
+        """Serve a broker that has connected and said `MAGIC`, or `MAGIC_TLS` to be `secure`."""
         visitor = Visitor(self, sock, address)
-        if not self._open:
-            visitor.refuse("this broker requires TLS, which lending does not have")
+        if not secure and self.tls.required:
+            visitor.refuse("this broker requires TLS: start the other one with --tls-cert and --tls-key, too")
+        elif secure and self.tls.served is None:
+            visitor.refuse("this broker has no certificate: start it with --tls-cert and --tls-key, too")
+        elif secure:
+            visitor.secure()
+        else:
+            visitor.challenge()
 
     def close(self) -> None:
         """Leave all."""
@@ -97,25 +118,36 @@ class Links:
 class Visitor:
     """A broker that connected, and asks."""
 
-    __slots__ = ("_links", "_nonce", "address", "greeted", "name", "pipe")
+    __slots__ = ("_links", "_nonce", "address", "greeted", "incarnation", "name", "pipe")
 
     def __init__(self, links: Links, sock: socket.socket, address: str) -> None:
         self.address = address
         self.greeted = False
         self.name = ""
+        self.incarnation = 0
         self._links = links
         self._nonce = secrets.token_bytes(NONCE_SIZE)
         self.pipe = Pipe(sock, links.turn, links.poller, self._take, self._lost, asks=False)
-        self.pipe.send(encode(Challenge(self._nonce)))
         links.strangers.add(self)
         links.turn.loop.call_later(_GREET_S, self._check_greeting)
+
+    def secure(self) -> None:
+        """Let the handshake begin; the challenge follows it."""
+        context = self._links.tls.served
+        assert context is not None
+        self.pipe.send(encode(BeginTls()))
+        self.pipe.secure(Tls(context), self.challenge)
+
+    def challenge(self) -> None:
+        """Ask for a proof that it has the control token."""
+        self.pipe.send(encode(Challenge(self._nonce)))
 
     def _take(self, message: Message) -> None:
         match message:
             case Hello() if not self.greeted:
                 self._greet(message)
             case Asks(entries) if self.greeted:
-                self._links.lenders.inbox += [Heard(self.name, True, entry) for entry in entries]
+                self._links.lenders.inbox += [Heard(self.name, True, entry, self.incarnation) for entry in entries]
             case _:
                 raise ProtocolError("E_INVALID", f"unexpected {type(message).__name__.lower()}")
 
@@ -124,7 +156,7 @@ class Visitor:
         if not proves(said, self._nonce, links.token):
             self.refuse("the control tokens of these brokers differ")
             raise ProtocolError("E_INVALID", "refused")
-        self.greeted, self.name = True, said.name
+        self.greeted, self.name, self.incarnation = True, said.name, said.incarnation
         links.strangers.discard(self)
         if earlier := links.visitors.get(said.name):
             earlier.pipe.close()
@@ -158,12 +190,13 @@ class Visitor:
 class Link:
     """The connection to one peer that this broker asks, made again whenever it breaks."""
 
-    __slots__ = ("_ended", "_links", "_problem", "_task", "address", "greeted", "name", "pipe")
+    __slots__ = ("_ended", "_links", "_problem", "_task", "address", "greeted", "incarnation", "name", "pipe")
 
     def __init__(self, links: Links, name: str, address: str) -> None:
         self.name = name
         self.address = address
         self.greeted = False
+        self.incarnation = 0
         self.pipe: Pipe | None = None
         self._links = links
         self._problem = ""
@@ -188,7 +221,7 @@ class Link:
                 links = self._links
                 self._ended.clear()
                 self.pipe = Pipe(sock, links.turn, links.poller, self._take, self._lost, asks=True)
-                self.pipe.send(MAGIC)
+                self.pipe.send(MAGIC if links.tls.used is None else MAGIC_TLS)
                 await self._ended.wait()
                 if self.greeted:
                     backoff.reset()
@@ -202,21 +235,28 @@ class Link:
     def _take(self, message: Message) -> None:
         links = self._links
         assert self.pipe is not None
+        secures = links.tls.used is not None
         match message:
-            case Challenge(nonce):
+            case BeginTls() if secures and not self.pipe.secured:
+                assert links.tls.used is not None
+                self.pipe.secure(Tls(links.tls.used, split_address(self.address)[0]))
+            case Challenge(nonce) if self.pipe.secured == secures:  # a token is proved to nobody in the clear
                 self.pipe.send(encode(hello(links.name, links.incarnation, nonce, links.token)))
-            case Welcome(name, _) if name == self.name:
-                self.greeted = True
+            case Welcome(name, incarnation) if name == self.name:
+                self.greeted, self.incarnation = True, incarnation
             case Welcome(name, _):
                 raise ProtocolError("E_INVALID", f"broker {name} is there instead")
             case Refused(reason):
                 raise ProtocolError("E_INVALID", f"it refuses: {reason}")
             case Answers(entries) if self.greeted:
-                links.lenders.inbox += [Heard(self.name, False, entry) for entry in entries]
+                links.lenders.inbox += [Heard(self.name, False, entry, self.incarnation) for entry in entries]
             case _:
                 raise ProtocolError("E_INVALID", f"unexpected {type(message).__name__.lower()}")
 
     def _lost(self, problem: str) -> None:
+        if self.pipe is not None and not self.pipe.ready:
+            host = split_address(self.address)[0]
+            problem += f"; its certificate must name {host}, and --tls-root-ca-file must vouch for it"
         self.pipe = None
         self._problem = problem
         self._ended.set()

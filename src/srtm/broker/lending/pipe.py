@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from srtm.errors import ProtocolError
+from srtm.net.compression import BadStream
 from srtm.net.explain import explained
 from srtm.net.writer import Writer
 from srtm.protocol.lending import Answers, Asks, Decoder, encode
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.poller import Poller
     from srtm.broker.turn import Turn
+    from srtm.net.tls import Tls
     from srtm.protocol.lending import Entry, Message
 
 _READ_SIZE = 64 * 1024
@@ -27,7 +29,19 @@ _READ_SIZE = 64 * 1024
 class Pipe:
     """One connection to another broker; `take` gets its messages, and `lost` why it ended, unless we closed it."""
 
-    __slots__ = ("_decoder", "_kind", "_lost", "_poller", "_said", "_sock", "_take", "_turn", "_writer")
+    __slots__ = (
+        "_begin",
+        "_decoder",
+        "_kind",
+        "_lost",
+        "_poller",
+        "_said",
+        "_sock",
+        "_take",
+        "_tls",
+        "_turn",
+        "_writer",
+    )
 
     def __init__(
         self,
@@ -47,13 +61,31 @@ class Pipe:
         self._lost = lost
         self._kind = Asks if asks else Answers
         self._decoder = Decoder()
+        self._tls: Tls | None = None
+        self._begin: Callable[[], None] | None = None  # after the handshake
         self._said: list[Entry] = []  # in this turn
         self._writer = Writer(turn.loop, sock, lambda: None, lambda error: self._end(explained(error)))
         poller.add(sock, self._readable)
 
+    def secure(self, tls: Tls, begin: Callable[[], None] | None = None) -> None:
+        """Go on inside of TLS, and `begin` when its handshake is done; a client starts the handshake at once."""
+        self._tls, self._begin = tls, begin
+        if not tls.serves:
+            self._decoded(b"")
+
+    @property
+    def secured(self) -> bool:
+        """Whether TLS has begun."""
+        return self._tls is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is no handshake to wait for."""
+        return self._tls is None or self._tls.ready
+
     def send(self, data: bytes) -> None:
         """Write at once."""
-        self._writer.write(data)
+        self._writer.write(self._tls.encode(data) if self._tls else data)
 
     def post(self, entry: Entry) -> None:
         """Say something at the end of this turn; there must be one."""
@@ -65,7 +97,7 @@ class Pipe:
         """Write what this turn has said, unless the peer does not read."""
         said, self._said = self._said, []
         if not self._writer.waiting:
-            self._writer.write(encode(self._kind(said)))
+            self.send(encode(self._kind(said)))
 
     def _readable(self) -> None:
         """Read once; the caller ends the turn."""
@@ -80,10 +112,27 @@ class Pipe:
             self._end("it closed the connection")
             return
         try:
-            for message in self._decoder.feed(data):
+            for message in self._decoder.feed(self._decoded(data)):
                 self._take(message)
-        except ProtocolError as problem:
+        except (BadStream, ProtocolError) as problem:
             self._end(str(problem))
+        else:
+            if self._tls is not None and self._tls.ended:
+                self._end("it closed the connection")
+
+    def _decoded(self, data: bytes) -> bytes:
+        """Bytes of the protocol; what TLS itself has to say is written at once."""
+        if self._tls is None:
+            return data
+        try:
+            plain = self._tls.decode(data)
+        finally:
+            self._writer.write(self._tls.pending())
+        begin = self._begin
+        if self._tls.ready and begin is not None:
+            self._begin = None
+            begin()
+        return plain
 
     def _end(self, problem: str) -> None:
         if self._sock.fileno() >= 0:

@@ -34,6 +34,8 @@ def print_explanation(found: dict[str, Any], over_contract: str | None) -> None:
         print(f"round {number}: k = {each['k']}, worst broker {in_ms(worst)}, {each['seconds']:.0f} s{certain}{broken}")
     for broker, others in found.get("neighbours", {}).items():
         print(f"{broker} also carries {', '.join(f'{other!r} ({slo_ms:g} ms)' for other, slo_ms in others.items())}")
+    for broker, evidence in found.get("accused", {}).items():
+        print(f"{broker} is excluded from lending: {evidence}")
     if found.get("refused"):
         print(f"refused: {found['refused']}")
 

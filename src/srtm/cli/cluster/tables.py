@@ -52,12 +52,40 @@ def p99_of(points: dict[str, float] | None) -> str:
 
 def lending_of(lending: dict[str, Any]) -> str:
     """What brokers lend each other, in a sentence."""
-    rule = lending["rule"] if lending["rule"] == lending["chosen"] else f"{lending['rule']}, now {lending['chosen']}"
-    took = "" if lending["round_trip_ms"] is None else f", round trip {in_ms(lending['round_trip_ms'])}"
+    mode = lending["mode"] if lending["mode"] == lending["chosen"] else f"{lending['mode']}, now {lending['chosen']}"
     return (
-        f"lending {rule}: {lending['asks']:,} asks ({lending['unanswered']:,} unanswered),"
-        f" {lending['lent']:,.0f} tokens lent, {lending['borrowed']:,.0f} borrowed, {lending['lost']:,.0f} lost{took}"
+        f"lending {mode}: {lending['asked']:,} asks ({lending['unanswered']:,} unanswered),"
+        f" {lending['lent']:,.0f} tokens lent, {lending['borrowed']:,.0f} borrowed, {lending['lost']:,.0f} lost"
     )
+
+
+def lending_table(topic: dict[str, Any]) -> Table:
+    """Who lends to whom, and how fast."""
+    numbers = ("tokens/s", "lent", "taken", "lost", "asks", "unanswered", "rtt p50", "rtt p99")
+    table = new_table("lender", "borrower", *numbers, title=f"{topic['topic']}: {lending_of(topic['lending'])}")
+    for pair in topic["lending"]["peers"]:
+        took = pair["rtt_ms"]
+        table.add_row(
+            pair["lender"],
+            pair["borrower"],
+            f"{pair['per_second']:,.1f}",
+            f"{pair['lent']:,.0f}",
+            f"{pair['borrowed']:,.0f}",
+            f"{pair['lost']:,.0f}",
+            f"{pair['asked']:,}",
+            f"{pair['unanswered']:,}",
+            in_ms(took["p50"]) if took else "—",
+            in_ms(took["p99"]) if took else "—",
+        )
+    return table
+
+
+def accusations(topic: dict[str, Any]) -> list[str]:
+    """Brokers that are excluded from lending, one sentence each."""
+    return [
+        f"{topic['topic']}: {each['broker']} is excluded from lending: {each['evidence']}"
+        for each in topic.get("lending", {}).get("accused", ())
+    ]
 
 
 def print_topic(topic: dict[str, Any]) -> None:
@@ -77,7 +105,12 @@ def print_topic(topic: dict[str, Any]) -> None:
             p99_of(each["total_ms"]),
         )
     print_table(table)
-    if topic.get("lending", {}).get("rule", "off") != "off":
-        print(lending_of(topic["lending"]))
+    if topic.get("lending", {}).get("mode", "off") != "off":
+        if topic["lending"]["peers"]:
+            print_table(lending_table(topic))
+        else:
+            print(lending_of(topic["lending"]))
+    for accusation in accusations(topic):
+        print(accusation)
     for event in topic["events"][-10:]:
         print(f"{event['ago_s']:8.1f} s ago  {event['kind']}: {event['text']}")

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
-from srtm.cli.cluster.tables import table_of
+from srtm.cli.cluster.tables import accusations, lending_table, table_of
 from srtm.cli.common import AsJson, in_ms, new_table, print_json
 from srtm.cli.remote import HERE, Controller, ask
 
@@ -82,4 +83,6 @@ def tables(seen: dict[str, Any]) -> Group:
             in_ms(broker["lag_ms"]),
             broker["address"],
         )
-    return Group(table_of(seen["topics"]), brokers)
+    lending = [lending_table(topic) for topic in seen["topics"] if topic.get("lending", {}).get("peers")]
+    lies = [Text(line, style="bold red") for topic in seen["topics"] for line in accusations(topic)]
+    return Group(table_of(seen["topics"]), brokers, *lending, *lies)

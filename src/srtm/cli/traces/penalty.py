@@ -19,17 +19,20 @@ from srtm.cli.common import (
     Trace,
     contracts_from,
     new_table,
+    plain,
     print_json,
     print_table,
     report_errors,
     spark_for,
 )
-from srtm.units import format_instant, format_ns, parse_duration_ns
+from srtm.units import PICO_PER_TOKEN, format_instant, format_ns, parse_duration_ns
+from srtm.workload.trace import moved_in
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from srtm.pipeline.penalty import Cost, TopicPenalty, Waits
+    from srtm.workload.trace import Moved
 
 
 def penalty(
@@ -48,6 +51,7 @@ def penalty(
     """Measure what splitting the token bucket cost a recorded run: the DRL penalty.
 
     The penalty is how much longer messages waited for tokens than they would have with one bucket.
+    If brokers lent each other tokens, it is what lending left of the penalty.
     The trace must have the columns broker and release_ns.
 
     Example:
@@ -58,24 +62,29 @@ def penalty(
     contracts = contracts_from(r, b, contract)
     with spark_for(trace, "adding up", master, remote, spark_conf) as (spark, _):
         lines = run(trace, contracts, spark, window_ns=parse_duration_ns(window))
+    moved = moved_in(trace) if trace.exists() else {}
     if as_json or form is Format.JSON:
-        print_json({"topics": [facts(line) for line in lines]})
+        print_json({"topics": [facts(line, moved.get(line.topic)) for line in lines]})
     else:
         for line in lines:
             if line.whole:
                 print_table(_table(line, worst))
+                _print_moved(line.topic, moved.get(line.topic, {}))
     report_errors([(line.topic, line.error) for line in lines])
 
 
-def facts(line: TopicPenalty) -> dict[str, object]:
-    """A topic's part of the JSON document."""
+def facts(line: TopicPenalty, moved: dict[str, Moved] | None = None) -> dict[str, object]:
+    """A topic's part of the JSON document, with what its brokers lent, if they did."""
     if line.whole is None:
         return {"topic": line.topic, "messages": line.messages, "error": line.error}
     return {
         "topic": line.topic,
         "messages": line.messages,
         **_cost(line.whole),
-        "brokers": [{"broker": name, **_cost(cost)} for name, cost in line.brokers.items()],
+        "brokers": [
+            {"broker": name, **_cost(cost), "lending": _lending((moved or {}).get(name))}
+            for name, cost in line.brokers.items()
+        ],
         "windows": [
             {
                 "begin_ns": window.begin_ns,
@@ -86,6 +95,19 @@ def facts(line: TopicPenalty) -> dict[str, object]:
         ],
         "error": None,
     }
+
+
+def _lending(moved: Moved | None) -> dict[str, float] | None:
+    """What a broker lent and borrowed, in tokens."""
+    if moved is None:
+        return None
+    return {"lent": moved.lent_ptok / PICO_PER_TOKEN, "borrowed": moved.borrowed_ptok / PICO_PER_TOKEN}
+
+
+def _print_moved(topic: str, moved: dict[str, Moved]) -> None:
+    for broker, (lent, borrowed) in sorted(moved.items()):
+        amounts = f"lent {lent / PICO_PER_TOKEN:,.0f} tokens and borrowed {borrowed / PICO_PER_TOKEN:,.0f}"
+        print(f"{plain(topic)}: {plain(broker)} {amounts}; the waits above include them")
 
 
 def _cost(cost: Cost) -> dict[str, object]:

@@ -36,6 +36,7 @@ def explained(topic: ManagedTopic, controller: Controller) -> dict[str, Any]:
         "topic": topic.name,
         "policy": contract.policy,
         "lending": contract.lending,
+        "accused": dict(sorted(topic.lending.accused.items())),
         "k": len(topic.layout.place.brokers),
         "quotas": dict(sorted(rates.items())),
         "measured": described(topic.fitting.last) if topic.fitting.last else None,

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from srtm.control.controller import Controller
-    from srtm.control.statistics import LentStatistics, MemberStatistics, TopicStatistics
+    from srtm.control.lent import PairStatistics
+    from srtm.control.statistics import MemberStatistics, TopicStatistics
 
 _MS_PER_S = 1000
 
@@ -65,12 +66,13 @@ _TOPICS: list[tuple[str, str, Callable[[TopicStatistics], float | None]]] = [
         lambda topic: None if topic.penalty_ms is None else topic.penalty_ms / _MS_PER_S,
     ),
 ]
-_LENDING: list[tuple[str, str, Callable[[LentStatistics], float]]] = [
-    ("asks", "Times that the broker asked another one for tokens.", lambda part: part.asks),
-    ("unanswered_asks", "Asks without an answer.", lambda part: part.unanswered),
-    ("lent_tokens", "Tokens lent to other brokers.", lambda part: part.lent),
-    ("borrowed_tokens", "Tokens borrowed from other brokers.", lambda part: part.borrowed),
-    ("lost_tokens", "Tokens that came too late, or had no room left.", lambda part: part.lost),
+_LENDING: list[tuple[str, str, Callable[[PairStatistics], float]]] = [
+    ("asks", "Times that the broker asked its peer for tokens.", lambda pair: pair.asked),
+    ("unanswered_asks", "Asks without an answer in time.", lambda pair: pair.unanswered),
+    ("refused_asks", "Asks that the peer refused because they came too often.", lambda pair: pair.refused),
+    ("lent_tokens", "Tokens that the peer lent to the broker.", lambda pair: pair.lent),
+    ("borrowed_tokens", "Tokens of the peer that the broker took.", lambda pair: pair.borrowed),
+    ("lost_tokens", "Tokens of the peer that came too late, or had no room left.", lambda pair: pair.lost),
 ]
 
 
@@ -126,15 +128,24 @@ class _Cluster(Collector):
 def _lending(topics: Iterable[TopicStatistics]) -> Iterator[Metric]:
     rules = [((each.topic, one), each.lending.chosen == one) for each in topics for one in RULES]
     yield _gauge("topic_lending_rule", "1 for the rule that brokers follow now.", ["topic", "rule"], rules)
-    parts = [((each.topic, part.broker), part.lending) for each in topics for part in each.brokers if part.lending]
+    pairs = [(each.topic, pair) for each in topics for pair in each.lending.peers]
+    labels = ["topic", "broker", "peer"]
     for name, text, of in _LENDING:
-        family = CounterMetricFamily(f"srtm_cluster_topic_lending_{name}", text, labels=["topic", "broker"])
-        for labels, part in parts:
-            family.add_metric(labels, of(part))
+        family = CounterMetricFamily(f"srtm_cluster_topic_lending_{name}", text, labels=labels)
+        for topic, pair in pairs:
+            family.add_metric((topic, pair.borrower, pair.lender), of(pair))
         yield family
-    took = [(labels, part.round_trip_ms / _MS_PER_S) for labels, part in parts if part.round_trip_ms is not None]
-    text = "Time from an ask to its answer, lately."
-    yield _gauge("topic_lending_round_trip_seconds", text, ["topic", "broker"], took)
+    took = [
+        ((topic, pair.borrower, pair.lender, quantile), value_ms / _MS_PER_S)
+        for topic, pair in pairs
+        if pair.rtt_ms
+        for quantile, value_ms in (("0.5", pair.rtt_ms.p50), ("0.99", pair.rtt_ms.p99))
+    ]
+    text = "Time from an ask of the broker to the answer of its peer, over the latest asks."
+    yield _gauge("topic_lending_round_trip_seconds", text, [*labels, "quantile"], took)
+    accused = [((each.topic, one.broker), 1) for each in topics for one in each.lending.accused]
+    text = "1 if the broker is excluded from lending: its books or its spending cannot be explained."
+    yield _gauge("topic_lending_accused", text, ["topic", "broker"], accused)
 
 
 def _idle(topics: Iterable[TopicStatistics]) -> Metric:

@@ -104,6 +104,9 @@ const contract = ({ slo_ms = 1, r = "", b = "" } = {}) => [
   { name: "b", label: "b (tokens)", type: "number", min: 1, step: "any", value: b, required: true },
 ];
 
+const LENDING = ["off", "when_waiting", "early", "auto"];
+const lending = (now) => ({ name: "lending", label: "Brokers lend tokens", options: [now, ...LENDING.filter((each) => each !== now)] });
+
 export async function create() {
   const { policies } = await ask("GET", "policies.json");
   return confirmed({
@@ -116,10 +119,11 @@ export async function create() {
       { name: "fit", label: "Fitting", options: ["model", "measure", "none"] },
       { name: "durability", label: "Durability", options: ["memory", "disk"] },
       { name: "overflow", label: "Messages without a token", options: ["wait", "drop"] },
+      lending("off"),
     ],
     yes: "Create",
-    act: ({ name, r, b, slo_ms, policy, fit, durability, overflow }) =>
-      ask("PUT", at(name), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms), policy, fit, durability, overflow }),
+    act: ({ name, r, b, slo_ms, policy, fit, durability, overflow, lending }) =>
+      ask("PUT", at(name), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms), policy, fit, durability, overflow, lending }),
     done: ({ name }) => `Created topic ${name}.`,
   });
 }
@@ -128,9 +132,9 @@ export function change(topic) {
   return confirmed({
     title: `Change ${topic.topic}`,
     text: "Messages keep flowing. A smaller bucket takes effect when every broker has cut its share; then the topic is fitted again.",
-    fields: contract(topic),
+    fields: [...contract(topic), lending(topic.lending.mode)],
     yes: "Change",
-    act: ({ r, b, slo_ms }) => ask("PATCH", at(topic.topic), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms) }),
+    act: ({ r, b, slo_ms, lending }) => ask("PATCH", at(topic.topic), { r: Number(r), b: Number(b), slo_ms: Number(slo_ms), lending }),
     done: () => `Changed the contract of ${topic.topic}.`,
   });
 }

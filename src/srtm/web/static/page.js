@@ -2,6 +2,7 @@
 
 import { $, amount, attribute, bar, clock, count, draw, make, ms, p99, row, rows, show, text } from "./dom.js";
 import { chart, legend } from "./chart.js";
+import { renderLending } from "./lending.js";
 import { ask, askToken, change, create, drain, fit, move, pause, tell, tokenWanted } from "./actions.js";
 
 const KEPT_MS = 600_000;
@@ -276,6 +277,7 @@ function renderDetail() {
   for (const [key, each] of charts) each.update(points, key, topic.slo_ms, cluster.at_ms);
   const shares = Object.entries(topic.brokers).sort(([a], [b]) => compare(a, b));
   renderSharesTable(shares.map(([name, share]) => [name, { share, topic }]));
+  renderLending(topic);
   if (generation !== topic.generation) {
     generation = topic.generation;
     readEvents(topic.topic);
