@@ -63,7 +63,7 @@ class VirtualWire:
         """Put every copy on its way."""
         network = self._world.network
         frame = encode(Asks([entry]) if asks else Answers([entry]))
-        for _ in range(0 if network.loses() else network.copies()):
+        for _ in range(0 if network.loses_between(self._name, peer) else network.copies()):
             self._world.at(network.delay_ns(), self._arrive, peer, frame)
 
     def _arrive(self, peer: str, frame: bytes) -> None:
