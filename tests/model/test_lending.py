@@ -247,6 +247,30 @@ def test_old_epochs_strangers_and_silent_peers_change_nothing() -> None:
     assert asker.borrow("peer", Answer("t", again[1].id, 4 * TOKEN, 6 * TOKEN), late, 0) == 0
 
 
+def test_the_round_trip_is_learned_from_late_answers_and_no_pause_makes_it_endless() -> None:
+    """A peer 20 ms away, where 1 ms was assumed: its first answers are late, and later ones are not."""
+    asker, limiter = two(0, b=100, r=1_000)
+    taken = []
+    for turn in range(1, 13):
+        sent = turn * 10**9
+        limiter.admit(sent, 90)
+        asked = asker.turn(sent, 0)
+        assert asked is not None
+        later = sent + 20 * MS
+        asker.turn(later, 0)  # gives up what took too long
+        taken.append(asker.borrow("peer", Answer("t", asked[1].id, TOKEN, 50 * TOKEN), later, 0))
+    assert taken[:2] == [0, 0]
+    assert taken[-1] == TOKEN
+    assert 5 * MS < asker.round_trip_ns <= 20 * MS
+    limiter.admit(20 * 10**9, 90)
+    asked = asker.turn(20 * 10**9, 0)
+    assert asked is not None
+    before = asker.round_trip_ns
+    asker.turn(30 * 10**9, 0)
+    asker.borrow("peer", Answer("t", asked[1].id, TOKEN, 50 * TOKEN), 30 * 10**9, 0)  # it slept
+    assert asker.round_trip_ns < 2 * before
+
+
 def load(group_size: int, brokers: int) -> tuple[list[TokenBucket], Any, Any]:
     """A topic whose publishers burst alone, or in groups at all brokers at once."""
     from srtm.lab.world import WITH_MARGIN, Simulated
