@@ -1,7 +1,7 @@
 """Clusters in virtual time whose brokers lend each other tokens, whatever else goes wrong.
 
-Beside the invariants of `faults`, two are looked at with every event: no contract's brokers have ever borrowed more than
-they lent, and no waiting message leaves later than its broker's share alone lets it go.
+Beside the invariants of `faults`, two are looked at with every event: no contract's brokers have ever borrowed more
+than they lent, and no waiting message leaves later than its broker's share alone lets it go.
 """
 
 from __future__ import annotations

@@ -216,7 +216,9 @@ class SimulatedCluster:
         number = np.zeros(len(self._brokers), np.int32)
         number[list(shares)] = np.arange(len(shares), dtype=np.int32)
         traffic = times[placed], number[at[placed]], list(shares.values()), round_trip_ns
-        return choose(*traffic, self._slo.quantile) if term == "auto" else (term, lending_delays(*traffic, term))
+        if term == "auto":
+            return choose(*traffic, self._slo.quantile, self._slo.limit_ns)
+        return term, lending_delays(*traffic, term)
 
     def _dealt(self, broker_of: Indices) -> dict[int, tuple[Ints, Indices]]:
         """Each broker's messages in order, and those of unplaced publishers, in one pass over all of them."""
