@@ -139,6 +139,7 @@ class SimulatedCluster:
         self._brokers = brokers
         self._slo = slo
         self._loans = loans
+        self._lent: tuple[bytes, tuple[Rule, Lent]] | None = None  # the last assignment, and what lending did to it
         scan.as_arrivals(topic.arrivals.times_ns)
         if len(topic.arrivals.publisher_of) != len(topic.arrivals.times_ns) or not (
             0 <= topic.arrivals.publisher_of.min() <= topic.arrivals.publisher_of.max() < len(topic.publishers)
@@ -209,6 +210,11 @@ class SimulatedCluster:
         return {broker: delays[at == broker] for broker in shares}
 
     def _lend(self, loans: Loans, broker_of: Indices, shares: Mapping[int, TokenBucket]) -> tuple[Rule, Lent]:
+        if self._lent is None or self._lent[0] != broker_of.tobytes():
+            self._lent = broker_of.tobytes(), self._lend_anew(loans, broker_of, shares)
+        return self._lent[1]
+
+    def _lend_anew(self, loans: Loans, broker_of: Indices, shares: Mapping[int, TokenBucket]) -> tuple[Rule, Lent]:
         term, round_trip_ns = loans
         times, senders = self._topic.arrivals
         at = broker_of[senders]
