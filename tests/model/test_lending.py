@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.lending import LEAST_PATIENCE_NS, Answer, Ask, Lending
-from srtm.model.lending_scan import choose_rule, lending_delays, worst
+from srtm.model.lending_scan import Tails, choose_rule, lending_delays, pick, worst
 from srtm.model.scan import split_access_delays
 from srtm.model.split import split
 from srtm.model.timeline import Timeline, largest_excess
@@ -298,3 +298,26 @@ def test_auto_is_off_if_lending_would_harm() -> None:
     rule = choose_rule(times, broker_of, shares, MS)
     static = worst(split_access_delays(times, broker_of, shares), broker_of)
     assert worst(lending_delays(times, broker_of, shares, MS, rule).delays_ns, broker_of) <= static
+
+
+@pytest.mark.parametrize(
+    ("off", "waiting", "early", "limit_ns", "rule"),
+    [
+        # Worst broker, all messages, mean; asks.
+        (Tails(0, 0, 0, 0), Tails(0, 0, 0, 0), Tails(0, 0, 0, 0), MS, "off"),
+        (Tails(9, 9, 9, 0), Tails(5, 5, 5, 0.1), Tails(1, 1, 1, 0.1), None, "early"),
+        # Both bring the quantile to zero, and one of them is nearer to missing it.
+        (Tails(9, 9, 9, 0), Tails(0, 0, 5, 0.1), Tails(0, 0, 1, 0.1), MS, "early"),
+        (Tails(9, 9, 9, 0), Tails(0, 0, 5, 0.1), Tails(0, 0, 6, 0.1), MS, "when_waiting"),
+        # What asks often must be needed: half of the SLO is for processing.
+        (Tails(9 * MS, 9, 9, 0), Tails(MS // 2, 5, 5, 0.1), Tails(0, 0, 1, 0.11), MS, "when_waiting"),
+        (Tails(9 * MS, 9, 9, 0), Tails(MS // 2 + 1, 5, 5, 0.1), Tails(0, 0, 1, 0.11), MS, "early"),
+        (Tails(MS // 2, 9, 9, 0), Tails(5, 5, 5, 0.11), Tails(0, 0, 1, 0.5), MS, "off"),
+        # Better for some, and worse for others.
+        (Tails(9, 9, 9, 0), Tails(10, 5, 5, 0), Tails(9, 9, 10, 0), None, "off"),
+    ],
+)
+def test_auto_weighs_delays_against_asks(
+    off: Tails, waiting: Tails, early: Tails, limit_ns: int | None, rule: Rule
+) -> None:
+    assert pick({"off": off, "when_waiting": waiting, "early": early}, limit_ns) == rule
