@@ -78,7 +78,8 @@ def run(world: World, point: Point, seed: int) -> list[Row]:
             for rule in RULES
         }
         chosen = pick({rule: tails for rule, (tails, _) in found.items()}, round(SLO_MS * NS_PER_MS))
-        for name, rule in {**{rule: rule for rule in RULES}, "auto": chosen}.items():
+        named: list[tuple[str, Rule]] = [*((rule, rule) for rule in RULES), ("auto", chosen)]
+        for name, rule in named:
             row = {**point, "round_trip_ms": float(round_trip_ms), "rule": name, "chosen": chosen, **found[rule][1]}
             rows.append({**row, "one_bucket_p99_ms": one})
     return rows
