@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import structs
@@ -28,6 +29,9 @@ from srtm.protocol.exchange import Contract
 from srtm.testing.virtual import VirtualCluster
 from srtm.testing.virtual_broker import VirtualBroker
 from srtm.units import NANO_PER_TOKEN, NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from srtm.model.lending import Term
 
 LEASE_S = 3.0
 LAST_S = 15.0
@@ -128,6 +132,10 @@ class Run:
         """The SLO of the next contract."""
         return NS_PER_MS
 
+    def lending(self) -> Term:
+        """By which rule brokers of the next contract lend."""
+        return "off"
+
     def actions(self) -> tuple[str, ...]:
         """What may happen next."""
         return FAULTS + ACTIONS
@@ -190,6 +198,7 @@ class Run:
             policy=rng.choice(["srtm", "lb", "max_min", "conc"]),
             fit=rng.choice(["measure", "none"]),
             adapt=rng.random() < 0.8,
+            lending=self.lending(),
         )
         topic = world.controller.create(name, contract, world.now_ns)
         if rng.random() < 0.5:

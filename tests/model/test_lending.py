@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from srtm.model.bucket import Limiter, TokenBucket
 from srtm.model.lending import LEAST_PATIENCE_NS, Answer, Ask, Lending
-from srtm.model.lending_scan import choose_rule, lending_delays, worst
+from srtm.model.lending_scan import Tails, choose_rule, lending_delays, pick, worst
 from srtm.model.scan import split_access_delays
 from srtm.model.split import split
 from srtm.model.timeline import Timeline, largest_excess
@@ -247,6 +247,30 @@ def test_old_epochs_strangers_and_silent_peers_change_nothing() -> None:
     assert asker.borrow("peer", Answer("t", again[1].id, 4 * TOKEN, 6 * TOKEN), late, 0) == 0
 
 
+def test_the_round_trip_is_learned_from_late_answers_and_no_pause_makes_it_endless() -> None:
+    """A peer 20 ms away, where 1 ms was assumed: its first answers are late, and later ones are not."""
+    asker, limiter = two(0, b=100, r=1_000)
+    taken = []
+    for turn in range(1, 13):
+        sent = turn * 10**9
+        limiter.admit(sent, 90)
+        asked = asker.turn(sent, 0)
+        assert asked is not None
+        later = sent + 20 * MS
+        asker.turn(later, 0)  # gives up what took too long
+        taken.append(asker.borrow("peer", Answer("t", asked[1].id, TOKEN, 50 * TOKEN), later, 0))
+    assert taken[:2] == [0, 0]
+    assert taken[-1] == TOKEN
+    assert 5 * MS < asker.round_trip_ns <= 20 * MS
+    limiter.admit(20 * 10**9, 90)
+    asked = asker.turn(20 * 10**9, 0)
+    assert asked is not None
+    before = asker.round_trip_ns
+    asker.turn(30 * 10**9, 0)
+    asker.borrow("peer", Answer("t", asked[1].id, TOKEN, 50 * TOKEN), 30 * 10**9, 0)  # it slept
+    assert asker.round_trip_ns < 2 * before
+
+
 def load(group_size: int, brokers: int) -> tuple[list[TokenBucket], Any, Any]:
     """A topic whose publishers burst alone, or in groups at all brokers at once."""
     from srtm.lab.world import WITH_MARGIN, Simulated
@@ -274,3 +298,26 @@ def test_auto_is_off_if_lending_would_harm() -> None:
     rule = choose_rule(times, broker_of, shares, MS)
     static = worst(split_access_delays(times, broker_of, shares), broker_of)
     assert worst(lending_delays(times, broker_of, shares, MS, rule).delays_ns, broker_of) <= static
+
+
+@pytest.mark.parametrize(
+    ("off", "waiting", "early", "limit_ns", "rule"),
+    [
+        # Worst broker, all messages, mean; asks.
+        (Tails(0, 0, 0, 0), Tails(0, 0, 0, 0), Tails(0, 0, 0, 0), MS, "off"),
+        (Tails(9, 9, 9, 0), Tails(5, 5, 5, 0.1), Tails(1, 1, 1, 0.1), None, "early"),
+        # Both bring the quantile to zero, and one of them is nearer to missing it.
+        (Tails(9, 9, 9, 0), Tails(0, 0, 5, 0.1), Tails(0, 0, 1, 0.1), MS, "early"),
+        (Tails(9, 9, 9, 0), Tails(0, 0, 5, 0.1), Tails(0, 0, 6, 0.1), MS, "when_waiting"),
+        # What asks often must be needed: half of the SLO is for processing.
+        (Tails(9 * MS, 9, 9, 0), Tails(MS // 2, 5, 5, 0.1), Tails(0, 0, 1, 0.11), MS, "when_waiting"),
+        (Tails(9 * MS, 9, 9, 0), Tails(MS // 2 + 1, 5, 5, 0.1), Tails(0, 0, 1, 0.11), MS, "early"),
+        (Tails(MS // 2, 9, 9, 0), Tails(5, 5, 5, 0.11), Tails(0, 0, 1, 0.5), MS, "off"),
+        # Better for some, and worse for others.
+        (Tails(9, 9, 9, 0), Tails(10, 5, 5, 0), Tails(9, 9, 10, 0), None, "off"),
+    ],
+)
+def test_auto_weighs_delays_against_asks(
+    off: Tails, waiting: Tails, early: Tails, limit_ns: int | None, rule: Rule
+) -> None:
+    assert pick({"off": off, "when_waiting": waiting, "early": early}, limit_ns) == rule

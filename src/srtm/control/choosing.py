@@ -33,8 +33,9 @@ class Choosing:
         round_trip_ns: int,
         quantile: str,
         seed: int,
+        limit_ns: int | None = None,
     ) -> None:
-        """`placed` are publishers with their brokers, all of which have shares."""
+        """`placed` are publishers with their brokers, all of which have shares; `limit_ns` is the SLO."""
         self.topic = topic
         self.job: Callable[[], None] | None = self._choose
         self.given_up = ""  # why there is no rule
@@ -44,6 +45,7 @@ class Choosing:
         self._round_trip_ns = round_trip_ns
         self._quantile = quantile
         self._seed = seed
+        self._limit_ns = limit_ns
 
     def _choose(self) -> None:
         number = {broker: index for index, broker in enumerate(self._shares)}
@@ -51,6 +53,7 @@ class Choosing:
             arrivals = expected([publisher for publisher, _ in self._placed], self._seed)
             broker_of = np.array([number[broker] for _, broker in self._placed], np.int32)[arrivals.publisher_of]
             shares = list(self._shares.values())
-            self.rule = choose_rule(arrivals.times_ns, broker_of, shares, self._round_trip_ns, self._quantile)
+            traffic = arrivals.times_ns, broker_of, shares, self._round_trip_ns
+            self.rule = choose_rule(*traffic, self._quantile, self._limit_ns)
         except SRTMError as problem:  # too much traffic, or too large a bucket
             self.given_up = str(problem)

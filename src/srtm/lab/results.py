@@ -20,6 +20,7 @@ from srtm.lab import (
     garbage,
     kernel_time,
     lending,
+    lent_splits,
     other_minute,
     prop1,
     shipped,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _FILES = (
     *(prop1, sync, kernel_time, garbage, adaptor, fig6, fig7, fig8, fig9, fig11, table1, other_minute),
-    *(fast_fit, burst_split, lending, found_groups, agreement, shipped),
+    *(fast_fit, burst_split, lending, lent_splits, found_groups, agreement, shipped),
 )
 LIVE = "-live"
 RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result in file.RESULTS}

@@ -35,8 +35,8 @@ WORTH = 16  # before they do, asking must promise a token and a sixteenth of b: 
 _NEVER = 2**63 - 1
 # Rows of the array that `scan_lending` keeps its brokers in, and the stages of an ask.
 (_RATE, _BURST, _HORIZON, _BACKLOG, _LAST, _HEAD, _TAIL, _WAITED) = range(8)
-(_STAGE, _WHEN, _PEER, _WANT, _LEVEL, _TOP, _GRANT) = range(8, 15)
-LENDING_ROWS = 15
+(_STAGE, _WHEN, _PEER, _WANT, _LEVEL, _TOP, _GRANT, _CALM) = range(8, 16)
+LENDING_ROWS = 16
 _NONE, _ASKED, _ANSWERED, _RETRY = range(4)
 
 
@@ -253,6 +253,14 @@ def wanted(worth: int, waiting: int, level: int, burst: int, refill: int, peer_l
     return want if want >= (LEAST if need else max(TOKEN, burst // worth)) else 0
 
 
+def calm_level(worth: int, burst: int, peer_burst: int) -> int:
+    """A level from which on `wanted` is nothing while no message waits, whatever peers up to this b have."""
+    if not worth:
+        return -LIMIT
+    own, peer, least = burst // GRAIN, peer_burst // GRAIN, max(TOKEN, burst // worth) // GRAIN
+    return (own - least * (own + peer) // peer + 1) * GRAIN
+
+
 def _release(now: int, broker: int, state: Ints, arrivals: Ints, queue: Ints, out: Ints) -> None:
     """Note the delays of a broker's waiting messages that have their tokens by now."""
     while state[_HEAD, broker] < state[_TAIL, broker]:
@@ -281,6 +289,9 @@ def _ask(now: int, broker: int, state: Ints, believed: Ints, heard: Ints, round_
     level = burst - state[_BACKLOG, broker]
     refill = state[_RATE, broker] * min(round_trip, state[_HORIZON, broker])
     state[_WAITED, broker], state[_WANT, broker] = waiting, 0
+    if level >= state[_CALM, broker] and not in_need(waiting, level, refill):
+        state[_STAGE, broker], state[_WHEN, broker] = _NONE, _NEVER
+        return
     for peer in range(state.shape[1]):
         if peer == broker:
             continue
@@ -298,6 +309,15 @@ def _ask(now: int, broker: int, state: Ints, believed: Ints, heard: Ints, round_
         state[_STAGE, broker], state[_WHEN, broker] = _NONE, _NEVER
 
 
+def _soonest(state: Ints) -> tuple[int, int]:
+    """The broker with the next event, and when; of several, the first."""
+    first = 0
+    for broker in range(1, state.shape[1]):
+        if state[_WHEN, broker] < state[_WHEN, first]:
+            first = broker
+    return first, state[_WHEN, first]
+
+
 def scan_lending(
     arrivals: Ints, broker_of: Indices, queue: Ints, state: Ints, round_trip: int, worth: int, out: Ints
 ) -> tuple[int, int, int, int]:
@@ -311,13 +331,13 @@ def scan_lending(
     believed = np.zeros((brokers, brokers), np.int64)  # backlogs of peers, as last heard
     heard = np.full((brokers, brokers), arrivals[0])
     asks = lent = lost = peak = 0
+    first, soon = 0, _NEVER  # of the brokers with an event to come, and when
     while True:
         now, event, who = _NEVER, _NONE, 0
         if at < len(arrivals):
             now, who = arrivals[at], broker_of[at]
-        for broker in range(brokers):
-            if state[_WHEN, broker] < now:
-                now, event, who = state[_WHEN, broker], state[_STAGE, broker], broker
+        if soon < now:
+            now, event, who = soon, state[_STAGE, first], first
         if now == _NEVER:
             break
         peer = state[_PEER, who]
@@ -333,7 +353,9 @@ def scan_lending(
             state[_STAGE, who], state[_WHEN, who] = _ANSWERED, now + round_trip - round_trip // 2
             asks += 1
             lent += grant
+            first, soon = _soonest(state)
             continue
+        before = state[_WHEN, who]
         _advance(now, who, state, arrivals, queue, out)
         if event == _ANSWERED:
             believed[who, peer], heard[who, peer] = state[_BURST, peer] - state[_LEVEL, who], now - round_trip // 2
@@ -350,19 +372,23 @@ def scan_lending(
         if state[_STAGE, who] == _NONE or state[_STAGE, who] == _RETRY:
             _ask(now, who, state, believed, heard, round_trip, worth)
         state[_WAITED, who] = state[_TAIL, who] - state[_HEAD, who]
+        if state[_WHEN, who] != before:
+            first, soon = _soonest(state)
     for broker in range(brokers):
         _release(_NEVER, broker, state, arrivals, queue, out)
     return asks, lent, lost, peak
 
 
-def lending_state(laws: Ints, start: int, heads: Ints) -> Ints:
+def lending_state(laws: Ints, start: int, heads: Ints, worth: int) -> Ints:
     """Full buckets at `start`: `laws` are the rates, bursts and horizons, `heads` where each broker's queue begins."""
     state = np.zeros((LENDING_ROWS, laws.shape[1]), np.int64)
     state[: len(laws)] = laws
     state[_LAST] = start
     state[_HEAD] = state[_TAIL] = heads
     state[_WHEN] = _NEVER
+    most = int(laws[_BURST].max())
+    state[_CALM] = [calm_level(worth, int(burst), most) for burst in laws[_BURST]]
     return state
 
 
-LENDING = (evens_out, lendable, in_need, look_again_ns, wanted, _release, _advance, _ask)
+LENDING = (evens_out, lendable, in_need, look_again_ns, wanted, _release, _advance, _ask, _soonest)

@@ -21,6 +21,7 @@ from srtm.units import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from srtm.model.books import Account
     from srtm.model.bucket import Limiter, TokenBucket
 
 Rule = Literal["off", "when_waiting", "early"]
@@ -31,6 +32,7 @@ PATIENCE = 4  # round trips until an ask counts as lost
 LEAST_PATIENCE_NS = 2 * NS_PER_MS  # a broker may be busy for that long
 ASK_NS = 20_000  # the least mean time between asks of one peer that are answered: shorter than any round trip
 MOST_ASKS = 64  # that may come at once
+_SMOOTHING = 8  # one answer changes the measured round trip by an eighth, and does not double it
 
 
 def known_term(text: str) -> Term:
@@ -92,6 +94,7 @@ class _Asked(NamedTuple):
     peer: str
     ask: Ask
     sent_ns: int
+    until_ns: int  # after that it counts as lost
 
 
 class Lending:
@@ -107,6 +110,7 @@ class Lending:
         "_asked",
         "_burst",
         "_epoch",
+        "_given_up",
         "_last_id",
         "_limiter",
         "_peers",
@@ -150,6 +154,7 @@ class Lending:
     def forget(self, now_ns: int) -> None:
         """Take no answer to what was asked: the level has changed in a way that leaves it no room."""
         self._asked: _Asked | None = None
+        self._given_up: _Asked | None = None
         self._top = 0
         self.wake_ns = None
         self._look(now_ns, 0)
@@ -159,11 +164,11 @@ class Lending:
         self._rise(now_ns)
         self._look(now_ns, waiting)
         if self._asked is not None:
-            if now_ns < self._asked.sent_ns + self._patience_ns:
+            if now_ns < self._asked.until_ns:
                 return None
             self.books.of(self._asked.peer).unanswered += 1
             self._peers[self._asked.peer].heard(0, now_ns)  # others first
-            self._asked = None
+            self._given_up, self._asked = self._asked, None
         return self._ask(now_ns, waiting)
 
     @property
@@ -197,13 +202,14 @@ class Lending:
         asked, account = self._asked, self.books.of(sender)
         if asked is None or (asked.peer, asked.ask.id) != (sender, answer.id):
             account.lost_ptok += answer.lent_ptok
+            late = self._given_up
+            if late is not None and (late.peer, late.ask.id) == (sender, answer.id):
+                self._given_up = None
+                self._measured(account, now_ns - late.sent_ns)  # or every answer of a distant peer would be late
             return 0
         self._rise(now_ns)
         self._asked, self.wake_ns = None, None
-        took_ns = max(0, now_ns - asked.sent_ns)
-        self.round_trip_ns += (took_ns - self.round_trip_ns) // 8
-        self.books.round_trip_ns = self.round_trip_ns
-        account.round_trips_ns.append(took_ns)
+        self._measured(account, now_ns - asked.sent_ns)
         self._peers[sender].heard(answer.level_ptok, now_ns - self.round_trip_ns // 2)
         taken = max(0, min(answer.lent_ptok, asked.ask.want_ptok, self._burst - self._top))
         self._limiter.shift(now_ns, taken)
@@ -218,9 +224,12 @@ class Lending:
         self._rise(now_ns)
         return max(0, min(self._asked.ask.want_ptok, self._burst - self._top))
 
-    @property
-    def _patience_ns(self) -> int:
-        return max(LEAST_PATIENCE_NS, PATIENCE * self.round_trip_ns)
+    def _measured(self, account: Account, took_ns: int) -> None:
+        """An exchange took that long; one that a broker slept through counts as a long one, not as it was."""
+        known, took_ns = max(1, self.round_trip_ns), max(0, took_ns)
+        self.round_trip_ns += (min(took_ns, _SMOOTHING * known) - self.round_trip_ns) // _SMOOTHING
+        self.books.round_trip_ns = self.round_trip_ns
+        account.round_trips_ns.append(took_ns)
 
     def _ask(self, now_ns: int, waiting: int) -> tuple[str, Ask] | None:
         """Ask the peer that seems to have most to lend, if any; if messages wait in vain, look again later."""
@@ -239,8 +248,8 @@ class Lending:
             return None
         self._last_id += 1
         ask = Ask(self.topic, self._epoch, self._last_id, most, level)
-        self._asked, self._top = _Asked(best, ask, now_ns), TOKEN if waiting else level
-        self.wake_ns = now_ns + self._patience_ns
+        self.wake_ns = now_ns + max(LEAST_PATIENCE_NS, PATIENCE * self.round_trip_ns)
+        self._asked, self._top = _Asked(best, ask, now_ns, self.wake_ns), TOKEN if waiting else level
         self.books.of(best).asks += 1
         return best, ask
 

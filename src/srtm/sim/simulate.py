@@ -149,6 +149,7 @@ class SimulatedCluster:
         self._brokers = brokers
         self._slo = slo
         self._loans = loans
+        self._lent: tuple[bytes, tuple[Rule, Lent]] | None = None  # the last assignment, and what lending did to it
         scan.as_arrivals(topic.arrivals.times_ns)
         if len(topic.arrivals.publisher_of) != len(topic.arrivals.times_ns) or not (
             0 <= topic.arrivals.publisher_of.min() <= topic.arrivals.publisher_of.max() < len(topic.publishers)
@@ -219,6 +220,11 @@ class SimulatedCluster:
         return {broker: delays[at == broker] for broker in shares}
 
     def _lend(self, loans: Loans, broker_of: Indices, shares: Mapping[int, TokenBucket]) -> tuple[Rule, Lent]:
+        if self._lent is None or self._lent[0] != broker_of.tobytes():
+            self._lent = broker_of.tobytes(), self._lend_anew(loans, broker_of, shares)
+        return self._lent[1]
+
+    def _lend_anew(self, loans: Loans, broker_of: Indices, shares: Mapping[int, TokenBucket]) -> tuple[Rule, Lent]:
         term, round_trip_ns = loans
         times, senders = self._topic.arrivals
         at = broker_of[senders]
@@ -226,7 +232,9 @@ class SimulatedCluster:
         number = np.zeros(len(self._brokers), np.int32)
         number[list(shares)] = np.arange(len(shares), dtype=np.int32)
         traffic = times[placed], number[at[placed]], list(shares.values()), round_trip_ns
-        return choose(*traffic, self._slo.quantile) if term == "auto" else (term, lending_delays(*traffic, term))
+        if term == "auto":
+            return choose(*traffic, self._slo.quantile, self._slo.limit_ns)
+        return term, lending_delays(*traffic, term)
 
     def _dealt(self, broker_of: Indices) -> dict[int, tuple[Ints, Indices]]:
         """Each broker's messages in order, and those of unplaced publishers, in one pass over all of them."""

@@ -65,7 +65,7 @@ class VirtualWire:
         network = self._world.network
         frame = encode(Asks([entry]) if asks else Answers([entry]))
         incarnation = self._world.brokers[self._name].started_ns
-        for _ in range(0 if network.loses() else network.copies()):
+        for _ in range(0 if network.loses_between(self._name, peer) else network.copies()):
             self._world.at(network.delay_ns(), self._arrive, peer, frame, incarnation)
 
     def _arrive(self, peer: str, frame: bytes, incarnation: int) -> None:
