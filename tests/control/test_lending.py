@@ -24,12 +24,12 @@ def test_whatever_fails_no_token_is_made_and_no_message_is_later_than_by_its_sha
     assert run.world.accused == {}, outcome
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [1000, 1001])
 def test_tokens_are_lent_and_borrowed_meanwhile(seed: int) -> None:
     """By peers that the controller names, and by those that the run names."""
     run = LendingRun(seed)
     run.go()
-    assert run.world.strange == bool(seed)
+    assert run.world.strange == bool(seed % 2)
     assert run.world.ledger.lent.total() > 10 * 10**12
     assert run.world.ledger.borrowed.total() > 10 * 10**12
     assert run.world.promises.made > 100
