@@ -62,7 +62,9 @@ class Broker:
         self.turn = turn = Turn(loop, clock.time_ns, alarm)
         self.poller = poller(loop, self._take_turn, clock.time_ns)
         engine = engine_of(options, turn, self.poller)
-        self.topics = Topics(turn, engine, options.max_held_messages, options.max_held_bytes)
+        self.topics = Topics(
+            turn, engine, options.max_held_messages, options.max_held_bytes, options.max_channel_consumers
+        )
         groups: dict[str, str | None] = {}
         self.durable: Durable | None = None
         if options.data_path:
