@@ -17,6 +17,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+trustme = pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
+
 SHIM = ROOT / "tests/parts/nsqd_tests/broker.go"
 FILES = [
     "http_test.go",
@@ -173,6 +175,21 @@ def _is_used(line: str, body: str) -> bool:
     return not name or re.search(rf"\b{name}\.", body) is not None
 
 
+def certify(folder: Path) -> None:
+    """Write certificates under the names of nsqd's, which have expired, or are too weak for OpenSSL."""
+    ours, stranger = trustme.CA(), trustme.CA()
+    ours.cert_pem.write_to_path(folder / "ca.pem")
+    stranger.cert_pem.write_to_path(folder / "stranger.pem")
+    for authority, cert, key in [
+        (ours, "server.pem", "server.key"),
+        (ours, "client.pem", "client.key"),
+        (stranger, "cert.pem", "key.pem"),
+    ]:
+        issued = authority.issue_cert("test.local", common_name="test.local")
+        issued.private_key_pem.write_to_path(folder / key)
+        (folder / cert).write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+
+
 def module() -> Path:
     """The folder of nsqd's Go module."""
     told = ["go", "list", "-m", "-f", "{{.Dir}}", "github.com/nsqio/nsq"]
@@ -189,6 +206,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ["go.mod", "go.sum", *(f"nsqd/{each}" for each in KEPT)]:
         shutil.copyfile(source / name, target / name)
     shutil.copyfile(SHIM, target / "nsqd/broker.go")
+    certify(target / "nsqd/test/certs")
     for name in FILES:
         (target / "nsqd" / name).write_text(ported((source / "nsqd" / name).read_text()))
     told = ["go", "test", "-c", "-o", "suite", "./nsqd"]

@@ -75,7 +75,7 @@ class Listener:
         """Accept no more clients."""
         self._loop.remove_reader(self._sock)
         if self._local:
-            close_unix(self._sock)
+            close_unix(self._sock, self._sock.getsockname())
         else:
             self._sock.close()
 

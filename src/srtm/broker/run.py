@@ -40,11 +40,10 @@ async def serving(options: BrokerOptions, clock: Clock = time) -> AsyncIterator[
     sites: list[Site] = []
     try:
         broker.listen()
-        sites.append(Site(app(broker, registration), options.host, options.http_port))
+        sites.append(Site(app(broker, registration), options.host, options.http_port, path=options.http_socket))
         if options.https_port is not None:
-            sites.append(
-                Site(app(broker, registration, tls=True), options.host, options.https_port, broker.clients.tls)
-            )
+            secured = app(broker, registration, tls=True)
+            sites.append(Site(secured, options.host, options.https_port, broker.clients.tls))
     except BrokerError:
         broker.stop()
         raise

@@ -30,6 +30,7 @@ class Site:
         path: str | None = None,
     ) -> None:
         self._listener = listen(host, port)
+        self._path = path
         try:
             self._unix = None if path is None else listen_unix(path)
         except OSError:
@@ -67,8 +68,8 @@ class Site:
     def close(self) -> None:
         """Release the port and the unix socket."""
         self._listener.close()
-        if self._unix is not None:
-            close_unix(self._unix)
+        if self._unix is not None and self._path is not None:
+            close_unix(self._unix, self._path)
 
 
 @contextmanager

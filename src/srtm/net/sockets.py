@@ -71,12 +71,10 @@ def listen_unix(path: str, backlog: int = 128) -> socket.socket:
     return sock
 
 
-def close_unix(sock: socket.socket) -> None:
+def close_unix(sock: socket.socket, path: str) -> None:
     """Close a listening unix socket, and remove its file."""
-    path = sock.getsockname() if sock.fileno() >= 0 else ""
     sock.close()
-    if path:
-        Path(path).unlink(missing_ok=True)
+    Path(path).unlink(missing_ok=True)
 
 
 def _abandoned(path: str) -> bool:

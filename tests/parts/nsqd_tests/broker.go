@@ -120,8 +120,8 @@ func flags(opts *Options) []string {
 	if opts.TLSClientAuthPolicy != "" {
 		authority := opts.TLSRootCAFile
 		if authority == "" {
-			// nsqd takes any certificate then; SRTM verifies all. The one that the tests show is its own authority.
-			authority = "./test/certs/cert.pem"
+			// nsqd takes any certificate then. SRTM verifies all, so it is told who made the one that the tests show.
+			authority = "./test/certs/stranger.pem"
 		}
 		all = append(all, "--tls-client-auth-policy", opts.TLSClientAuthPolicy, "--tls-root-ca-file", authority)
 	}
