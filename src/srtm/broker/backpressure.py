@@ -6,10 +6,12 @@ it until all of its messages have their tokens; then it may go on at another bro
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from srtm.protocol.orders import Throttle, encode
+from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
     import asyncio
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
     from srtm.broker.topic import Sender, Topic
 
+log = logging.getLogger(__name__)
+
+_SILENCE_NS = 60 * NS_PER_S  # between two lines of the log about one topic
 PARTING_S = 60.0  # how long a publisher that leaves waits, before its topic is looked at again
 _RELEASES = 4  # publishers of a topic that are read again in one turn: all at once would crowd out other topics
 _LONGEST_MS = 10_000  # that a publisher is told to wait before it may try again
@@ -26,10 +31,12 @@ _UNKNOWN_MS = 100  # if the topic has no rate to estimate the wait by
 class Backpressure:
     """Crowded topics, and the publishers that wait for them."""
 
-    __slots__ = ("_wake", "blocked")
+    __slots__ = ("_now_ns", "_silent", "_wake", "blocked")
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], now_ns: Callable[[], int]) -> None:
         self._wake = wake
+        self._now_ns = now_ns
+        self._silent: dict[str, int] = {}  # topics that were in the log lately, and until when they are not again
         self.blocked: dict[Topic, dict[Sender, None]] = {}
 
     def block(self, topic: Topic) -> None:
@@ -38,6 +45,9 @@ class Backpressure:
         for sender in topic.senders:
             if sender not in waiting and sender.block(topic):
                 waiting[sender] = None
+        if waiting and self._now_ns() >= self._silent.get(topic.name, 0):
+            self._silent[topic.name] = self._now_ns() + _SILENCE_NS
+            log.warning("TOPIC(%s): publishers must wait: %s", topic.name, topic.why_crowded)
 
     def unblock(self) -> None:
         """Read some publishers of topics with room again, those that have waited longest first."""
@@ -53,6 +63,7 @@ class Backpressure:
 
     def forget(self, topic: Topic) -> None:
         """Read all publishers of a topic that was deleted."""
+        self._silent.pop(topic.name, None)
         for sender in self.blocked.pop(topic, {}):
             sender.unblock(topic)
 

@@ -21,7 +21,7 @@ from srtm.broker.control import Control
 from srtm.broker.engines.kinds import engine_of
 from srtm.broker.intake import Intake
 from srtm.broker.lending.links import Links
-from srtm.broker.listener import Listener
+from srtm.broker.listener import Listener, sockets_of
 from srtm.broker.message import ids
 from srtm.broker.options import settled
 from srtm.broker.poller import Poller
@@ -62,7 +62,9 @@ class Broker:
         self.turn = turn = Turn(loop, clock.time_ns, alarm)
         self.poller = poller(loop, self._take_turn, clock.time_ns)
         engine = engine_of(options, turn, self.poller)
-        self.topics = Topics(turn, engine, options.max_held_messages, options.max_held_bytes)
+        self.topics = Topics(
+            turn, engine, options.max_held_messages, options.max_held_bytes, options.max_channel_consumers
+        )
         groups: dict[str, str | None] = {}
         self.durable: Durable | None = None
         if options.data_path:
@@ -76,7 +78,7 @@ class Broker:
             links = Links(options, self.started_ns, turn, self.poller, self.control.lenders)
             self.control.lenders.wire, self.clients.lend = links, links.welcome
         self._ticks = Ticks(turn, clock, self.topics, self.control, self.clients.heartbeats)
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         turn.engine, turn.disk = engine, self.durable
         self.topics.disk, self.topics.contracts = self.durable, self.control
 
@@ -87,10 +89,12 @@ class Broker:
 
     def listen(self) -> int:
         """Accept clients from now on; returns the port."""
-        self._listener = Listener(self.options, self.turn, self.clients.add)
-        self.tcp_port = self._listener.port
+        sockets = sockets_of(self.options)
+        self._listeners = [Listener(sock, self.turn, self.clients.add) for sock in sockets]
+        self.tcp_port = int(sockets[0].getsockname()[1])
         self.start()
-        self._listener.start()
+        for listener in self._listeners:
+            listener.start()
         return self.tcp_port
 
     def start(self) -> None:
@@ -149,8 +153,8 @@ class Broker:
     def stop(self) -> None:
         """Accept no more clients, close every connection, and save what is not finished."""
         self._ticks.stop()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self.clients.close()
         self.control.lenders.close()
         if self.engine is not None:

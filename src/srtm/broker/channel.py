@@ -238,7 +238,7 @@ class Channel:
     def leave(self, consumer: Consumer) -> None:
         """A consumer is gone; what it had goes to others."""
         self.consumers.remove(consumer)
-        self.tally.requeued += len(consumer.flights)
+        self.tally.timed_out += len(consumer.flights)  # as nsqd counts them, which waits until their time is over
         self.queue.extend(consumer.flights.values())
         consumer.flights.clear()
 

@@ -1,4 +1,4 @@
-"""The listening socket of a broker: clients in, and a pause while the process has no descriptors left."""
+"""The listening sockets of a broker: clients in, and a pause while the process has no descriptors left."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import errno
 import logging
 import socket
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from srtm.net.sockets import close_unix, listen_unix
 from srtm.net.stamps import SO_TIMESTAMPNS
 from srtm.units import NS_PER_S
 
@@ -28,14 +30,11 @@ _SILENCE_NS: Final = 60 * NS_PER_S  # between two warnings that would be repeate
 class Listener:
     """Accepts clients, and hands their sockets over."""
 
-    def __init__(self, options: BrokerOptions, turn: Turn, add: Callable[[socket.socket, str], object]) -> None:
-        sock = socket.create_server((options.host, options.tcp_port), backlog=options.backlog, reuse_port=False)
+    def __init__(self, sock: socket.socket, turn: Turn, add: Callable[[socket.socket, str], object]) -> None:
         sock.setblocking(False)
-        if options.kernel_time:
-            with suppress(OSError):  # inherited, so that the first bytes of a client are stamped, too
-                sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        self.port = int(sock.getsockname()[1])
         self._sock = sock
+        self._local = sock.family == socket.AF_UNIX
+        self._numbers = count(1)  # clients of a unix socket have no address
         self._loop: asyncio.AbstractEventLoop = turn.loop
         self._now_ns = turn.now_ns
         self._add = add
@@ -54,8 +53,11 @@ class Listener:
                     self._pause(error)
                 return
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._add(sock, f"{address[0]}:{address[1]}")
+            if self._local:
+                self._add(sock, f"unix:{next(self._numbers)}")
+            else:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._add(sock, f"{address[0]}:{address[1]}")
 
     def _pause(self, error: OSError) -> None:
         now_ns = self._now_ns()
@@ -72,4 +74,22 @@ class Listener:
     def close(self) -> None:
         """Accept no more clients."""
         self._loop.remove_reader(self._sock)
-        self._sock.close()
+        if self._local:
+            close_unix(self._sock, self._sock.getsockname())
+        else:
+            self._sock.close()
+
+
+def sockets_of(options: BrokerOptions) -> list[socket.socket]:
+    """The sockets that a broker listens on: its port, and its unix socket if it has one."""
+    sock = socket.create_server((options.host, options.tcp_port), backlog=options.backlog, reuse_port=False)
+    if options.kernel_time:
+        with suppress(OSError):  # inherited, so that the first bytes of a client are stamped, too
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    if options.tcp_socket is None:
+        return [sock]
+    try:
+        return [sock, listen_unix(options.tcp_socket, options.backlog)]
+    except OSError:
+        sock.close()
+        raise

@@ -14,8 +14,6 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import httpx
-
 from srtm.errors import BrokerError, ProtocolError
 from srtm.net.backoff import Backoff
 from srtm.net.explain import explained
@@ -24,6 +22,8 @@ from srtm.protocol import lookup
 from srtm.protocol.names import MAGIC_V1, ephemeral, valid_name
 
 if TYPE_CHECKING:
+    import httpx
+
     from srtm.broker.broker import Broker
     from srtm.broker.topic import Topic
 
@@ -155,37 +155,52 @@ class Peer:
 
 
 class Registration:
-    """A broker's lookup services."""
+    """A broker's lookup services, which may change while it runs."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        options = broker.options
-        controllers = (options.controller,) if options.controller else ()
-        self._peers = [Peer(address, broker) for address in (*controllers, *options.lookupd)]
+        controller = broker.options.controller
+        self._fixed = (controller,) if controller else ()
+        self.addresses: list[str] | None = list(broker.options.lookupd)  # of nsqlookupd; None is nsqd's empty list, too
+        self._peers = {address: Peer(address, broker) for address in (*self._fixed, *self.addresses)}
+        self._keeping: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S), trust_env=False)
+        self._client: httpx.AsyncClient | None = None
 
     def start(self) -> None:
         """Register, and follow the broker's changes."""
-        for peer in self._peers:
-            self._begin(peer)
+        for address in self._peers:
+            self._begin(address)
         self._broker.topics.on_change = self._changed
         if self._broker.topics.engine is None:
             self._broker.topics.on_topic = self._made
 
-    def _begin(self, peer: Peer) -> None:
-        self._follow(self._broker.turn.loop.create_task(peer.keep()))
+    def register_with(self, addresses: list[str] | None) -> None:
+        """Register with these nsqlookupd from now on, and no longer with others; BrokerError names a bad address."""
+        wanted = dict.fromkeys((*self._fixed, *(addresses or ())))
+        new = {address: Peer(address, self._broker) for address in wanted if address not in self._peers}
+        for address in self._peers.keys() - wanted:
+            del self._peers[address]
+            self._keeping.pop(address).cancel()  # the service drops what it was told when the connection closes
+        self._peers |= new
+        for address in new:
+            self._begin(address)
+        self.addresses = addresses
+
+    def _begin(self, address: str) -> None:
+        task = self._keeping[address] = self._broker.turn.loop.create_task(self._peers[address].keep())
+        self._follow(task)
 
     def _follow(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _changed(self) -> None:
-        for peer in self._peers:
+        for peer in self._peers.values():
             peer.changed.set()
 
     def _made(self, topic: Topic) -> None:
-        urls = [peer.http for peer in self._peers if peer.http]
+        urls = [peer.http for peer in self._peers.values() if peer.http]
         if urls:
             topic.starting = True
             self._follow(self._broker.turn.loop.create_task(self._start(topic, urls)))
@@ -204,6 +219,10 @@ class Registration:
             self._broker.turn.touch(topic)
 
     async def _channels(self, url: str, topic: str) -> list[str]:
+        import httpx
+
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S), trust_env=False)
         try:
             answer = await self._client.get(f"{url}/channels", params={"topic": topic})
             answer.raise_for_status()
@@ -219,4 +238,5 @@ class Registration:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        if self._client is not None:
+            await self._client.aclose()

@@ -21,6 +21,7 @@ MAX_IDENTIFY_SIZE = 64 * 1024  # JSON that an unknown client may send; nsqd take
 
 _NSQD = Settings()  # nsqd's defaults are ours
 _AUTH_POLICIES = ("require", "require-verify")
+_DAY_MS = 24 * 60 * 60 * 1000
 _FOREVER_NS = 2**62  # the longest time the log can count: 146 years
 _STORAGE, _CONTROL, _LIMITS, _TLS, _LOGS = "Storage", "Discovery and control", "Limits", "TLS and AUTH", "Logging"
 _BYTES: dict[str, Any] = {"metavar": "BYTES", "min": 1, "panel": _LIMITS}
@@ -35,11 +36,16 @@ def retained_ns(text: str) -> int:
     return age_ns
 
 
-def _msg_timeout_ms(text: str) -> int:
-    timeout_ms = parse_duration_ns(text) // NS_PER_MS
-    if not 1 <= timeout_ms <= _NSQD.max_msg_timeout_ms:
-        raise InputError(f"--msg-timeout must be between 1ms and 15m, not {text!r}", value=text)
-    return timeout_ms
+def _time(default_ms: int, text: str, flag: str, **more: Any) -> Any:
+    """A field of milliseconds with a flag that takes a duration of 1 ms to a day."""
+
+    def parse(given: str) -> int:
+        time_ms = parse_duration_ns(given) // NS_PER_MS
+        if not 1 <= time_ms <= _DAY_MS:
+            raise InputError(f"{flag} must be between 1ms and 24h, not {given!r}", value=given)
+        return time_ms
+
+    return option(default_ms, text, "DURATION", flag=flag, panel=_LIMITS, parse=parse, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class BrokerOptions:
     host: str = option("127.0.0.1", "Listen address", "ADDRESS")
     tcp_port: int = option(4150, "Port of the NSQ protocol; 0 picks a free one", **PORT)
     http_port: int = option(4151, "Port of the HTTP API; 0 picks a free one", **PORT)
+    tcp_socket: str | None = option(None, "Unix socket of the NSQ protocol, beside the port", "PATH", shown="none")
+    http_socket: str | None = option(None, "Unix socket of the HTTP API, beside the port", "PATH", shown="none")
     name: str = option("", "Name of this broker", "NAME", shown="host name and port")
     broadcast_address: str | None = option(None, "Host that clients connect to", "HOST", shown="host name")
     engine: str = option("local", "Delivery engine: local, nsqd://… or nats://…", "URL", envvar="SRTM_ENGINE")
@@ -77,15 +85,56 @@ class BrokerOptions:
     )
     max_msg_size: int = option(_NSQD.max_msg_size, "Maximum size of a message", max=1 << 30, **_BYTES)
     max_body_size: int = option(_NSQD.max_body_size, "Maximum size of a batch (MPUB)", max=1 << 30, **_BYTES)
-    msg_timeout_ms: int = option(
-        _NSQD.msg_timeout_ms,
-        "Time after which an unfinished message is requeued",
-        "DURATION",
-        flag="--msg-timeout",
-        panel=_LIMITS,
-        parse=_msg_timeout_ms,
+    msg_timeout_ms: int = _time(
+        _NSQD.msg_timeout_ms, "Time after which an unfinished message is requeued", "--msg-timeout", shown="60s"
+    )
+    max_msg_timeout_ms: int = _time(
+        _NSQD.max_msg_timeout_ms, "Longest time that a client may ask for a message", "--max-msg-timeout", shown="15m"
+    )
+    max_req_timeout_ms: int = _time(
+        _NSQD.max_req_timeout_ms, "Longest delay of a requeued or deferred message", "--max-req-timeout", shown="1h"
+    )
+    client_timeout_ms: int = _time(
+        2 * _NSQD.heartbeat_ms,
+        "Silence after which a client is disconnected; heartbeats come twice as often",
+        "--client-timeout",
         shown="60s",
     )
+    max_heartbeat_interval_ms: int = _time(
+        _NSQD.max_heartbeat_ms, "Longest heartbeat interval of a client", "--max-heartbeat-interval", shown="60s"
+    )
+    max_rdy_count: int = option(
+        _NSQD.max_rdy_count, "Maximum messages in flight to one consumer (RDY)", "N", panel=_LIMITS, min=1, max=1 << 30
+    )
+    max_channel_consumers: int = option(
+        0, "Maximum consumers of a channel", "N", panel=_LIMITS, shown="unlimited", min=0
+    )
+    max_output_buffer_size: int = option(
+        _NSQD.max_output_buffer_size, "Largest output buffer of a client", max=1 << 30, **_BYTES | {"min": 64}
+    )
+    output_buffer_timeout_ms: int = _time(
+        _NSQD.output_buffer_timeout_ms,
+        "Output buffer timeout up to which messages are sent at once",
+        "--output-buffer-timeout",
+        shown="250ms",
+    )
+    min_output_buffer_timeout_ms: int = _time(
+        _NSQD.min_output_buffer_timeout_ms,
+        "Shortest output buffer timeout of a client",
+        "--min-output-buffer-timeout",
+        shown="25ms",
+    )
+    max_output_buffer_timeout_ms: int = _time(
+        _NSQD.max_output_buffer_timeout_ms,
+        "Longest output buffer timeout of a client",
+        "--max-output-buffer-timeout",
+        shown="30s",
+    )
+    deflate: bool = option(True, "Offer deflate compression to clients", panel=_LIMITS)
+    max_deflate_level: int = option(
+        _NSQD.max_deflate_level, "Highest deflate level of a client", "LEVEL", panel=_LIMITS, min=1, max=9
+    )
+    snappy: bool = option(True, "Offer snappy compression to clients", panel=_LIMITS)
     max_held_messages: int = option(
         100_000, "Maximum messages a topic holds before its publishers wait", "N", panel=_LIMITS, min=1
     )
@@ -126,9 +175,20 @@ class BrokerOptions:
             max_msg_size=self.max_msg_size,
             max_body_size=self.max_body_size,
             msg_timeout_ms=self.msg_timeout_ms,
+            max_msg_timeout_ms=self.max_msg_timeout_ms,
+            max_req_timeout_ms=self.max_req_timeout_ms,
+            heartbeat_ms=self.client_timeout_ms // 2,
+            max_heartbeat_ms=self.max_heartbeat_interval_ms,
+            max_rdy_count=self.max_rdy_count,
+            max_output_buffer_size=self.max_output_buffer_size,
+            output_buffer_timeout_ms=self.output_buffer_timeout_ms,
+            min_output_buffer_timeout_ms=self.min_output_buffer_timeout_ms,
+            max_output_buffer_timeout_ms=self.max_output_buffer_timeout_ms,
+            deflate=self.deflate,
+            max_deflate_level=self.max_deflate_level,
             tls_v1=bool(self.tls_cert),
             tls_required=self.tls_required or bool(self.tls_client_auth_policy),
-            snappy=self.settings.snappy and HAS_SNAPPY,
+            snappy=self.snappy and HAS_SNAPPY,
             auth_required=bool(self.auth_http_addresses),
         )
         object.__setattr__(self, "settings", settings)
@@ -149,6 +209,11 @@ def settled(options: BrokerOptions) -> BrokerOptions:
         problems.append(f"--tls-client-auth-policy must be {known}, not {options.tls_client_auth_policy!r}")
     if options.tls_client_auth_policy and not options.tls_root_ca_file:
         problems.append("--tls-client-auth-policy needs --tls-root-ca-file to verify client certificates")
+    if options.msg_timeout_ms > options.max_msg_timeout_ms:
+        given_s, most_s = options.msg_timeout_ms / 1000, options.max_msg_timeout_ms / 1000
+        problems.append(f"--msg-timeout must not exceed --max-msg-timeout, but {given_s:g}s is more than {most_s:g}s")
+    if options.min_output_buffer_timeout_ms > options.max_output_buffer_timeout_ms:
+        problems.append("--min-output-buffer-timeout must not exceed --max-output-buffer-timeout")
     if options.tls_min_version not in VERSIONS:
         problems.append(f"--tls-min-version must be one of {', '.join(VERSIONS)}, not {options.tls_min_version!r}")
     required = options.settings.tls_required

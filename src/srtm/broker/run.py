@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from srtm import program
 from srtm.broker.broker import Broker
 from srtm.broker.http.api import app
+from srtm.broker.lookup import Registration
+from srtm.broker.memory import timed_collections
 from srtm.errors import BrokerError, SRTMError
 from srtm.net.site import Site
 
@@ -34,17 +36,14 @@ async def serving(options: BrokerOptions, clock: Clock = time) -> AsyncIterator[
     """A broker that serves for the time of a block."""
     loop = asyncio.get_running_loop()
     broker = Broker(options, loop, clock)
-    registration = None
-    if options.lookupd or options.controller:
-        from srtm.broker.lookup import Registration
-
-        registration = Registration(broker)
+    registration = Registration(broker)
     sites: list[Site] = []
     try:
         broker.listen()
-        sites.append(Site(app(broker), options.host, options.http_port))
+        sites.append(Site(app(broker, registration), options.host, options.http_port, path=options.http_socket))
         if options.https_port is not None:
-            sites.append(Site(app(broker, tls=True), options.host, options.https_port, broker.clients.tls))
+            secured = app(broker, registration, tls=True)
+            sites.append(Site(secured, options.host, options.https_port, broker.clients.tls))
     except BrokerError:
         broker.stop()
         raise
@@ -53,23 +52,22 @@ async def serving(options: BrokerOptions, clock: Clock = time) -> AsyncIterator[
         for site in sites:
             site.close()
         ports = [options.tcp_port, options.http_port, options.https_port]
+        paths = "".join(f" or at {path}" for path in (options.tcp_socket, options.http_socket) if path)
         remedy = "give an address of this machine with --host, and ports that this user may take"
         if error.errno == errno.EADDRINUSE:
             remedy = "is another broker running there? choose others with --tcp-port, --http-port and --https-port"
         raise BrokerError(
-            f"cannot listen on {options.host}, ports {', '.join(str(port) for port in ports if port is not None)}:"
-            f" {error.strerror}; {remedy}",
+            f"cannot listen on {options.host}, ports {', '.join(str(port) for port in ports if port is not None)}"
+            f"{paths}: {error.strerror}; {remedy}",
         ) from None
     broker.http_port, broker.https_port = sites[0].port, sites[-1].port if len(sites) > 1 else 0
     for site in sites:
         site.start()
-    if registration:
-        registration.start()
+    registration.start()
     try:
         yield broker
     finally:
-        if registration:
-            await registration.stop()
+        await registration.stop()
         if broker.turn.recorder:
             with contextlib.suppress(SRTMError):
                 await broker.turn.recorder.stop()
@@ -88,7 +86,7 @@ async def run(options: BrokerOptions) -> None:
     async with serving(options) as broker:
         ports = {"TCP": broker.tcp_port, "HTTP": broker.http_port, "HTTPS": broker.https_port}
         places = [f"{what} {options.host}:{port}" for what, port in ports.items() if port]
-        with _no_collector():
+        with timed_collections(), _no_collector():
             tidying = asyncio.create_task(_tidy(broker))
             print(f"broker {options.name}: {', '.join(places)}", flush=True)
             await stopped.wait()

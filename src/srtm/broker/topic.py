@@ -160,6 +160,17 @@ class Topic:
         return ((waiting > _LEAST_WAITING and waiting > self._most_waiting()) or self.full) and not self.leaves
 
     @property
+    def why_crowded(self) -> str:
+        """The limit that it has reached, for the log."""
+        messages, size = self._held()
+        most, most_bytes = self._limits
+        if messages >= most:
+            return f"it holds {messages} messages, and --max-held-messages is {most}"
+        if size >= most_bytes:
+            return f"it holds {size} bytes, and --max-held-bytes is {most_bytes}"
+        return f"{self._unreleased} messages wait for tokens"
+
+    @property
     def relieved(self) -> bool:
         """Whether there is room again: half of all."""
         messages, size = self._held()
@@ -175,7 +186,7 @@ class Topic:
         messages, size = self._held()
         if 2 * size > self._limits[1]:
             return 0
-        left = min(self._most_waiting() // 2 - len(self.waiting), self._limits[0] // 2 - messages)
+        left = min(self._most_waiting() // 2 - len(self.waiting), max(1, self._limits[0] // 2) - messages)
         return max(0, left - len(self.gate.arrived))
 
     @property
@@ -310,10 +321,12 @@ class Topic:
         while 2 * len(self.unclaimed) > self._limits[0] or 2 * self.unclaimed_bytes > self._limits[1]:
             self.unclaimed_bytes -= len(self.unclaimed.popleft().body)
 
-    def forget(self, before: int) -> None:
-        """Lose what no channel has yet and lies below an offset of the log."""
+    def forget(self, before: int) -> int:
+        """Lose what no channel has yet and lies below an offset of the log; how many messages that is."""
+        had = len(self.unclaimed)
         while self.unclaimed and self.unclaimed[0].offset < before:
             self.unclaimed_bytes -= len(self.unclaimed.popleft().body)
+        return had - len(self.unclaimed)
 
     def early(self) -> Iterator[Message]:
         """What no channel has yet."""

@@ -59,7 +59,10 @@ class Contracts(Protocol):
 class Topics(Mapping[str, Topic]):
     """Topics by name; a mapping that only its own methods change."""
 
-    def __init__(self, turn: Turn, engine: Engine | None, max_messages: int, max_bytes: int) -> None:
+    def __init__(
+        self, turn: Turn, engine: Engine | None, max_messages: int, max_bytes: int, max_consumers: int = 0
+    ) -> None:
+        """`max_consumers` of a channel; 0 if there may be any number."""
         self.engine = engine
         self.disk: Disk | None = None
         self.contracts: Contracts | None = None
@@ -68,6 +71,7 @@ class Topics(Mapping[str, Topic]):
         self.by_name: dict[str, Topic] = {}  # for the intake alone, which looks up a topic per message
         self._turn = turn
         self._limits = max_messages, max_bytes
+        self._max_consumers = max_consumers
 
     def __getitem__(self, name: str) -> Topic:
         """Return the topic of that name."""
@@ -126,6 +130,13 @@ class Topics(Mapping[str, Topic]):
             self._turn.to_drain[topic] = None
             self.changed(topic)
         return channel
+
+    def channel_for_consumer(self, name: str, channel: str) -> Channel:
+        """Return a channel, made if need be, that takes one more consumer; BrokerError if it has all that it may."""
+        found = self.channel(self.touch(name), channel)
+        if self._max_consumers and len(found.consumers) >= self._max_consumers:
+            raise BrokerError(f"consumers for {name}:{channel} exceeds limit of {self._max_consumers}", channel=channel)
+        return found
 
     def replay(self, name: str, channel: str, offset: int, log: str | None = None) -> Channel:
         """Make a channel that begins at an offset of a disk topic; LogError if that is impossible."""

@@ -74,7 +74,7 @@ class Turn:
         self.disk: Flushed | None = None
         self.engine: Flushed | None = None
         self.recorder: Recorder | None = None
-        self.pressure = Backpressure(self.wake)
+        self.pressure = Backpressure(self.wake, now_ns)
         self.farewells = Farewells(loop, self.touch)
         self.lag_ns = 0  # the largest delay of a tick in the last second
         self._limited: dict[Topic, int] = {}  # topics to drain by themselves, and when: messages wait for tokens

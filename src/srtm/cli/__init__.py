@@ -11,7 +11,10 @@ def main() -> None:
     # SIGTERM from a service manager cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        from srtm.cli.app import run
+        if sys.argv[1:2] == ["broker"]:
+            from srtm.cli.servers.alone import run
+        else:
+            from srtm.cli.app import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # typer handles Ctrl-C in commands, but not in its own code

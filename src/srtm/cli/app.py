@@ -1,22 +1,18 @@
-"""The verbs of `srtm`, and what they share: exit codes, errors in one line, JSON on stdout, logs on stderr."""
+"""The verbs of `srtm`."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 import srtm
-from srtm.cli import lab, latency
+from srtm.cli import lab, latency, outcome
 from srtm.cli.cluster import check, debug, generate, top, topic, up
-from srtm.cli.common import STOPPED
-from srtm.cli.extras import remedy
 from srtm.cli.help import App
 from srtm.cli.messages import load, pub, sub
 from srtm.cli.servers import broker, calibrate, controller
 from srtm.cli.traces import conformance, groups, penalty, plan, profile, report, spark, trace
-from srtm.errors import InputError, SRTMError
 
 app = App("Scalable real-time messaging: hold each topic's tail latency on as few brokers as possible.", name="srtm")
 for heading, verbs in {
@@ -58,24 +54,5 @@ def _options(
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; the exit code is 0 (done), 1 (failed) or 2 (bad usage); `srtm check` has its own."""
-    try:
-        app(arguments, prog_name="srtm")
-    except SystemExit as end:  # typer has printed usage errors itself
-        if end.code == STOPPED:
-            print("srtm: stopped", file=sys.stderr)
-        code = end.code or 0
-        return code if isinstance(code, int) and code <= 3 else 1  # a command that was stopped has failed
-    except InputError as error:
-        print(f"srtm: {error}", file=sys.stderr)
-        return 2
-    except ImportError as error:
-        missing = remedy(arguments, error)
-        if missing is None:
-            raise
-        print(f"srtm: {missing}", file=sys.stderr)
-        return 1
-    except (SRTMError, OSError) as error:
-        print(f"srtm: {error}", file=sys.stderr)
-        return 1
-    return 0
+    """Run one command line; return its exit code."""
+    return outcome.run(app, arguments)

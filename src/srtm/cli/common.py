@@ -22,7 +22,6 @@ from srtm.model.broker_models import BROKER_MODELS
 from srtm.model.latency import SLO
 from srtm.model.lending import TERMS, known_term
 from srtm.model.placement import POLICIES, policy_named
-from srtm.options import LOG_FORMATS, LOG_LEVELS
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from srtm.model.timeline import Timeline
     from srtm.pipeline.session import SparkSession
 
-STOPPED = 130  # the exit code that stands for Ctrl-C
 SLO_P99 = f"{SLO().limit_ns / NS_PER_MS:g}ms"  # the default of every verb that takes an SLO
 LENDING = f"When brokers of the topic lend each other tokens: {', '.join(TERMS)}"
 WORKLOAD, SPARK, BROKERS = "Workload", "Spark", "Brokers"  # headings of --help
@@ -213,13 +211,6 @@ def new_table(*columns: str, title: str | None = None, caption: str | None = Non
 def print_table(table: Table) -> None:
     """Print a table on stdout, as wide as the terminal; without a terminal, as wide as it needs."""
     Console(width=None if sys.stdout.isatty() else 200).print(table)
-
-
-def check_logs(form: str, level: str) -> None:
-    """Refuse an unknown log format or level."""
-    for flag, value, known in (("--log-format", form, LOG_FORMATS), ("--log-level", level, LOG_LEVELS)):
-        if value not in known:
-            raise InputError(f"{flag} must be {' or '.join(known)}, not {value!r}", value=value)
 
 
 def in_ms(value: float) -> str:

@@ -11,6 +11,9 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import typer
 
+from srtm.errors import InputError
+from srtm.options import LOG_FORMATS, LOG_LEVELS
+
 T = TypeVar("T")
 
 
@@ -58,3 +61,10 @@ def _value(field: Field[Any], kind: Any, given: Any) -> Any:
     if field.metadata["parse"]:
         return field.default if given is None else field.metadata["parse"](given)
     return tuple(given or ()) if get_origin(kind) is tuple else given
+
+
+def check_logs(form: str, level: str) -> None:
+    """Refuse an unknown log format or level."""
+    for flag, value, known in (("--log-format", form, LOG_FORMATS), ("--log-level", level, LOG_LEVELS)):
+        if value not in known:
+            raise InputError(f"{flag} must be {' or '.join(known)}, not {value!r}", value=value)

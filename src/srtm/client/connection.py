@@ -57,7 +57,7 @@ class ConnectionOptions:
         if self.deflate and self.snappy:
             raise InputError("deflate and snappy exclude each other: choose one")
         if self.snappy and not HAS_SNAPPY:
-            raise InputError("snappy needs cramjam: pip install 'srtm[snappy]'")
+            raise InputError("snappy needs cramjam: pip install cramjam")
 
 
 class Listener(Protocol):

@@ -96,11 +96,14 @@ class NatsConnection:
     async def _open(self, host: str, port: int) -> None:
         self.place = written(host, port)
         self._reader, self._writer = await open_streams(host, port)
-        while not isinstance(event := await self._event(), Info):
-            pass
         credentials = Credentials.read(self._address)
         try:
-            if greeting.nats_tls(self._address, event.fields):
+            if self._address.handshake_first:
+                assert credentials.tls is not None
+                await self._writer.start_tls(credentials.tls, server_hostname=host)
+            while not isinstance(event := await self._event(), Info):
+                pass
+            if not self._address.handshake_first and greeting.nats_tls(self._address, event.fields):
                 assert credentials.tls is not None
                 self._protocol, self._events = NatsProtocol(), deque()  # ignore what else came in the clear
                 await self._writer.start_tls(credentials.tls, server_hostname=host)

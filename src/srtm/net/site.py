@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from srtm.net.sockets import listen
+from srtm.net.sockets import close_unix, listen, listen_unix
 
 if TYPE_CHECKING:
     import ssl
@@ -19,16 +19,30 @@ _GRACE_S = 1  # for answers in progress when the site stops; event streams never
 
 
 class Site:
-    """Serves an ASGI application, with TLS or without."""
+    """Serves an ASGI application, with TLS or without, on a port and, if `path` is given, on a unix socket."""
 
-    def __init__(self, app: Callable[..., Any], host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        path: str | None = None,
+    ) -> None:
         self._listener = listen(host, port)
+        self._path = path
+        try:
+            self._unix = None if path is None else listen_unix(path)
+        except OSError:
+            self._listener.close()
+            raise
         self.port = int(self._listener.getsockname()[1])
         config = uvicorn.Config(
             app,
             log_config=None,  # the program has configured logging
             log_level="warning",
             lifespan="off",
+            ws="none",
             access_log=False,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -38,7 +52,8 @@ class Site:
 
     def start(self) -> None:
         """Serve; a loop must be running."""
-        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._listener]))
+        sockets = [self._listener] if self._unix is None else [self._listener, self._unix]
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=sockets))
 
     async def stop(self) -> None:
         """Finish the requests in progress, and stop serving."""
@@ -51,8 +66,10 @@ class Site:
         self.close()
 
     def close(self) -> None:
-        """Release the port."""
+        """Release the port and the unix socket."""
         self._listener.close()
+        if self._unix is not None and self._path is not None:
+            close_unix(self._unix, self._path)
 
 
 @contextmanager

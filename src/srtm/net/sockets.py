@@ -7,8 +7,10 @@ resolver puts the preferred address first. Callers bound the time with `asyncio.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srtm.errors import InputError
@@ -53,6 +55,34 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, reuse_port=False)
+
+
+def listen_unix(path: str, backlog: int = 128) -> socket.socket:
+    """Return a listening unix socket; the file of a server that is gone is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _abandoned(path):
+            Path(path).unlink()
+        sock.bind(path)
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def close_unix(sock: socket.socket, path: str) -> None:
+    """Close a listening unix socket, and remove its file."""
+    sock.close()
+    Path(path).unlink(missing_ok=True)
+
+
+def _abandoned(path: str) -> bool:
+    """Whether there is a unix socket that no server listens on."""
+    if not Path(path).is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED
 
 
 async def _connected(family: int, target: Any) -> socket.socket:

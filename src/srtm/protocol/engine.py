@@ -23,7 +23,7 @@ _SCHEMES: Final = {  # the engine, and whether it uses TLS
     "nats+tls": ("nats", True),
     "tls": ("nats", True),  # as NATS writes it
 }
-_OPTIONS: Final = {"nsqd": (), "nats": ("creds", "replicas")}
+_OPTIONS: Final = {"nsqd": (), "nats": ("creds", "handshake_first", "replicas")}
 _FILES: Final = ("ca", "cert", "key")  # options of any engine with TLS
 _MOST_REPLICAS: Final = 5  # JetStream's limit
 _SYNTAX: Final = (
@@ -46,6 +46,7 @@ class EngineAddress:
     cert: str | None = None  # client certificate file
     key: str | None = None  # key file, unless `cert` contains the key
     creds: str | None = None  # NATS credentials file
+    handshake_first: bool = False  # TLS begins before NATS' INFO, as the server's option of that name asks
 
     def __str__(self) -> str:
         """Return the address without secrets, and without files, which exist only on this host."""
@@ -77,7 +78,7 @@ def parse(text: str) -> EngineAddress | None:
     login, _, place = place.rpartition("@")
     if problem := _objection(kind, options, tls=tls, login=login):
         raise InputError(f"invalid engine {hidden(text)!r}: {problem}", engine=hidden(text))
-    replicas = int(options.pop("replicas", "1"))
+    replicas, first = int(options.pop("replicas", "1")), options.pop("handshake_first", "false") == "true"
     user, _, password = login.partition(":") if kind == "nats" else (login, "", "")
     if kind == "nsqd" and place.startswith("/"):
         servers: tuple[tuple[str, int], ...] = ((unquote(place), 0),)
@@ -85,7 +86,8 @@ def parse(text: str) -> EngineAddress | None:
         servers = tuple(server(each.removeprefix(f"{scheme}://"), kind) for each in place.split(","))
     if kind == "nsqd" and len(servers) > 1:
         raise InputError(f"invalid engine {hidden(text)!r}: an nsqd has exactly one host:port", engine=kind)
-    return EngineAddress(kind, servers, replicas, unquote(user) or None, unquote(password) or None, tls, **options)
+    login_parts = unquote(user) or None, unquote(password) or None
+    return EngineAddress(kind, servers, replicas, *login_parts, tls, handshake_first=first, **options)
 
 
 def _objection(kind: str, options: dict[str, str], *, tls: bool, login: str) -> str | None:
@@ -98,6 +100,10 @@ def _objection(kind: str, options: dict[str, str], *, tls: bool, login: str) -> 
             return f"unknown option {name!r} for {kind}; known options: {', '.join((*_OPTIONS[kind], *_FILES))}"
         if name == "replicas" and not (value.isdecimal() and 1 <= int(value) <= _MOST_REPLICAS):
             return f"replicas must be 1 to {_MOST_REPLICAS}, not {value!r}"
+        if name == "handshake_first" and value not in ("true", "false"):
+            return f"handshake_first must be true or false, not {value!r}"
+        if name == "handshake_first" and value == "true" and not tls:
+            return f"option {name} requires TLS: write {kind}+tls://"
         if not value:
             return f"option {name} is empty: give the path of a file"
     if "key" in options and "cert" not in options:

@@ -21,10 +21,12 @@ _LEAST: Final = 4 + 1  # bytes of a message with its size
 class MpubBody:
     """An MPUB whose body is incomplete; it needs at least `need` more bytes to continue."""
 
-    __slots__ = ("_count", "_left", "_settings", "bodies", "need", "topic")
+    __slots__ = ("_count", "_exact", "_left", "_settings", "bodies", "need", "topic")
 
-    def __init__(self, topic: str, size: int, settings: Settings) -> None:
+    def __init__(self, topic: str, size: int, settings: Settings, *, exact: bool = True) -> None:
+        """With `exact`, the messages must fill `size`; otherwise bytes after them are ignored."""
         self.topic = topic
+        self._exact = exact
         self.bodies: list[bytes] = []
         self.need = 4
         self._left = size  # unread bytes of the body
@@ -71,7 +73,7 @@ class MpubBody:
         if len(bodies) < self._count:
             if self._left < self.need:
                 raise self.cut(self.need - 1)
-        elif self._left:
+        elif self._left and self._exact:
             raise ProtocolError(
                 "E_BAD_BODY", f"MPUB body is {self._left} bytes longer than its messages", left=self._left
             )

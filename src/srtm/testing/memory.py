@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 from srtm.broker.broker import Broker
 from srtm.broker.http.api import app
+from srtm.broker.lookup import Registration
 from srtm.broker.options import BrokerOptions
 from srtm.broker.poller import Poller
 from srtm.net.alarm import Alarm
@@ -64,7 +65,7 @@ class MemoryBroker:
             self.loop.wait_for(self.broker.durable.wait)
         self.broker.start()
         network.listen(chosen.tcp_port, self._accept)
-        self._app = app(self.broker)
+        self._app = app(self.broker, Registration(self.broker))
 
     def __enter__(self) -> MemoryBroker:
         return self

@@ -84,6 +84,21 @@ def test_by_size_a_channel_that_is_behind_loses_the_oldest_and_that_is_counted(t
             assert consumer.silent(0.05)
 
 
+def test_what_a_paused_topic_loses_is_lost_to_its_channels(tmp_path: Path) -> None:
+    with in_memory(data_path=str(tmp_path), retain_bytes=5200) as broker:
+        create(broker)
+        broker.post("/channel/create?topic=t&channel=c")
+        broker.post("/topic/pause?topic=t")
+        publish(broker, 20)
+        broker.wait_until(lambda b: b.durable.extent(b.topics["t"]).begin >= 15)  # type: ignore[union-attr]
+        first = begin(broker)
+        broker.wait_until(lambda b: b.topics["t"].channels["c"].tally.lost == first)
+        broker.post("/topic/unpause?topic=t")
+        with Client(broker.address) as consumer:
+            assert numbers(consumer.subscribe("t", "c"), 20 - first) == list(range(first, 20))
+        assert broker.channel("t", "c")["srtm"]["lost"] == first
+
+
 def test_by_age_though_all_have_finished_it(tmp_path: Path) -> None:
     """What is finished stays to be replayed, until it is too old."""
     with in_memory(data_path=str(tmp_path), retain_acknowledged=True) as broker:

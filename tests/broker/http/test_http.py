@@ -141,7 +141,7 @@ def test_stats_as_text(broker: Running) -> None:
         assert status == 200
         assert "Health: OK" in text.decode()
         (producer,) = [line for line in text.decode().splitlines() if "127.0.0.1" in line]
-        assert producer.split()[-3:] == ["t", "msgs:", "2"]
+        assert producer.split()[-6:] == ["msgs:", "2", "topics:", "t=2", "connected:", "0s"]
 
 
 @pytest.mark.memory

@@ -7,6 +7,7 @@ closed.
 
 from __future__ import annotations
 
+import logging
 import socket
 from contextlib import suppress
 from struct import Struct
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from srtm.errors import ProtocolError
     from srtm.protocol.identify import Identity
     from srtm.protocol.names import Settings
+
+log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0  # for a client that is being closed to read what it was sent
 AGAIN_S = 0.1  # before a held client's read is looked at again
@@ -191,7 +194,9 @@ class Connection:
         """Take what comes out of the layers."""
         try:
             plain = transport.receive(data)
-        except BadStream:
+        except BadStream as problem:
+            shaking = "TLS handshake failed" if not transport.ready else "unreadable stream"
+            log.warning("CLIENT(%s): %s: %s", self.address, shaking, problem)
             with suppress(OSError):
                 if not self.writing:
                     self.sock.send(transport.wire)  # an alert says why
@@ -232,7 +237,8 @@ class Connection:
             self._receive(self.transport, rest, arrival_ns, _NOT_SOON_NS)
 
     def _check_handshake(self) -> None:
-        if self.transport is not None and not self.transport.ready:
+        if self.transport is not None and not self.transport.ready and not self.closed:
+            log.warning("CLIENT(%s): TLS handshake failed: not complete after %g s", self.address, HANDSHAKE_S)
             self.close()
 
     def hold(self) -> None:

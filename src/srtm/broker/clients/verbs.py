@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from srtm.broker.backpressure import PARTING_S, resume, throttle
+from srtm.broker.clients.buffered import subscription
 from srtm.broker.clients.reads import carry_out_evenly
-from srtm.broker.clients.subscription import Subscription
 from srtm.broker.receipts import Receipt
 from srtm.broker.statistics import ClientStatistics
 from srtm.errors import BrokerError, LogError, ProtocolError, PublishRefused
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.clients.auth import Guard
     from srtm.broker.clients.connection import Connection
+    from srtm.broker.clients.subscription import Subscription
     from srtm.broker.intake import Intake
     from srtm.broker.topic import Topic
     from srtm.broker.topics import Topics
@@ -260,13 +261,13 @@ class Verbs:
         connection, topics, identity = self.connection, self._topics, self.connection.protocol.identity
         try:
             if identity.replay is None or topics.engine is not None:
-                channel = topics.channel(topics.touch(event.topic), event.channel)
+                channel = topics.channel_for_consumer(event.topic, event.channel)
             else:
                 channel = topics.replay(event.topic, event.channel, identity.replay, identity.replay_log)
         except (LogError, BrokerError) as problem:
             connection.fail(ProtocolError("E_SUB_FAILED", f"SUB failed {problem}"))
             return
-        self.subscription = Subscription(connection, topics.touch(event.topic), channel, connection.keeper.max_unsent)
+        self.subscription = subscription(connection, topics.touch(event.topic), channel, connection.keeper.max_unsent)
         self.too_full = _is_full
         channel.consumers.append(self.subscription)
         connection.keeper.turn.to_pump[channel] = None
@@ -337,7 +338,6 @@ class Verbs:
         """Do nothing: a sign of life."""
 
     def _error(self, problem: ProtocolError, _arrival_ns: int) -> None:
-        """Answer a command that the protocol refuses."""
         self.connection.fail(problem)
 
     def hungry(self) -> bool:

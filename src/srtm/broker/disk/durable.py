@@ -60,7 +60,7 @@ class Durable:
         )
         self._notes = Notes(self._log, topics, turn.loop)
         self._saved = SavedQueues(self._log, topics, groups)
-        self._readers = Readers(self._log, topics, turn, options.max_held_messages // 2)
+        self._readers = Readers(self._log, topics, turn, max(1, options.max_held_messages // 2))
         self._recovering = self._recovered = False
         self._coming: dict[Topic, list[Stored]] = {}  # stored at the end of this turn
         self._unread: set[str] = set()  # topics that are not known to have had a channel
@@ -256,8 +256,10 @@ class Durable:
         """Retention deleted everything below an offset: channels that are behind lose it."""
         if isinstance(begin, LogError):  # the log has logged it
             return
-        topic.forget(begin)
+        gone = topic.forget(begin)
         for channel in topic.channels.values():
+            if not isinstance(channel, Replay):  # which reads the log, and says itself what is missing
+                channel.tally.lost += gone
             if channel.cursor is not None and channel.cursor.low < begin:
                 channel.forget(begin)
         spool = self._spool(topic) if self._topics.alive(topic) else None

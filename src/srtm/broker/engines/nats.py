@@ -77,6 +77,8 @@ class Nats(Engine):
     def greet(self) -> None:
         """Begin a connection."""
         self._protocol = NatsProtocol()
+        if self.address.handshake_first:
+            self.link.secure()
 
     def take(self, data: bytes) -> None:
         """Handle bytes from the server."""

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from srtm.broker.http.request import Pages, Refused, channel_name, whole
+from srtm.broker.http.request import Pages, Refused, query, whole
 from srtm.broker.options import retained_ns
 from srtm.errors import BrokerError, InputError, LogError
 from srtm.model.bucket import TokenBucket
 
 if TYPE_CHECKING:
-    from starlette.datastructures import QueryParams
     from starlette.requests import Request
 
     from srtm.broker.topic import Topic
@@ -29,12 +28,12 @@ class Administration(Pages):
 
         A disk topic takes a retention, now or later: &retain_bytes=…&retain_age=…&retain_acknowledged=….
         """
-        asked = request.query_params.get("durability")
+        asked = query(request).get("durability")
         durability = asked or "memory"
-        retention = _retention(request.query_params)
+        retention = _retention(query(request))
         if durability not in ("memory", "disk"):
             raise Refused(400, f"INVALID_DURABILITY: must be memory or disk, not {durability!r}")
-        topic = self.named_topic(request, make=True)
+        topic = self.made_topic(request)
         if durability == "disk" and topic.durable is None:
             if self.broker.durable is None:
                 raise Refused(400, "INVALID_DURABILITY: this broker has no disk; start it with --data-path")
@@ -54,13 +53,13 @@ class Administration(Pages):
 
     async def topic_delete(self, request: Request) -> Response:
         """Delete a topic with its messages and channels; its consumers are disconnected."""
-        topic = self.named_topic(request)
+        topic = self.named_topic(request, None)
         self.broker.topics.delete(topic)
         return await self._noted(topic)
 
     async def topic_empty(self, request: Request) -> Response:
         """Delete the messages that no channel has yet."""
-        topic = self.named_topic(request)
+        topic = self.named_topic(request, "INVALID_TOPIC")
         if topic.durable is not None and self.broker.durable is not None:
             try:
                 await self.broker.durable.empty(topic)
@@ -73,27 +72,27 @@ class Administration(Pages):
 
     async def topic_pause(self, request: Request) -> Response:
         """Stop passing messages to channels."""
-        topic = self.named_topic(request)
+        topic = self.named_topic(request, None)
         topic.pause(self.broker.turn.now_ns(), on=True)
         return await self._noted(topic)
 
     async def topic_unpause(self, request: Request) -> Response:
         """Resume passing messages to channels."""
-        topic = self.named_topic(request)
+        topic = self.named_topic(request, None)
         topic.pause(self.broker.turn.now_ns(), on=False)
         self.broker.turn.touch(topic)
         return await self._noted(topic)
 
     async def topic_limit(self, request: Request) -> Response:
         """Set the topic's bucket: ?topic=…&r=…&b=…; without r and b, remove it."""
-        r, b = request.query_params.get("r"), request.query_params.get("b")
+        r, b = (query(request).get(name) for name in "rb")
         try:
             bucket = TokenBucket.of(_decimal(r), _decimal(b)) if r is not None and b is not None else None
         except InputError as problem:
             raise Refused(400, f"INVALID_BUCKET: {problem}") from None
         if (r is None) != (b is None):
             raise Refused(400, "INVALID_BUCKET: give both r and b, or neither")
-        topic = self.named_topic(request, make=True)
+        topic = self.made_topic(request)
         if self.broker.control.holds(topic.name):
             raise Refused(409, "UNDER_CONTRACT: the controller sets (r, b) of this topic; change its contract there")
         topic.gate.by_hand = bucket
@@ -103,9 +102,9 @@ class Administration(Pages):
 
     async def channel_create(self, request: Request) -> Response:
         """Create a channel."""
-        topic = self.named_topic(request)
+        topic, name = self.topic_for_channel(request)
         try:
-            self.broker.topics.channel(topic, channel_name(request))
+            self.broker.topics.channel(topic, name)
         except BrokerError as problem:
             raise Refused(409, f"NO_CHANNELS: {problem}") from None
         self.broker.turn.wake()
@@ -145,10 +144,10 @@ class Administration(Pages):
         return Response()
 
 
-def _retention(query: QueryParams) -> dict[str, Any]:
+def _retention(asked: dict[str, str]) -> dict[str, Any]:
     """The fields of a `Retention` that a request names; `none` removes a limit."""
     fields: dict[str, Any] = {}
-    size, age, finished = (query.get(f"retain_{name}") for name in ("bytes", "age", "acknowledged"))
+    size, age, finished = (asked.get(f"retain_{name}") for name in ("bytes", "age", "acknowledged"))
     if size is not None:
         fields["max_bytes"] = None if size == "none" else whole(size)
         if size != "none" and not fields["max_bytes"]:

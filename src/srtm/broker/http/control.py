@@ -6,9 +6,10 @@ import hmac
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from srtm.broker.http.request import Pages, Refused, flag, read_body
+from srtm.broker.http.request import Pages, Refused, flag, query, read_body
+from srtm.broker.http.router import Json
 from srtm.errors import ExchangeRefused, ProtocolError, SRTMError
 from srtm.protocol import exchange
 from srtm.protocol.exchange import RefusalCode
@@ -54,7 +55,7 @@ class Control(Pages):
         from srtm.broker.recorder import Recorder
 
         broker = self.broker
-        folder, name = broker.options.trace_folder, request.query_params.get("file", "")
+        folder, name = broker.options.trace_folder, query(request).get("file", "")
         if folder is None:
             raise Refused(403, "TRACE_DISABLED: start the broker with --trace-folder")
         if Path(name).name != name or name.startswith(".") or not name.endswith(".parquet"):
@@ -67,7 +68,7 @@ class Control(Pages):
         recorder = Recorder(path, broker.options.name, broker.control.groups, broker.turn.loop, broker.control.birth)
         recorder.start()
         broker.turn.recorder, broker.control.lenders.on_shift = recorder, recorder.shifted
-        return JSONResponse({"file": str(path)})
+        return Json({"file": str(path)})
 
     async def trace_stop(self, _: Request) -> Response:
         """Stop to record; the file is complete when this is answered."""
@@ -80,7 +81,7 @@ class Control(Pages):
             await recorder.stop()
         except SRTMError as problem:
             raise Refused(500, f"TRACE_FAILED: {problem}") from None
-        return JSONResponse({"file": str(recorder.path), "messages": recorder.rows})
+        return Json({"file": str(recorder.path), "messages": recorder.rows})
 
 
 def _bears(request: Request, token: str) -> bool:

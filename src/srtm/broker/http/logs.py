@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from srtm.broker.http.request import Pages, Refused, flag, number
+from srtm.broker.http.request import Pages, Refused, flag, number, query
+from srtm.broker.http.router import Json
 from srtm.errors import LogError, LogReplaced, OffsetTrimmed
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Logs(Pages):
     async def extent(self, request: Request) -> Response:
         """The offsets that the log holds: {"log", "begin", "end", "bytes", "retention"}."""
         topic, durable = self._on_disk(request)
-        return JSONResponse({**asdict(durable.extent(topic)), "retention": _as_flags(durable.retention(topic))})
+        return Json({**asdict(durable.extent(topic)), "retention": _as_flags(durable.retention(topic))})
 
     async def read(self, request: Request) -> Response:
         """A range of the log as an Arrow stream: ?topic=…&begin=…&limit=…. The same range gives the same rows.
@@ -37,7 +38,7 @@ class Logs(Pages):
         topic, durable = self._on_disk(request)
         begin, limit = number(request, "begin"), number(request, "limit", _ROWS)
         try:
-            records = await durable.read(topic, begin, min(limit, _MOST_ROWS), request.query_params.get("log"))
+            records = await durable.read(topic, begin, min(limit, _MOST_ROWS), query(request).get("log"))
         except LogError as problem:
             raise _refused(problem) from None
         # Off the loop, like the read itself: a megabyte of small messages takes ten milliseconds.
@@ -50,7 +51,7 @@ class Logs(Pages):
         With &log=ID, only of that log.
         """
         topic, durable = self._on_disk(request)
-        finished, log = flag(request, "finished", default=False), request.query_params.get("log")
+        finished, log = flag(request, "finished", default=False), query(request).get("log")
         try:
             await durable.trim(topic, number(request, "before"), finished=finished, log=log)
         except LogError as problem:

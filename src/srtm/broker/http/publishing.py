@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from starlette.responses import PlainTextResponse
 
-from srtm.broker.http.request import Pages, Refused, read_body, whole
-from srtm.errors import PublishRefused
+from srtm.broker.http.request import TRUTHS, Pages, Refused, check_length, query, read_body
+from srtm.errors import ProtocolError, PublishRefused
+from srtm.protocol.mpub import MpubBody
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
     from srtm.broker.receipts import Receipt
     from srtm.broker.topic import Topic
+    from srtm.protocol.names import Settings
 
+_DELAY = re.compile(r"\+?[0-9]{1,18}|-0+")  # what Go reads as a number of milliseconds that is not negative
 _REFUSALS: dict[str, Callable[[PublishRefused], tuple[int, str]]] = {
     "full": lambda _: (503, "TOPIC_FULL"),
     "defer": lambda problem: (400, f"INVALID_DEFER: {problem}"),
@@ -35,24 +39,23 @@ class Publishing(Pages):
         """Publish the body as one message."""
         limit = self.broker.options.settings.max_msg_size
         body = await read_body(request, limit, "MSG_TOO_BIG")
-        _check_size(len(body), limit, "MSG")
-        topic = self.named_topic(request, make=True)
+        if not body:
+            raise Refused(400, "MSG_EMPTY")
+        topic = self.made_topic(request)
         await self._publish(topic, [body], self._delay_ns(request), request)
         return PlainTextResponse("OK")
 
     async def mpub(self, request: Request) -> Response:
         """Publish each line of the body, or, with ?binary=true, each of its length-prefixed messages."""
         settings = self.broker.options.settings
+        check_length(request, settings.max_body_size, "BODY_TOO_BIG")
+        topic = self.made_topic(request)
+        kind = query(request).get("binary", "false")
         body = await read_body(request, settings.max_body_size, "BODY_TOO_BIG")
-        _check_size(len(body), settings.max_body_size, "BODY")
-        topic = self.named_topic(request, make=True)
-        if request.query_params.get("binary", "false").lower() in ("1", "true", ""):
-            bodies = _prefixed(body)
-        else:
-            bodies = [line for line in body.split(b"\n") if line]
-        for each in bodies:
-            _check_size(len(each), settings.max_msg_size, "MSG")
-        await self._publish(topic, bodies, 0, request)
+        # Anything that nsqd does not know as false is true: framed messages must not become one of garbage.
+        bodies = _framed(body, settings) if TRUTHS.get(kind, True) else _lines(body, settings)
+        if bodies:
+            await self._publish(topic, bodies, 0, request)
         return PlainTextResponse("OK")
 
     async def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
@@ -69,10 +72,10 @@ class Publishing(Pages):
             raise Refused(503, f"PUB_FAILED: {failure}")
 
     def _delay_ns(self, request: Request) -> int:
-        delay_ms = whole(request.query_params.get("defer", "0"))
-        if delay_ms is None or delay_ms > self.broker.options.settings.max_req_timeout_ms:
+        text = query(request).get("defer", "0")
+        if _DELAY.fullmatch(text) is None or int(text) > self.broker.options.settings.max_req_timeout_ms:
             raise Refused(400, "INVALID_DEFER")
-        return delay_ms * NS_PER_MS
+        return int(text) * NS_PER_MS
 
 
 class HttpSender:
@@ -111,22 +114,19 @@ class HttpSender:
         """A request has said everything."""
 
 
-def _check_size(size: int, limit: int, part: str) -> None:
-    if size > limit:
-        raise Refused(413, f"{part}_TOO_BIG")
-    if not size:
-        raise Refused(400, f"{part}_EMPTY")
+def _lines(body: bytes, settings: Settings) -> list[bytes]:
+    """The messages of a plain /mpub; empty lines are not messages."""
+    lines = [line for line in body.split(b"\n") if line]
+    if any(len(line) > settings.max_msg_size for line in lines):
+        raise Refused(413, "MSG_TOO_BIG")
+    return lines
 
 
-def _prefixed(body: bytes) -> list[bytes]:
-    """The messages of a binary MPUB: [count 4]{[size 4][body]}…"""
-    bodies, at = [], 4
-    for _ in range(int.from_bytes(body[:4], "big")):
-        size = int.from_bytes(body[at : at + 4], "big")
-        if not 0 < size <= len(body) - at - 4:
-            raise Refused(413, "BAD_MESSAGE")
-        bodies.append(body[at + 4 : at + 4 + size])
-        at += 4 + size
-    if at != len(body) or not bodies:
-        raise Refused(413, "BAD_BODY")
-    return bodies
+def _framed(body: bytes, settings: Settings) -> list[bytes]:
+    """The messages of a binary /mpub: an MPUB's body, but bytes after the last message are ignored, as in nsqd."""
+    messages = MpubBody("", len(body), settings, exact=False)
+    try:
+        messages.read(body, 0)
+    except ProtocolError as problem:
+        raise Refused(413, problem.code.removeprefix("E_")) from None
+    return messages.bodies

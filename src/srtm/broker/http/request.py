@@ -1,11 +1,14 @@
-"""Reading a request: its body, its numbers, and the topic and channel it names.
+"""Reading a request: its query, its body, its numbers, and the topic and channel it names.
 
 A request that cannot be carried out raises `Refused`, which becomes nsqd's error: `{"message": "INVALID_TOPIC"}`.
+Errors have nsqd's names and come in nsqd's order.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_plus
 
 from srtm.errors import BrokerError
 from srtm.protocol.names import valid_name
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from srtm.broker.broker import Broker
     from srtm.broker.channel import Channel
     from srtm.broker.topic import Topic
+
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # as nsqd reads a switch
+_BROKEN = re.compile(r";|%(?![0-9a-fA-F]{2})")
 
 
 class Refused(Exception):
@@ -33,44 +39,67 @@ class Pages:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
 
-    def named_topic(self, request: Request, *, make: bool = False) -> Topic:
-        """The topic a request names; with `make`, a new one if the broker does not have it."""
-        name = request.query_params.get("topic")
-        if not name:
-            raise Refused(400, "MISSING_ARG_TOPIC")
-        if not valid_name(name):
-            raise Refused(400, "INVALID_TOPIC" if make else "INVALID_ARG_TOPIC")
-        topic = self.broker.topics.get(name)
-        if topic is None and not make:
-            raise Refused(404, "TOPIC_NOT_FOUND")
+    def made_topic(self, request: Request) -> Topic:
+        """The topic a request names; a new one if the broker does not have it."""
+        name = _named(request, "topic", "INVALID_TOPIC")
         try:
-            return topic or self.broker.topics.touch(name)
+            return self.broker.topics.get(name) or self.broker.topics.touch(name)
         except BrokerError as problem:
             raise Refused(400, f"INVALID_TOPIC: {problem}") from None
 
+    def named_topic(self, request: Request, invalid: str | None = "INVALID_ARG_TOPIC") -> Topic:
+        """The topic a request names. An invalid name is refused as `invalid`; if that is None, as unknown."""
+        return self._known(_named(request, "topic", invalid))
+
     def named_channel(self, request: Request) -> tuple[Topic, Channel]:
         """The channel a request names, and its topic."""
-        name, topic = channel_name(request), self.named_topic(request)
+        topic, name = self.topic_for_channel(request)
         if name not in topic.channels:
             raise Refused(404, "CHANNEL_NOT_FOUND")
         return topic, topic.channels[name]
 
+    def topic_for_channel(self, request: Request) -> tuple[Topic, str]:
+        """The topic a request names, and the name of a channel that it may have."""
+        topic = _named(request, "topic", "INVALID_ARG_TOPIC")
+        channel = _named(request, "channel", "INVALID_ARG_CHANNEL")
+        return self._known(topic), channel
 
-def channel_name(request: Request) -> str:
-    """The channel's name in a request."""
-    name = request.query_params.get("channel")
-    if not name:
-        raise Refused(400, "MISSING_ARG_CHANNEL")
-    if not valid_name(name):
-        raise Refused(400, "INVALID_ARG_CHANNEL")
+    def _known(self, name: str) -> Topic:
+        topic = self.broker.topics.get(name)
+        if topic is None:
+            raise Refused(404, "TOPIC_NOT_FOUND")
+        return topic
+
+
+def _named(request: Request, kind: str, invalid: str | None) -> str:
+    name = query(request).get(kind)
+    if name is None:
+        raise Refused(400, f"MISSING_ARG_{kind.upper()}")
+    if invalid is not None and not valid_name(name):
+        raise Refused(400, invalid)
     return name
+
+
+def query(request: Request) -> dict[str, str]:
+    """The parameters of a request; the first of several with one name counts, as in nsqd."""
+    raw: str = request.scope["query_string"].decode("latin-1")
+    if _BROKEN.search(raw):
+        raise Refused(400, "INVALID_REQUEST")
+    found: dict[str, str] = {}
+    for part in raw.split("&"):
+        if part:
+            name, _, value = part.partition("=")
+            found.setdefault(_plain(name), _plain(value))
+    return found
+
+
+def _plain(text: str) -> str:
+    return unquote_plus(text, errors="surrogateescape")
 
 
 async def read_body(request: Request, limit: int, problem: str) -> bytes:
     """The body of a request. One larger than `limit` is refused at once; the rest of it is dropped."""
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > limit:
-        raise Refused(413, problem)
+    check_length(request, limit, problem)
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -79,9 +108,16 @@ async def read_body(request: Request, limit: int, problem: str) -> bytes:
     return bytes(body)
 
 
+def check_length(request: Request, limit: int, problem: str) -> None:
+    """Refuse a body that says itself that it is too large."""
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > limit:
+        raise Refused(413, problem)
+
+
 def number(request: Request, name: str, default: int | None = None) -> int:
     """A whole number of the query."""
-    text = request.query_params.get(name, "" if default is None else str(default))
+    text = query(request).get(name, "" if default is None else str(default))
     found = whole(text)
     if found is None:
         raise Refused(400, f"INVALID_{name.upper()}: must be a whole number, not {text!r}")
@@ -90,7 +126,7 @@ def number(request: Request, name: str, default: int | None = None) -> int:
 
 def flag(request: Request, name: str, *, default: bool) -> bool:
     """A parameter of the query that is true or false."""
-    text = request.query_params.get(name, "true" if default else "false")
+    text = query(request).get(name, "true" if default else "false")
     if text not in ("true", "false"):
         raise Refused(400, f"INVALID_{name.upper()}: must be true or false, not {text!r}")
     return text == "true"

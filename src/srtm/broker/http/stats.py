@@ -1,4 +1,4 @@
-"""`/stats`: a broker's statistics in nsqd's JSON, with SRTM's own under `srtm`, and as text."""
+"""`/stats`: a broker's statistics in nsqd's JSON, with SRTM's own under `srtm`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from srtm.protocol.names import VERSION
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from srtm.broker.memory import MemoryStatistics
     from srtm.broker.statistics import (
         BrokerStatistics,
         ChannelStatistics,
@@ -26,15 +27,25 @@ if TYPE_CHECKING:
 _NO_LATENCY = {"count": 0, "percentiles": None}  # nsqd's own percentiles; ours are under `srtm`
 
 
-def as_json(broker: BrokerStatistics, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
-    """The document of `/stats?format=json`; producers and channels are those of one topic and channel, or all."""
+def as_json(
+    broker: BrokerStatistics,
+    topic: str | None = None,
+    channel: str | None = None,
+    memory: MemoryStatistics | None = None,
+) -> dict[str, Any]:
+    """The document of `/stats?format=json`: all topics or one, all channels or one, and the process's memory.
+
+    Lists that Go would not have made are null, as nsqd's are: the topics if `topic` is unknown, and clients if there
+    are none or nobody asked for them. With a channel, topics without it are left out.
+    """
+    topics = [_topic(each, channel) for each in broker.topics if channel is None or _has(each, channel)]
     return {
         "version": VERSION,
         "health": "OK",
         "start_time": broker.started_ns // NS_PER_S,
-        "topics": [_topic(each, channel) for each in broker.topics],
-        "memory": None,
-        "producers": [_client(each, topic) for each in broker.publishers or ()],
+        "topics": topics if broker.topics or topic is None else None,
+        **({"memory": asdict(memory)} if memory else {}),
+        "producers": [_client(each, topic) for each in broker.publishers or ()] or None,
         "srtm": {
             "unstamped_reads": broker.unstamped_reads,
             "connections": broker.connections,
@@ -42,6 +53,10 @@ def as_json(broker: BrokerStatistics, topic: str | None = None, channel: str | N
             "engine": _engine(broker.engine) if broker.engine else {"kind": "local"},
         },
     }
+
+
+def _has(topic: TopicStatistics, channel: str) -> bool:
+    return any(each.name == channel for each in topic.channels)
 
 
 def _engine(engine: EngineStatistics) -> dict[str, Any]:
@@ -149,7 +164,7 @@ def _channel(channel: ChannelStatistics) -> dict[str, Any]:
         "requeue_count": channel.requeued,
         "timeout_count": channel.timed_out,
         "client_count": channel.consumers,
-        "clients": [_client(each) for each in channel.clients or ()],
+        "clients": None if channel.clients is None else [_client(each) for each in channel.clients],
         "paused": channel.paused,
         "e2e_processing_latency": _NO_LATENCY,
         "srtm": {"dropped": channel.dropped, "lost": channel.lost},
@@ -187,20 +202,3 @@ def _client(client: ClientStatistics, topic: str | None = None) -> dict[str, Any
         identity, url = client.permit
         document |= {"authed": True, "auth_identity": identity, "auth_identity_url": url}
     return document
-
-
-def as_text(document: dict[str, Any]) -> str:
-    """The same document as text."""
-    lines = [f"srtm broker, as nsqd v{document['version']}", f"Health: {document['health']}", ""]
-    lines.append("Topics:" if document["topics"] else "Topics: None")
-    for topic in document["topics"]:
-        lines.append(f"   [{topic['topic_name']:<15}] depth: {topic['depth']:<5} msgs: {topic['message_count']:<8}")
-        for channel in topic["channels"]:
-            numbers = f"depth: {channel['depth']:<5} inflt: {channel['in_flight_count']:<4}"
-            numbers += f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
-            lines.append(f"      [{channel['channel_name']:<15}] {numbers} timeout: {channel['timeout_count']:<5}")
-    lines += ["", "Producers:" if document["producers"] else "Producers: None"]
-    for client in document["producers"]:
-        for published in client.get("pub_counts", ()):
-            lines.append(f"   [{client['remote_address']:<21}] {published['topic']:<15} msgs: {published['count']:<8}")
-    return "\n".join(lines) + "\n"

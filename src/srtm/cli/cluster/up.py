@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from srtm.cli.common import BrokerModel, Calibration, Mcap, check_logs
+from srtm.cli.common import BrokerModel, Calibration, Mcap
 from srtm.cli.extras import require
+from srtm.cli.flags import check_logs
 from srtm.control.options import port_or_none
 from srtm.errors import ControlError
 from srtm.model.broker_models import DEFAULT_BROKER_MODEL

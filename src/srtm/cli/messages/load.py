@@ -11,7 +11,6 @@ from srtm.cli.cluster.topic import FitBy
 from srtm.cli.common import (
     LENDING,
     SLO_P99,
-    STOPPED,
     WORKLOAD,
     AsJson,
     Batch,
@@ -29,6 +28,7 @@ from srtm.cli.common import (
     print_table,
 )
 from srtm.cli.messages.pub import Brokers
+from srtm.cli.outcome import STOPPED
 from srtm.cli.remote import HERE, Controller, Engine, Token, topic_at
 from srtm.model import defaults
 from srtm.model.placement import POLICIES

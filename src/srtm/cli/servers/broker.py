@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from srtm.broker.options import BrokerOptions
-from srtm.cli.common import check_logs
-from srtm.cli.flags import flags_of
+from srtm.cli.flags import check_logs, flags_of
 
 
 @flags_of(BrokerOptions)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from srtm.cli.common import check_logs
-from srtm.cli.flags import flags_of
+from srtm.cli.flags import check_logs, flags_of
 from srtm.control.options import ControllerOptions
 
 
