@@ -15,6 +15,7 @@ from srtm.model import correlation as model
 from srtm.model.correlation import Options, find_groups, onsets_of
 from srtm.pipeline.groups import TopicGroups, document, groups
 from srtm.pipeline.traces import stretches
+from srtm.pipeline.traces.topics import unnamed
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload import trace
 from srtm.workload.groups import read_groups, write_groups
@@ -106,7 +107,7 @@ def test_a_bad_topic_does_not_take_the_others_with_it(spark: SparkSession) -> No
     rows += [("absurd", "p", None, 2**63 - 1)]
     lines = groups(spark.createDataFrame(rows, DECLARED))
     assert {line.topic: line.error for line in lines if line.topic != "absurd"} == {
-        "": "1 messages have no topic",
+        "": unnamed(1),
         "untimed": "1 of 2 messages have no arrival_ns",
         "unsent": "1 of 1 messages have no publisher",
         "good": None,

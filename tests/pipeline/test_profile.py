@@ -10,11 +10,12 @@ import pytest
 
 from srtm.errors import TraceError
 from srtm.model import profile as model
-from srtm.pipeline.profile import profile, profile_frame
+from srtm.pipeline.profile import TopicProfile, profile, profile_frame
 from srtm.pipeline.traces import stretches
 from srtm.pipeline.traces.files import Files
 from srtm.pipeline.traces.frames import Frame
 from srtm.pipeline.traces.reading import opened
+from srtm.pipeline.traces.topics import unnamed
 from srtm.units import NS_PER_S
 from srtm.workload import trace
 from srtm.workload.publishers import Arrivals, Population, Workload
@@ -120,11 +121,24 @@ def test_a_bad_topic_does_not_take_the_others_with_it(spark: SparkSession) -> No
     rows = [("good", "p", 1), ("good", "p", 2), ("bad", "p", None), ("bad", "p", 5), (None, "p", 3)]
     lines = profile(spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long"))
     assert [line.error for line in lines] == [
-        "1 messages have no topic",
+        unnamed(1),
         "1 of 2 messages have no arrival_ns",
         None,
     ]
     assert lines[2:] == expected([("good", "p", 1), ("good", "p", 2)])
+
+
+def test_null_and_empty_topics_are_one_error_and_no_message_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    """A topic needs a name: from a DataFrame and from files, the nameless line counts every message without one."""
+    named = [("t", "p", 1), ("t", "p", 2)]
+    rows = [*named, ("", "p", 3), ("", "p", 4), (None, "p", 5)]
+    lines = profile(spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long"))
+    assert lines == [TopicProfile("", 3, error=unnamed(3)), *expected(named)]
+    assert "give them a topic" in str(lines[0].error)
+    pq.write_table(table_of(rows[:4]), tmp_path / "t.parquet")
+    with opened(tmp_path, spark, ("publisher",)) as source:
+        assert isinstance(source, Files)
+    assert profile(tmp_path, spark) == [TopicProfile("", 2, error=unnamed(2)), *expected(named)]
 
 
 def test_times_out_of_range_are_their_topics_error(spark: SparkSession) -> None:

@@ -53,6 +53,7 @@ FEWEST_ONSETS = 4  # three coinciding bursts prove nothing
 NEVER = -(2**63)
 _FEWEST_REGULAR, _SHARE_REGULAR = 8, 0.8
 _BANDS, _ROWS = 64, 3
+_SORTED = 2**20  # publishers times bands that are sorted at once: some ten megabytes
 _SHIFTS = 32
 _SAMPLE = 8  # links, or members of a group, that represent all
 
@@ -129,9 +130,10 @@ class Onsets(NamedTuple):
 
 
 class Scanner:
-    """Finds the onsets in a stretch of a topic, fed in order of time; the caller numbers senders from 0.
+    """Finds the onsets in a stretch, fed in order of time; the caller numbers senders from 0.
 
-    `last_ns` is the time of each sender's last message. `note` keeps the group it named then.
+    A sender is a publisher of a topic: several topics may be scanned at once. `last_ns` is the time of each sender's
+    last message. `note` keeps the group it named then.
     """
 
     def __init__(self, silence_ns: int) -> None:
@@ -140,20 +142,18 @@ class Scanner:
         self.group_of: Indices = np.empty(0, np.int32)
         self._named_ns: Ints = np.empty(0, np.int64)
         self._found: list[tuple[Ints, Indices]] = []
-        self._until = NEVER
 
     def feed(self, times: Ints, senders: Indices, count: int) -> None:
-        """Take messages, none earlier than those before; `count` is the number of senders so far."""
+        """Take messages, those of a sender in order of time; `count` is the number of senders so far."""
         if not len(times):
             return
         if count > len(self.last_ns):
             self.last_ns = _longer(self.last_ns, count, NEVER)
             self.group_of, self._named_ns = _longer(self.group_of, count, 0), _longer(self._named_ns, count, NEVER)
         out = np.empty(len(times), np.int64)
-        found, sign = _mark_onsets(times, senders, self._silence_ns, self.last_ns, out)
-        if sign < 0 or times[0] < self._until:
+        found, is_sorted = _mark_onsets(times, senders, self._silence_ns, self.last_ns, out)
+        if not is_sorted:
             raise ArrivalsError("arrivals are not sorted by time")
-        self._until = int(times[-1])
         self._found.append((times[out[:found]], senders[out[:found]]))
 
     def note(self, times: Ints, senders: Indices, groups: Indices, ranks: Indices) -> None:
@@ -162,13 +162,15 @@ class Scanner:
 
     def onsets(self) -> Iterator[Ints]:
         """The onsets of each sender, the first of which is its first message of the stretch."""
-        if not self._found:
-            return
-        senders = np.concatenate([found for _, found in self._found])
+        times, ends = self.in_order()
+        yield from np.split(times, ends[:-1]) if len(ends) else ()
+
+    def in_order(self) -> tuple[Ints, Ints]:
+        """The onsets by sender and time, and where those of each sender end."""
+        senders = np.concatenate([np.empty(0, np.int32), *(found for _, found in self._found)])
         order = np.argsort(senders, kind="stable")
-        times = np.concatenate([found for found, _ in self._found])[order]
-        ends = np.cumsum(np.bincount(senders, minlength=len(self.last_ns)))
-        yield from np.split(times, ends[:-1])
+        times = np.concatenate([np.empty(0, np.int64), *(found for found, _ in self._found)])[order]
+        return times, np.cumsum(np.bincount(senders, minlength=len(self.last_ns)))
 
 
 def _longer(array: NDArray[Any], length: int, fill: int) -> NDArray[Any]:
@@ -176,21 +178,32 @@ def _longer(array: NDArray[Any], length: int, fill: int) -> NDArray[Any]:
 
 
 class StretchOnsets(NamedTuple):
-    """One publisher's onsets in a stretch, as if nothing came before it, and the time of its last message there."""
+    """Onsets found in stretches as if nothing came before them: a row for each sender in each stretch.
 
-    onsets: Ints
-    last_ns: int
+    Row i has the times before `ends[i]` that row i − 1 has not; `last_ns` is the sender's last message there.
+    """
 
+    senders: Ints
+    last_ns: Ints
+    ends: Ints
+    times: Ints
 
-def join(found: Iterable[StretchOnsets], silence_ns: int) -> Ints:
-    """A publisher's onsets from stretches that do not overlap, in any order."""
-    kept = []
-    last = NEVER
-    for onsets, last_ns in sorted((each for each in found if len(each.onsets)), key=lambda each: int(each.onsets[0])):
-        begun = int(onsets[0]) - silence_ns > last
-        kept.append(onsets if begun else onsets[1:])
-        last = last_ns
-    return np.concatenate(kept) if kept else np.empty(0, np.int64)
+    def joined(self, senders: int, silence_ns: int) -> tuple[Ints, Ints]:
+        """The onsets by sender and time, and where those of each sender end; stretches do not overlap."""
+        counts = np.diff(self.ends, prepend=0)
+        some = np.flatnonzero(counts)
+        firsts = self.times[self.ends[some] - counts[some]]
+        order = some[np.lexsort((firsts, self.senders[some]))]
+        counts, owner = counts[order], self.senders[order]
+        begins = self.ends[order] - counts
+        # A message that starts a stretch starts a burst only after a silence of its sender.
+        goes_on = np.zeros(len(order), np.bool_)
+        goes_on[1:] = owner[1:] == owner[:-1]
+        goes_on[1:] &= self.times[begins[1:]] - silence_ns <= self.last_ns[order[:-1]]
+        begins, counts = begins + goes_on, counts - goes_on
+        rows = np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+        ends = np.cumsum(np.bincount(owner, counts, senders).astype(np.int64))
+        return self.times[rows], ends
 
 
 def onsets_of(arrivals: Ints, publisher_of: Indices, names: Iterable[str], silence_ns: int) -> Onsets:
@@ -279,23 +292,31 @@ def _candidates(onsets: Onsets, options: Options) -> tuple[Ints, Ints]:
     """Pairs of publishers that agree on some band of their signatures, linear in publishers times bands."""
     signatures = _signatures(onsets, options)
     count = len(signatures)
-    pairs = []
-    for band in range(_BANDS):
-        hashes = [
-            signatures[:, (band * _ROWS + row) % signatures.shape[1]].astype(np.int64) for row in range(2 * _ROWS)
-        ]
-        # Sorted by the next band as well: within a run, publishers that agree on more hashes are neighbours.
-        order = np.lexsort(hashes[::-1])
-        same = np.ones(count - 1, bool)
-        for column in hashes[:_ROWS]:
-            same &= column[order[1:]] == column[order[:-1]]
-        begins = np.maximum.accumulate(np.where(np.concatenate([[True], ~same]), np.arange(count), 0))
-        later = np.flatnonzero(same) + 1
-        for partner in (order[later - 1], order[begins[later]]):
-            low, high = np.minimum(order[later], partner), np.maximum(order[later], partner)
-            pairs.append(low * count + high)
+    at_once = max(1, _SORTED // count)
+    pairs = [_alike(signatures, np.arange(_BANDS)[first : first + at_once]) for first in range(0, _BANDS, at_once)]
     ones, others = np.divmod(np.unique(np.concatenate(pairs)), count)
     return ones, others
+
+
+def _alike(signatures: Words, bands: Ints) -> Ints:
+    """Pairs that agree on one of these bands, as low · publishers + high: neighbours, and each with the first."""
+    count, hashes = signatures.shape
+    columns = (bands[:, None] * _ROWS + np.arange(2 * _ROWS)) % hashes
+    values = signatures[:, columns].transpose(2, 1, 0).astype(np.uint64)  # by hash, band and publisher
+    first, second, third = ((values[row] << np.uint64(32)) | values[row + 1] for row in (0, 2, 4))
+    # Sorted by the next band as well: within a run, publishers that agree on more hashes are neighbours.
+    order = np.lexsort((third, second, first), axis=1)
+    first, middle = (np.take_along_axis(key, order, 1) for key in (first, second >> np.uint64(32)))
+    same = (first[:, 1:] == first[:, :-1]) & (middle[:, 1:] == middle[:, :-1])
+    begins = np.where(np.pad(~same, ((0, 0), (1, 0)), constant_values=True), np.arange(count), 0)
+    begins = np.maximum.accumulate(begins, axis=1)
+    band, later = np.nonzero(same)
+    later += 1
+    pairs = []
+    for partner in (order[band, later - 1], order[band, begins[band, later]]):
+        low, high = np.minimum(order[band, later], partner), np.maximum(order[band, later], partner)
+        pairs.append(low * count + high)
+    return np.concatenate(pairs)
 
 
 def _signatures(onsets: Onsets, options: Options) -> Words:

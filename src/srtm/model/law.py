@@ -110,6 +110,35 @@ def scan_histogram(
     return len(arrivals), backlog, last, peak, sign
 
 
+def scan_histograms(
+    times: Ints, segments: Ints, number: int, laws: Ints, states: Ints, counts: Ints, out: Ints, filled: int
+) -> tuple[int, int]:
+    """`scan_histogram` of many topics, one segment of `times` after another, from segment `number` on.
+
+    Rows: of `segments` (topic, next arrival, end); by topic of `laws` (rate, token, horizon) and of `states` (backlog,
+    last, peak, sign); of `out` (topic, tokens, messages). Returns the segment for which `counts`, empty between
+    segments, is too short, or how many there are; and how many rows of `out` are filled.
+    """
+    while number < len(segments):
+        topic, at, end = segments[number]
+        rate, token, horizon = laws[topic]
+        at, backlog, last, peak, sign = scan_histogram(
+            times[:end], at, rate, token, horizon, states[topic, 0], states[topic, 1], counts
+        )
+        states[topic, 0], states[topic, 1] = backlog, last
+        states[topic, 2], states[topic, 3] = max(states[topic, 2], peak), states[topic, 3] | sign
+        segments[number, 1] = at
+        if at < end and 0 <= states[topic, 2] <= LIMIT and states[topic, 3] >= 0:
+            break
+        for tokens in range(min(len(counts), states[topic, 2] // token + 2)):
+            if counts[tokens]:
+                out[filled, 0], out[filled, 1], out[filled, 2] = topic, tokens, counts[tokens]
+                counts[tokens] = 0
+                filled += 1
+        number += 1
+    return number, filled
+
+
 def scan_delays(
     arrivals: Ints,
     bucket_of: Indices,

@@ -16,6 +16,7 @@ from srtm.errors import SRTMError
 from srtm.model import scan, timeline
 from srtm.model.timeline import Excess, Timeline
 from srtm.pipeline.traces.batches import batch_of, by_topic
+from srtm.pipeline.traces.contracts import held_by
 from srtm.pipeline.traces.reading import opened
 from srtm.pipeline.traces.summaries import until_rejoined
 from srtm.units import PICO_PER_TOKEN
@@ -28,12 +29,11 @@ if TYPE_CHECKING:
 
     from srtm.model.scan import State
     from srtm.pipeline.traces.batches import Batches, Ints, Work
+    from srtm.pipeline.traces.contracts import Contracts
     from srtm.pipeline.traces.files import Files
     from srtm.pipeline.traces.frames import Frame
     from srtm.pipeline.traces.reading import Trace
     from srtm.pipeline.traces.summaries import Both
-
-    Contracts = Mapping[str, Timeline] | Timeline  # by topic, or one for all topics
 
 COLUMNS = ("topic", "release_ns")
 _FIELDS = (
@@ -82,16 +82,17 @@ def conformance(trace: Trace, contracts: Contracts, spark: SparkSession | None =
 
 def conformance_source(source: Files | Frame, contracts: Contracts) -> list[TopicConformance]:
     """`conformance` of an open trace."""
-    spans = source.spans()
-    if isinstance(contracts, Timeline):
-        contracts = dict.fromkeys(spans, contracts)
-    stretches = _received(source.run(_checking(contracts), _FIELDS, COLUMNS))
-    entering = _entering(stretches, contracts)
+    topics, faults = source.topics()
+    counts = topics.counts()
+    held, errors = held_by(contracts, counts)
+    stretches = _received(source.run(_checking(held), _FIELDS, COLUMNS))
+    entering = _entering(stretches, held)
     if entering:
-        again = source.run(_checking_again(contracts, entering), _FIELDS, COLUMNS, at=[at for _, at in entering])
+        again = source.run(_checking_again(held, entering), _FIELDS, COLUMNS, at=[at for _, at in entering])
         stretches += _received(again)
-    lines = [_verdict(topic, spans[topic].messages, list(its_own)) for topic, its_own in _by_topic(stretches)]
-    lines += [TopicConformance(topic, 0, error=error) for topic, error in source.faults.items()]
+    lines = [_verdict(topic, counts[topic], list(its_own)) for topic, its_own in _by_topic(stretches)]
+    lines += [TopicConformance(topic, counts[topic], error=error) for topic, error in errors.items()]
+    lines += [TopicConformance(topic, messages, error=error) for topic, (messages, error) in faults.items()]
     return sorted(lines, key=lambda line: line.topic)
 
 
@@ -119,19 +120,15 @@ def _checking(contracts: Mapping[str, Timeline]) -> Work:
         for batch in batches:
             for topic, rows in by_topic(batch):
                 before = stretches.get(topic)
-                if before is None or before.error is None:
-                    stretches[topic] = _checked(topic, rows, contracts.get(topic), before)
+                if topic in contracts and (before is None or before.error is None):
+                    stretches[topic] = _checked(topic, rows, contracts[topic], before)
         yield batch_of(_FIELDS, list(stretches.values()))
 
     return work
 
 
-def _checked(
-    topic: str, rows: pa.RecordBatch, contract: Timeline | None, before: _TopicStretch | None
-) -> _TopicStretch:
+def _checked(topic: str, rows: pa.RecordBatch, contract: Timeline, before: _TopicStretch | None) -> _TopicStretch:
     """The stretch `before` with these rows added to it."""
-    if contract is None:
-        return _TopicStretch(topic, error="this topic has no contract (r, b)")
     state = scan.State(before.backlog, before.last_ns) if before else None
     try:
         summary, excess, state = timeline.check(rows.column("release_ns").to_numpy(), contract, state)

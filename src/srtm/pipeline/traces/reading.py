@@ -50,7 +50,7 @@ def opened(
     row_groups = row_groups_of(path, wanted, key)
     stretches = row_groups and cut(row_groups, parallelism(spark), grain_ns)
     if stretches:
-        yield Files(spark, key, grain_ns, stretches, {})
+        yield Files(spark, key, grain_ns, stretches)
         return
     with sorted_frame(spark.read.parquet(*map(str, files_of(path))), wanted, key, grain_ns) as frame:
         yield frame
