@@ -22,7 +22,7 @@ import numpy as np
 
 from bench import host
 from bench.measure import show
-from srtm.model import correlation
+from srtm.model import correlation, onsets
 from srtm.model.broker_models import broker_model
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
@@ -58,8 +58,8 @@ def found_in(workload: Workload) -> tuple[list[correlation.Group], float]:
     arrivals = workload.arrivals()
     names = [publisher.id for publisher in workload.publishers()]
     began = time.perf_counter()
-    onsets = correlation.onsets_of(arrivals.times_ns, arrivals.publisher_of, names, correlation.Options().silence_ns)
-    return correlation.find_groups(onsets), time.perf_counter() - began
+    found = onsets.onsets_of(arrivals.times_ns, arrivals.publisher_of, names, correlation.Options().silence_ns)
+    return correlation.find_groups(found), time.perf_counter() - began
 
 
 def agreement(publishers: list[Publisher], groups: list[correlation.Group]) -> float:

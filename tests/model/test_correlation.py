@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from srtm.errors import ArrivalsError, InputError
 from srtm.model import coincidence, correlation
 from srtm.model.broker_models import broker_model
-from srtm.model.correlation import Onsets, Options, Scanner, StretchOnsets, find_groups, onsets_of
+from srtm.model.correlation import Options, find_groups
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
+from srtm.model.onsets import Onsets, Scanner, StretchOnsets, onsets_of
 from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.groups import with_groups

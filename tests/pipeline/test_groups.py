@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from srtm.errors import TraceError
 from srtm.model import correlation as model
-from srtm.model.correlation import Options, find_groups, onsets_of
+from srtm.model.correlation import Options, find_groups
+from srtm.model.onsets import onsets_of
 from srtm.pipeline.groups import TopicGroups, document, groups
 from srtm.pipeline.traces import stretches
 from srtm.pipeline.traces.topics import unnamed

@@ -20,7 +20,7 @@ from srtm.units import NS_PER_S
 from srtm.workload import trace
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
-from tests.pipeline.traces.test_summaries import Message, expected, table_of
+from tests.pipeline.traces.test_scanning import Message, expected, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

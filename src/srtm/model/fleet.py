@@ -74,8 +74,8 @@ def dealt(
         all_times, all_senders = (times, senders) if not old else (np.empty(rows, np.int64), np.empty(rows, np.int32))
         if old:
             all_times[:old], all_times[old:], all_senders[old:] = old_times, times, senders
-        bounds = ([lone], [0], [old], [old + early], [rows])
-        return Segments(all_times, all_senders, *(np.array(column, np.int64) for column in bounds))
+        bounds = np.array([lone, 0, old, old + early, rows])
+        return Segments(all_times, all_senders, *bounds[:, None])
     counts = np.zeros(count, np.int64)
     _count_rows(old_topics, counts)
     before = counts.copy()
@@ -89,8 +89,15 @@ def dealt(
     _deal_rows(topics, senders, places.copy(), all_senders)
     _deal_rows(topics, times, places, all_times)
     present = np.flatnonzero(counts)
-    bounds = (begins, begins + before, begins + until_new, ends)
-    return Segments(all_times, all_senders, present, *(column[present] for column in bounds))
+    columns = np.stack([begins, begins + before, begins + until_new, ends])
+    return Segments(all_times, all_senders, present, *columns[:, present])
+
+
+def dealt_alone(topics: Indices, times: Ints, count: int) -> Segments:
+    """A batch sorted by topic, all of it new and without senders; rows of topic −1 are left out."""
+    if topics.min(initial=0) < 0:
+        topics, times = topics[topics >= 0], times[topics >= 0]
+    return dealt(topics[:0], times[:0], topics, times, topics, 0, count)
 
 
 def _count(topics: Indices, counts: Ints) -> None:

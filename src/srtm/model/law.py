@@ -195,60 +195,6 @@ def scan_drops(
     return backlog, sign
 
 
-def drain_excess(
-    work: int, last: int, until: int, interval: int, begins: Ints, rates: Ints, bursts: Ints, horizons: Ints
-) -> tuple[int, int, int]:
-    """`work` of `scan_excess` carried from `last` on to `until`, through the changes of (r, b) between them.
-
-    Returns (work, interval in force, time of that work); nothing changes if `until` lies before `last`.
-    """
-    while interval + 1 < len(begins) and begins[interval + 1] <= until:
-        change = begins[interval + 1]
-        if change > last:
-            work = max(0, work - rates[interval] * min(change - 1 - last, horizons[interval])) - rates[interval]
-        work = max(0, work + bursts[interval + 1] - bursts[interval])
-        interval += 1
-        last = change
-    if until >= last:
-        work = max(0, work - rates[interval] * min(until - last, horizons[interval]))
-        last = until
-    return work, interval, last
-
-
-def scan_excess(
-    times: Ints,
-    begins: Ints,
-    rates: Ints,
-    bursts: Ints,
-    horizons: Ints,
-    token: int,
-    work: int,
-    last: int,
-    interval: int,
-) -> tuple[int, int, int, int, int]:
-    """The window (s, t] whose messages exceed b(s) + ∫r by most; interval q of (r, b) starts at `begins[q]`.
-
-    `work` − b is the largest excess of all windows that end now: it falls by r, rises by a token at every message, and
-    is at least −b(s) for a window that starts at s. Windows that matter start just before a message or around a change.
-    Returns (largest excess, index of the message that ends its window, peak of `work`, `work` and interval at the end).
-    """
-    peak = work
-    worst = -(2**63)
-    where = 0
-    for i in range(len(times)):
-        before = times[i] - 1
-        work, interval, last = drain_excess(work, last, before, interval, begins, rates, bursts, horizons)
-        if last == before:
-            work -= rates[interval]
-        last = times[i]
-        work += token
-        peak = max(peak, work)
-        if work - bursts[interval] > worst:
-            worst = work - bursts[interval]
-            where = i
-    return worst, where, peak, work, interval
-
-
 def evens_out(lender_level: int, lender_burst: int, asker_level: int, asker_burst: int) -> int:
     """Tokens that leave lender and asker at the same fraction of their b; negative if the asker has more."""
     lender, asker = lender_burst // GRAIN, asker_burst // GRAIN

@@ -249,11 +249,16 @@ def _check_order(times: Ints, sign: int) -> None:
 def check_peak(law: Law, peak: int) -> None:
     """Refuse a scan whose backlog left the range in which 64 bits are exact."""
     if peak > plain.LIMIT:
-        raise BacklogOverflow(
-            f"the backlog passed {plain.LIMIT // law.token:,} messages: r = {law.rate * 10**9 / law.token:g}/s is far"
-            " below the arrival rate; raise r, or round it to a whole number for a range 1,000 times larger",
-            rate=law.rate,
-        )
+        raise overflow(law)
+
+
+def overflow(law: Law) -> BacklogOverflow:
+    """The error of such a scan."""
+    return BacklogOverflow(
+        f"the backlog passed {plain.LIMIT // law.token:,} messages: r = {law.rate * 10**9 / law.token:g}/s is far"
+        " below the arrival rate; raise r, or round it to a whole number for a range 1,000 times larger",
+        rate=law.rate,
+    )
 
 
 def check_burst(law: Law, bucket: TokenBucket) -> None:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from srtm.model import correlation as model
 from srtm.model import fleet
+from srtm.model import onsets as onsets_model
 from srtm.model.drift import Drift, drift
 from srtm.pipeline.traces.parts import joined, packed, table_of
 from srtm.pipeline.traces.reading import opened
@@ -90,7 +91,7 @@ class _Stretch:
 
     def __init__(self, topics: Topics, options: model.Options) -> None:
         self._topics = topics
-        self._scanner = model.Scanner(options.silence_ns)
+        self._scanner = onsets_model.Scanner(options.silence_ns)
         self._senders, self._publishers = fleet.PairNumbers(), Names()
         self._groups, self._ranks = Names(pa.array([""])), np.zeros(1, np.int32)
         self._names_groups = np.zeros(len(topics), np.bool_)
@@ -159,7 +160,7 @@ def _found(topics: Topics, parts: dict[str, pa.Table], options: model.Options) -
     names, places = _ranked(table["publisher"].combine_chunks())
     key = in_topic.astype(np.int64) * len(names) + places
     senders, sender_of = np.unique(key, return_inverse=True)
-    onsets, ends = model.StretchOnsets(sender_of, last_ns, ends, times).joined(len(senders), options.silence_ns)
+    onsets, ends = onsets_model.StretchOnsets(sender_of, last_ns, ends, times).joined(len(senders), options.silence_ns)
     latest = np.empty(len(senders), np.int64)  # the row that has each sender's last message
     by_time = np.argsort(last_ns, kind="stable")
     latest[sender_of[by_time]] = by_time
@@ -170,7 +171,7 @@ def _found(topics: Topics, parts: dict[str, pa.Table], options: model.Options) -
         first = int(ends[begin - 1]) if begin else 0
         listed = tuple(names.take(pa.array(mine)).to_pylist())
         starts = np.concatenate([[first], ends[begin:end]]) - first
-        found = tuple(model.find_groups(model.Onsets(listed, onsets[first : ends[end - 1]], starts), options))
+        found = tuple(model.find_groups(onsets_model.Onsets(listed, onsets[first : ends[end - 1]], starts), options))
         compared = None
         if topic in declares:
             group_of = {name: group.name for group in found for name in group.publishers}

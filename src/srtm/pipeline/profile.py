@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from srtm.errors import SRTMError
 from srtm.model import burst, fleet, scan
 from srtm.model import profile as model
 from srtm.model.bucket import TokenBucket
@@ -209,7 +208,10 @@ def profile_source(source: Files | Frame, headroom: Number, quantile: Number) ->
         tallies(parts["sizes"]),
     )
     for number in np.unique(overflows).tolist():
-        faults[topics.names[number].as_py()] = int(topics.messages[number]), _overflow(rates[number])
+        faults[topics.names[number].as_py()] = (
+            int(topics.messages[number]),
+            str(scan.overflow(scanned_at(rates[number]).law)),
+        )
     sound = np.ones(len(topics), np.bool_)
     sound[overflows] = False
     return Profiles(columns if sound.all() else columns.only(sound), faults)
@@ -244,11 +246,3 @@ def _envelopes(source: Files | Frame, topics: Topics, stretches: Stretches) -> I
             found = np.concatenate([found, more["topic"].to_numpy()])
             envelopes = np.concatenate([envelopes, rows_of(more["envelope"], len(burst.WINDOWS_NS))])
     return widest(found, envelopes, len(topics))
-
-
-def _overflow(r_mtps: int) -> str:
-    try:
-        scan.check_peak(scanned_at(r_mtps).law, scan.HIGHEST + 1)
-    except SRTMError as error:
-        return str(error)
-    raise AssertionError(r_mtps)

@@ -67,4 +67,5 @@ def _column(values: NDArray[np.generic] | pa.Array) -> pa.Array:
 def rows_of(column: pa.ChunkedArray, width: int) -> NDArray[np.int64]:
     """A column of lists of one length as a two-dimensional array."""
     whole = pa.concat_arrays([chunk.flatten() for chunk in column.chunks] or [pa.array([], pa.int64())])
-    return whole.to_numpy().reshape(-1, width)
+    rows: NDArray[np.int64] = whole.to_numpy().reshape(-1, width)
+    return rows

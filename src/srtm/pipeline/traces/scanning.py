@@ -175,39 +175,57 @@ def _tallies(found: list[Ints]) -> pa.Table:
     return table_of(topic=rows[:, 0].copy(), value=rows[:, 1].copy(), count=rows[:, 2].copy())
 
 
-def correcting(topics: Topics, laws: Ints, entering: Ints) -> Work:
-    """Work over batches of (topic, arrival_ns): what the states before a stretch change in its histograms.
+class Followed:
+    """Topics that are followed both from the state before a stretch and from none, while that makes a difference.
 
-    Rows of `entering` are (topic, first time of the stretch, backlog, last time before it), in order. Topics are
-    followed from that state and from none, until both are equal.
+    Rows of `entering` are (topic, first time of the stretch, state before it), in order. States begin with two numbers
+    that decide everything after them.
     """
 
+    def __init__(self, topics: Topics, key: str, entering: Ints) -> None:
+        self._topics, self._key, self._entering = topics, key, entering
+        self.after, self.alone = fleet.no_states(len(topics)), fleet.no_states(len(topics))
+        self._seen, self._follows = np.zeros(len(topics), np.bool_), np.zeros(len(topics), np.bool_)
+        self._awaited = np.zeros(len(topics), np.bool_)
+        self._awaited[entering[:, 0]] = True
+
+    def segments(self, batch: pa.RecordBatch) -> tuple[Ints, Ints]:
+        """Times of followed topics in a batch, and rows (topic, begin, end) of them."""
+        numbers, times = self._topics.numbered(batch.column("topic")), batch.column(self._key).to_numpy()
+        mine = (numbers >= 0) & self._awaited[numbers] & (self._follows | ~self._seen)[numbers]
+        rows = fleet.dealt_alone(numbers[mine], times[mine], len(self._topics))
+        new = ~self._seen[rows.topics]
+        starting = rows.topics[new]
+        place = fleet.find_rows(self._entering, starting, rows.times[rows.begins[new]])
+        self._seen[starting], self._follows[starting] = True, place >= 0
+        self.after[starting[place >= 0], :2] = self._entering[place[place >= 0], 2:]
+        going = self._follows[rows.topics]
+        return rows.times, np.column_stack([rows.topics, rows.begins, rows.ends])[going]
+
+    def done(self) -> bool:
+        """Whether nothing that follows can differ."""
+        differ = (self.after[:, :2] != self.alone[:, :2]).any(axis=1)
+        self._follows &= differ & (self.after[:, fleet.PEAK] <= scan.HIGHEST)
+        return not self._follows.any() and bool(self._seen[self._awaited].all())
+
+    def overflows(self) -> Ints:
+        """The topics whose numbers left the range in which 64 bits are exact."""
+        return np.flatnonzero(self.after[:, fleet.PEAK] > scan.HIGHEST)
+
+
+def correcting(topics: Topics, laws: Ints, entering: Ints) -> Work:
+    """Work over batches of (topic, arrival_ns): what the states before a stretch change in its histograms."""
+
     def work(_: int, batches: Batches) -> Batches:
-        after, alone = fleet.no_states(len(topics)), fleet.no_states(len(topics))
-        seen, follows = np.zeros(len(topics), np.bool_), np.zeros(len(topics), np.bool_)
-        awaited = np.zeros(len(topics), np.bool_)
-        awaited[entering[:, 0]] = True
-        changes = []
+        followed, changes = Followed(topics, "arrival_ns", entering), []
         for batch in batches:
-            numbers, times = topics.numbered(batch.column("topic")), batch.column("arrival_ns").to_numpy()
-            mine = (numbers >= 0) & awaited[numbers] & (follows | ~seen)[numbers]
-            numbers, times = numbers[mine], times[mine]
-            rows = fleet.dealt(_NO_NUMBERS, _NO_TIMES, numbers, times, numbers, 0, len(topics))
-            new = ~seen[rows.topics]
-            starting, firsts = rows.topics[new], rows.times[rows.begins[new]]
-            place = fleet.find_rows(entering, starting, firsts)
-            seen[starting], follows[starting] = True, place >= 0
-            after[starting[place >= 0], :2] = entering[place[place >= 0], 2:]
-            going = follows[rows.topics]
-            segments = rows.topics[going], rows.begins[going], rows.ends[going]
-            more = fleet.histograms(rows.times, *segments, laws, after)
-            less = fleet.histograms(rows.times, *segments, laws, alone)
+            times, segments = followed.segments(batch)
+            more = fleet.histograms(times, *segments.T, laws, followed.after)
+            less = fleet.histograms(times, *segments.T, laws, followed.alone)
             changes += [more, less * np.array([1, 1, -1])]
-            follows &= (after[:, :2] != alone[:, :2]).any(axis=1) & (after[:, fleet.PEAK] <= scan.HIGHEST)
-            if not follows.any() and seen[awaited].all():
-                break  # nothing after this can differ
-        peaks = np.flatnonzero(after[:, fleet.PEAK] > scan.HIGHEST)
-        yield from packed({"needs": _tallies(changes), "overflows": table_of(topic=peaks)})
+            if followed.done():
+                break
+        yield from packed({"needs": _tallies(changes), "overflows": table_of(topic=followed.overflows())})
 
     return work
 
