@@ -55,9 +55,9 @@ def test_any_batches_of_many_topics_give_what_each_topic_gives_alone(
         part = slice(begin, end)
         # A batch must not separate an instant, or its batches are counted apart.
         rows = fleet.dealt(numbers[:0], times[:0], numbers[part], times[part], senders[part], 0, topics)
-        needs.append(fleet.histograms(rows.times, rows.topics, rows.news, rows.ends, laws, states))
+        segments = np.column_stack([rows.topics, rows.news, rows.ends])
+        needs.append(fleet.histograms(rows.times, segments, laws, states))
         if len(cuts) == 0:
-            segments = np.column_stack([rows.topics, rows.news, rows.ends])
             found, senders_of = burst.topics_batches(rows.times, rows.senders, segments, 4)
             sizes.append(found)
             pairs.append(senders_of)

@@ -11,7 +11,7 @@ import pytest
 from srtm.errors import TraceError
 from srtm.model import profile as model
 from srtm.pipeline.profile import TopicProfile, profile, profile_frame
-from srtm.pipeline.traces import stretches
+from srtm.pipeline.traces import reading, stretches
 from srtm.pipeline.traces.files import Files
 from srtm.pipeline.traces.frames import Frame
 from srtm.pipeline.traces.reading import opened
@@ -54,16 +54,29 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_and_frames_in_any_order_equal_the_model(spark: SparkSession, files: Path) -> None:
+def test_files_and_frames_in_any_order_equal_the_model(
+    spark: SparkSession, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = expected(rows_of("bursty") + rows_of("calm"))
     with opened(files, spark, ("publisher",)) as source:
         assert isinstance(source, Files)
     assert profile(files, spark) == lines
     shuffled = spark.read.parquet(str(files)).orderBy("publisher").repartition(5)
+    with opened(shuffled, None, ("publisher",)) as source:
+        assert isinstance(source, Files)  # staged
+        assert all(Path(group.path).exists() for stretch in source.stretches for group in stretch.row_groups)
+    assert not any(Path(group.path).exists() for stretch in source.stretches for group in stretch.row_groups)
     assert profile(shuffled) == lines
-    assert [row.asDict()["b"] for row in profile_frame(shuffled).collect()] == [
-        line.bucket.b for line in lines if line.bucket
-    ]
+    monkeypatch.setattr(reading, "on_one_machine", lambda _: False)
+    with opened(shuffled, None, ("publisher",)) as source:
+        assert isinstance(source, Frame)  # sorted by Spark
+    assert profile(shuffled) == lines
+    rows = [row.asDict(recursive=True) for row in profile_frame(shuffled).collect()]
+    assert [(row["r"], row["b"]) for row in rows] == [(line.bucket.r, line.bucket.b) for line in lines if line.bucket]
+    for row, line in zip(rows, lines, strict=True):
+        assert (row["topic"], row["publishers"], row["rate"]) == (line.topic, line.publishers, line.rate_mps)
+        assert {each["window_ns"]: each["messages"] for each in row["envelope"]} == line.envelope
+        assert {each["size"]: each["count"] for each in row["batches"]} == line.batches
 
 
 def test_options_reach_the_model(spark: SparkSession, files: Path) -> None:
@@ -72,7 +85,7 @@ def test_options_reach_the_model(spark: SparkSession, files: Path) -> None:
     assert [line.bucket for line in profile(files / "bursty.parquet", spark, **options)] == [known.bucket]
 
 
-def test_many_topics_of_every_kind_at_once(spark: SparkSession) -> None:
+def test_many_topics_of_every_kind_at_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal times, gaps of days, one message, topics that straddle partitions; one job for all of them."""
     rng = random.Random(7)
     topics = {}
@@ -84,6 +97,8 @@ def test_many_topics_of_every_kind_at_once(spark: SparkSession) -> None:
     rows = [(name, f"p{int(at) % 3}", int(at)) for name, times in topics.items() for at in times]
     rng.shuffle(rows)
     frame = spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long").repartition(7)
+    assert profile(frame) == expected(rows)
+    monkeypatch.setattr(reading, "on_one_machine", lambda _: False)
     assert profile(frame) == expected(rows)
 
 

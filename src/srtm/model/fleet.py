@@ -115,12 +115,13 @@ _count_rows = compiled(_count)
 _deal_rows = compiled(_deal)
 
 
-def histograms(times: Ints, topics: Ints, begins: Ints, ends: Ints, laws: Ints, states: Ints) -> Ints:
-    """Rows (topic, whole tokens, messages that need so many not to wait) of all segments: `scan.backlog_histogram`.
+def histograms(times: Ints, segments: Ints, laws: Ints, states: Ints) -> Ints:
+    """Rows (topic, whole tokens, messages that need so many not to wait): `scan.backlog_histogram` of many topics.
 
-    `states` is carried on. A topic whose peak passes the law's LIMIT has no valid numbers from then on.
+    Rows of `segments` are (topic, begin, end). `states` is carried on. A topic whose peak passes the law's LIMIT has no
+    valid numbers from then on.
     """
-    segments = np.column_stack([topics, begins, ends])[begins < ends]
+    segments = segments[segments[:, 1] < segments[:, 2]]
     fresh = segments[states[segments[:, 0], LAST] == NEVER]
     states[fresh[:, 0], LAST] = times[fresh[:, 1]]
     out = np.empty((int((segments[:, 2] - segments[:, 1]).sum()), 3), np.int64)
@@ -134,7 +135,7 @@ def histograms(times: Ints, topics: Ints, begins: Ints, ends: Ints, laws: Ints, 
         longer = np.zeros(max(2 * len(counts), int(states[topic, PEAK] // laws[topic, 1]) + 2), np.int64)
         longer[: len(counts)] = counts
         counts = longer
-    if (states[topics, SIGN] < 0).any():
+    if (states[segments[:, 0], SIGN] < 0).any():
         raise ArrivalsError("arrivals are not sorted by topic and time")
     return out[:filled]
 

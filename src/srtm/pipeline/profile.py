@@ -83,8 +83,8 @@ class _Columns:
         places, of_chosen = np.cumsum(chosen) - 1, chosen[self.batches[:, 0]]
         batches = self.batches[of_chosen]
         batches[:, 0] = places[batches[:, 0]]
-        columns = (self.publishers, self.rates, self.b, self.envelopes)
-        return _Columns(self.topics.only(chosen), *(column[chosen] for column in columns), batches)
+        publishers, rates, b = self.publishers[chosen], self.rates[chosen], self.b[chosen]
+        return _Columns(self.topics.only(chosen), publishers, rates, b, self.envelopes[chosen], batches)
 
     def line(self, number: int) -> TopicProfile:
         """The profile of one topic."""

@@ -108,7 +108,6 @@ def sorted_frame(frame: DataFrame, columns: list[str], key: str, grain_ns: int) 
     """The frame sorted into stretches, and its topics counted and checked for missing values."""
     from pyspark.sql import functions as f
 
-    _check_columns(frame, columns)
     tasks = _FOR_EACH * parallelism(frame.sparkSession)
     ordered = (
         frame.select(columns)
@@ -156,7 +155,8 @@ def _checked(counted: pa.Table, columns: list[str]) -> tuple[Topics, Faults]:
     return Topics.total(counted.filter(complete)), faults
 
 
-def _check_columns(trace: DataFrame, columns: Sequence[str]) -> None:
+def check_columns(trace: DataFrame, columns: Sequence[str]) -> None:
+    """Refuse a frame that lacks these columns, or has them with other types."""
     types = dict(trace.dtypes)
     wanted = {name: "string" if RECORDED_SCHEMA.field(name).type == pa.string() else "bigint" for name in columns}
     wrong = [

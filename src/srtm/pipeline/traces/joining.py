@@ -71,9 +71,9 @@ def corrections(stretches: Stretches, laws: Ints) -> Corrections:
     begins, kept = stretches.kept_from[rows], stretches.kept[rows]
     after, alone = fleet.no_states(len(rows)), fleet.no_states(len(rows))
     after[:, :2] = states[rows]
-    numbers, segments = np.arange(len(rows)), (begins, begins + kept)
-    more = fleet.histograms(stretches.beginnings, numbers, *segments, laws[topics[rows]], after)
-    less = fleet.histograms(stretches.beginnings, numbers, *segments, laws[topics[rows]], alone)
+    segments = np.column_stack([np.arange(len(rows)), begins, begins + kept])
+    more = fleet.histograms(stretches.beginnings, segments, laws[topics[rows]], after)
+    less = fleet.histograms(stretches.beginnings, segments, laws[topics[rows]], alone)
     too_short = (after[:, :2] != alone[:, :2]).any(axis=1) & (kept < summaries[rows, 0])
     overflows = np.concatenate([overflows, topics[rows[after[:, fleet.PEAK] > scan.HIGHEST]]])
     changes = np.concatenate([more, less * np.array([1, 1, -1])])
@@ -106,7 +106,7 @@ def publishers_of(received: pa.Table, topics: int) -> Ints:
 
 def tallies(*tables: pa.Table | Ints) -> Ints:
     """Rows (topic, value, count) in order, with the counts of equal topics and values added up."""
-    rows = np.concatenate(
+    rows: Ints = np.concatenate(
         [
             table
             if isinstance(table, np.ndarray)

@@ -64,10 +64,11 @@ class Names:
         if numbers.null_count:
             self.all = pa.concat_arrays([self.all, column.dictionary.filter(pc.is_null(numbers))])
             numbers = pc.index_in(column.dictionary, value_set=self.all)
-        if not column.null_count:
-            numbered: Indices = numbers.to_numpy()[column.indices.to_numpy()]
-            return numbered
-        return np.append(numbers.to_numpy(), np.int32(0))[pc.fill_null(column.indices, -1).to_numpy()]
+        known, indices = numbers.to_numpy(), column.indices
+        if column.null_count:
+            known, indices = np.append(known, np.int32(0)), pc.fill_null(indices, -1)
+        numbered: Indices = known[indices.to_numpy()]
+        return numbered
 
 
 class _Recent:
@@ -128,8 +129,9 @@ class _Scan:
         fresh = self._messages[topics] == 0
         self._first_ns[topics[fresh]] = rows.times[news[fresh]]
         self._messages[topics] += ends - news
-        self._needs.append(fleet.histograms(rows.times, topics, news, ends, self._laws, self._states))
-        sizes, pairs = burst.topics_batches(rows.times, rows.senders, np.column_stack([topics, news, ends]), publishers)
+        segments = np.column_stack([topics, news, ends])
+        self._needs.append(fleet.histograms(rows.times, segments, self._laws, self._states))
+        sizes, pairs = burst.topics_batches(rows.times, rows.senders, segments, publishers)
         self._sizes.append(sizes.copy())
         self._pairs.append((pairs[0].copy(), pairs[1].copy()))
         if sum(len(some) for some, _ in self._pairs[1:]) > max(_MOST_PAIRS, len(self._pairs[0][0])):
@@ -220,8 +222,8 @@ def correcting(topics: Topics, laws: Ints, entering: Ints) -> Work:
         followed, changes = Followed(topics, "arrival_ns", entering), []
         for batch in batches:
             times, segments = followed.segments(batch)
-            more = fleet.histograms(times, *segments.T, laws, followed.after)
-            less = fleet.histograms(times, *segments.T, laws, followed.alone)
+            more = fleet.histograms(times, segments, laws, followed.after)
+            less = fleet.histograms(times, segments, laws, followed.alone)
             changes += [more, less * np.array([1, 1, -1])]
             if followed.done():
                 break
