@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from bench.measure import interleaved, show
 from bench.pipeline import ONE_THREAD, SEED, polars_many
 from srtm.model.profile import profile as model_profile
 from srtm.pipeline.groups import groups
-from srtm.pipeline.profile import profile
+from srtm.pipeline.profile import TopicProfile, profile
 from srtm.pipeline.session import spark_session
 from srtm.pipeline.traces.scanning import scanned_at
 from srtm.units import NS_PER_MS, NS_PER_S
@@ -83,10 +84,10 @@ def profiles(spark: SparkSession, folder: Path) -> None:
         print(host.jitter_line())
         taken = interleaved(
             {
-                "srtm on Spark: everything, as columns": lambda path=path: profile(path, spark),
-                "srtm on Spark: everything, as Python lines": lambda path=path: list(profile(path, spark)),
-                "the same work as columns, one thread": lambda path=path: profile(path, ONE_THREAD),
-                "polars: b": lambda path=path: polars_many(path, law.rate, law.token),
+                "srtm on Spark: everything, as columns": partial(profile, path, spark),
+                "srtm on Spark: everything, as Python lines": partial(listed, path, spark),
+                "the same work as columns, one thread": partial(profile, path, ONE_THREAD),
+                "polars: b": partial(polars_many, path, law.rate, law.token),
             },
             5,
         )
@@ -98,6 +99,10 @@ def profiles(spark: SparkSession, folder: Path) -> None:
         )
 
 
+def listed(path: Path, spark: SparkSession) -> list[TopicProfile]:
+    return list(profile(path, spark))
+
+
 def growth(spark: SparkSession, folder: Path) -> None:
     """What a topic costs as topics become more: 100 messages of each, and 10 bursts of 50 publishers of each."""
     rows = []
@@ -105,8 +110,8 @@ def growth(spark: SparkSession, folder: Path) -> None:
     for topics in GROWTH:
         path = mixed(folder, topics, 100)
         run = {
-            "profile": lambda path=path: profile(path, spark),
-            "polars": lambda path=path: polars_many(path, law.rate, law.token),
+            "profile": partial(profile, path, spark),
+            "polars": partial(polars_many, path, law.rate, law.token),
         }
         taken = interleaved(run, 3)
         path.unlink()
@@ -122,7 +127,7 @@ def grouping(spark: SparkSession, folder: Path) -> None:
     for topics in (250, 1_000, 4_000):
         path = bursting(folder, topics)
         with Memory() as memory:
-            taken = interleaved({"groups": lambda path=path: groups(path, spark)}, 2)["groups"]
+            taken = interleaved({"groups": partial(groups, path, spark)}, 2)["groups"]
         rows.append([f"{topics:,}", f"{taken:.2f}", f"{taken / topics * 1e3:.1f}", f"{memory.peak / 1e9:.2f}"])
     columns = ["topics × 50 publishers × 10 messages", "s", "ms a topic", "GB in all processes"]
     show("Groups", columns, rows)

@@ -196,10 +196,10 @@ def job(seed: int) -> None:
                     rows.append([f"whole job, {turn} in the session", f"{took:.1f} s", told])
                 columns = (*COLUMNS, "group")
                 with reading.opened(path, spark, columns) as source:
+                    topics, _ = source.topics()
                     began = time.perf_counter()
-                    source.map(_scanning(correlation.Options()), _ONSET_FIELDS, columns).write.format("noop").mode(
-                        "overwrite"
-                    ).save()
+                    work = _scanning(topics, correlation.Options(), source.at_once)
+                    source.map(work, _ONSET_FIELDS, columns).write.format("noop").mode("overwrite").save()
                     rows.append(["  of which reading and onsets", f"{time.perf_counter() - began:.1f} s", ""])
         rows.append(["peak memory", f"{memory.peak / 1e9:.1f} GB", "driver, JVM and workers together (RSS)"])
     show("The job on 10,000 publishers × 10 minutes, local[2]", ["", "", ""], rows)

@@ -132,7 +132,8 @@ def test_ranks_of_many_counts_are_those_of_each(counts: list[int], quantile: Fra
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**30)), max_size=200), st.integers(1, 7))
 def test_pairs_are_numbered_once_and_kept(pairs: list[tuple[int, int]], size: int) -> None:
-    numbers, known = fleet.PairNumbers(), {}
+    numbers = fleet.PairNumbers()
+    known: dict[tuple[int, int], int] = {}
     for begin in range(0, len(pairs), size):
         some = pairs[begin : begin + size]
         topics, values = (np.array(column, np.int32) for column in zip(*some, strict=True))

@@ -146,11 +146,13 @@ def test_a_bad_topic_does_not_take_the_others_with_it(spark: SparkSession) -> No
 def test_null_and_empty_topics_are_one_error_and_no_message_is_lost(spark: SparkSession, tmp_path: Path) -> None:
     """A topic needs a name: from a DataFrame and from files, the nameless line counts every message without one."""
     named = [("t", "p", 1), ("t", "p", 2)]
-    rows = [*named, ("", "p", 3), ("", "p", 4), (None, "p", 5)]
-    lines = profile(spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long"))
+    empty = [("", "p", 3), ("", "p", 4)]
+    lines = profile(
+        spark.createDataFrame([*named, *empty, (None, "p", 5)], "topic string, publisher string, arrival_ns long")
+    )
     assert lines == [TopicProfile("", 3, error=unnamed(3)), *expected(named)]
     assert "give them a topic" in str(lines[0].error)
-    pq.write_table(table_of(rows[:4]), tmp_path / "t.parquet")
+    pq.write_table(table_of([*named, *empty]), tmp_path / "t.parquet")
     with opened(tmp_path, spark, ("publisher",)) as source:
         assert isinstance(source, Files)
     assert profile(tmp_path, spark) == [TopicProfile("", 2, error=unnamed(2)), *expected(named)]

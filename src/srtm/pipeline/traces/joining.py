@@ -119,7 +119,8 @@ def tallies(*tables: pa.Table | Ints) -> Ints:
         return rows
     begins = np.flatnonzero(np.concatenate([[True], (rows[1:, :2] != rows[:-1, :2]).any(axis=1)]))
     added = np.add.reduceat(rows[:, 2], begins)
-    return np.column_stack([rows[begins, :2], added])[added != 0]
+    summed: Ints = np.column_stack([rows[begins, :2], added])[added != 0]
+    return summed
 
 
 def values_at(counted: Ints, ranks: Ints) -> Ints:
