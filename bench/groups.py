@@ -22,7 +22,7 @@ import numpy as np
 
 from bench import host
 from bench.measure import show
-from srtm.model import correlation
+from srtm.model import correlation, onsets
 from srtm.model.broker_models import broker_model
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
@@ -58,8 +58,8 @@ def found_in(workload: Workload) -> tuple[list[correlation.Group], float]:
     arrivals = workload.arrivals()
     names = [publisher.id for publisher in workload.publishers()]
     began = time.perf_counter()
-    onsets = correlation.onsets_of(arrivals.times_ns, arrivals.publisher_of, names, correlation.Options().silence_ns)
-    return correlation.find_groups(onsets), time.perf_counter() - began
+    found = onsets.onsets_of(arrivals.times_ns, arrivals.publisher_of, names, correlation.Options().silence_ns)
+    return correlation.find_groups(found), time.perf_counter() - began
 
 
 def agreement(publishers: list[Publisher], groups: list[correlation.Group]) -> float:
@@ -196,10 +196,10 @@ def job(seed: int) -> None:
                     rows.append([f"whole job, {turn} in the session", f"{took:.1f} s", told])
                 columns = (*COLUMNS, "group")
                 with reading.opened(path, spark, columns) as source:
+                    topics, _ = source.topics()
                     began = time.perf_counter()
-                    source.map(_scanning(correlation.Options()), _ONSET_FIELDS, columns).write.format("noop").mode(
-                        "overwrite"
-                    ).save()
+                    work = _scanning(topics, correlation.Options(), source.at_once)
+                    source.map(work, _ONSET_FIELDS, columns).write.format("noop").mode("overwrite").save()
                     rows.append(["  of which reading and onsets", f"{time.perf_counter() - began:.1f} s", ""])
         rows.append(["peak memory", f"{memory.peak / 1e9:.1f} GB", "driver, JVM and workers together (RSS)"])
     show("The job on 10,000 publishers × 10 minutes, local[2]", ["", "", ""], rows)

@@ -65,11 +65,15 @@ def _echo(address: tuple[str, int]) -> None:
         os._exit(0)
 
 
-def describe(seed: int) -> str:
+def jitter_line() -> str:
     longest, lost = jitter_us()
+    return f"host jitter: longest gap {longest:.0f} µs, {lost:.2f} % of a second lost in gaps over 50 µs"
+
+
+def describe(seed: int) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "pyarrow"))
     return (
         f"{cpu()}, {len(os.sched_getaffinity(0))} cores; Python {platform.python_version()}, {versions};"
         f" commit {commit()}; seed {seed}\n"
-        f"host jitter: longest gap {longest:.0f} µs, {lost:.2f} % of a second lost in gaps over 50 µs"
+        f"{jitter_line()}"
     )

@@ -28,7 +28,7 @@ from srtm.pipeline.profile import profile
 from srtm.pipeline.session import spark_session
 from srtm.pipeline.traces.batches import batch_of
 from srtm.pipeline.traces.reading import opened
-from srtm.pipeline.traces.summaries import scanned_at
+from srtm.pipeline.traces.scanning import scanned_at
 from srtm.sim import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_S, histogram_percentile, percentile
 from srtm.workload.publishers import Arrivals, Population, Workload

@@ -91,12 +91,28 @@ def format_instant(time_ns: int) -> str:
 
 def rank(count: int, quantile: Number) -> int:
     """Return the 1-based rank of a quantile among `count` sorted values: ceil(quantile · count), exactly."""
+    if count < 1:
+        raise InputError("no values: a quantile needs at least one", value=count)
+    return math.ceil(_share(quantile) * count)
+
+
+def ranks(counts: NDArray[np.int64], quantile: Number) -> NDArray[np.int64]:
+    """Return the `rank` of a quantile for each of many counts, all at least 1."""
+    share = _share(quantile)
+    return np.asarray(-(-products(counts, share.numerator) // share.denominator), np.int64)
+
+
+def products(values: NDArray[np.int64], factor: int) -> NDArray[np.int64] | NDArray[np.object_]:
+    """Return the values times a factor, as Python's integers if 64 bits may not hold them."""
+    largest = max(abs(int(values.max(initial=0))), abs(int(values.min(initial=0)))) * factor
+    return values * factor if largest < 2**63 else values.astype(object) * factor
+
+
+def _share(quantile: Number) -> Fraction:
     share = exact(quantile, "quantile")
     if not 0 < share <= 1:
         raise InputError(f"quantile must lie in (0, 1], not {quantile!r}", value=quantile)
-    if count < 1:
-        raise InputError("no values: a quantile needs at least one", value=count)
-    return math.ceil(share * count)
+    return share
 
 
 def percentiles(values: NDArray[np.int64], quantiles: Sequence[Number]) -> list[int]:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from srtm.errors import ArrivalsError, InputError
 from srtm.model import coincidence, correlation
 from srtm.model.broker_models import broker_model
-from srtm.model.correlation import Onsets, Options, Scanner, StretchOnsets, find_groups, join, onsets_of
+from srtm.model.correlation import Options, find_groups
 from srtm.model.drift import adjusted_rand_index
 from srtm.model.latency import SLO
+from srtm.model.onsets import Onsets, Scanner, StretchOnsets, onsets_of
 from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.groups import with_groups
@@ -304,16 +305,25 @@ def test_onsets_of_stretches_join_to_those_of_the_whole(
     said: tuple[list[int], list[int]], cuts: list[int], order: object
 ) -> None:
     times, senders = np.array(said[0]), np.array(said[1], np.int32)
-    found: dict[int, list[StretchOnsets]] = {sender: [] for sender in range(4)}
+    stretches = []
     for part in np.split(np.arange(len(times)), sorted(min(cut, len(times)) for cut in cuts)):
         scanner = Scanner(Options().silence_ns)
+        scanner.feed(np.empty(0, np.int64), np.empty(0, np.int32), 4)
         for half in np.array_split(part, 2):
             scanner.feed(times[half], senders[half], 4)
-        for sender, onsets in enumerate(scanner.onsets()):
-            found[sender].append(StretchOnsets(onsets, int(scanner.last_ns[sender])))
-    for sender, its in found.items():
-        order.shuffle(its)  # type: ignore[attr-defined]
-        assert join(its, Options().silence_ns).tolist() == naive_onsets(*said, sender)
+        if len(part):
+            stretches.append((np.arange(4), scanner.last_ns, *scanner.in_order()))
+    order.shuffle(stretches)  # type: ignore[attr-defined]
+    sizes = np.cumsum([0, *(len(found) for _, _, found, _ in stretches)])
+    rows = StretchOnsets(
+        np.concatenate([who for who, _, _, _ in stretches]),
+        np.concatenate([last_ns for _, last_ns, _, _ in stretches]),
+        np.concatenate([ends + size for (_, _, _, ends), size in zip(stretches, sizes[:-1], strict=True)]),
+        np.concatenate([found for _, _, found, _ in stretches]),
+    )
+    found, ends = rows.joined(4, Options().silence_ns)
+    for sender, its in enumerate(np.split(found, ends[:-1])):
+        assert its.tolist() == naive_onsets(*said, sender)
 
 
 def test_unsorted_messages_are_refused() -> None:

@@ -10,16 +10,17 @@ import pytest
 
 from srtm.errors import TraceError
 from srtm.model import profile as model
-from srtm.pipeline.profile import profile, profile_frame
-from srtm.pipeline.traces import stretches
+from srtm.pipeline.profile import TopicProfile, profile, profile_frame
+from srtm.pipeline.traces import reading, stretches
 from srtm.pipeline.traces.files import Files
 from srtm.pipeline.traces.frames import Frame
 from srtm.pipeline.traces.reading import opened
+from srtm.pipeline.traces.topics import unnamed
 from srtm.units import NS_PER_S
 from srtm.workload import trace
 from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, writing
-from tests.pipeline.traces.test_summaries import Message, expected, table_of
+from tests.pipeline.traces.test_scanning import Message, expected, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,16 +54,29 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_and_frames_in_any_order_equal_the_model(spark: SparkSession, files: Path) -> None:
+def test_files_and_frames_in_any_order_equal_the_model(
+    spark: SparkSession, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = expected(rows_of("bursty") + rows_of("calm"))
     with opened(files, spark, ("publisher",)) as source:
         assert isinstance(source, Files)
     assert profile(files, spark) == lines
     shuffled = spark.read.parquet(str(files)).orderBy("publisher").repartition(5)
+    with opened(shuffled, None, ("publisher",)) as source:
+        assert isinstance(source, Files)  # staged
+        assert all(Path(group.path).exists() for stretch in source.stretches for group in stretch.row_groups)
+    assert not any(Path(group.path).exists() for stretch in source.stretches for group in stretch.row_groups)
     assert profile(shuffled) == lines
-    assert [row.asDict()["b"] for row in profile_frame(shuffled).collect()] == [
-        line.bucket.b for line in lines if line.bucket
-    ]
+    monkeypatch.setattr(reading, "on_one_machine", lambda _: False)
+    with opened(shuffled, None, ("publisher",)) as source:
+        assert isinstance(source, Frame)  # sorted by Spark
+    assert profile(shuffled) == lines
+    rows = [row.asDict(recursive=True) for row in profile_frame(shuffled).collect()]
+    assert [(row["r"], row["b"]) for row in rows] == [(line.bucket.r, line.bucket.b) for line in lines if line.bucket]
+    for row, line in zip(rows, lines, strict=True):
+        assert (row["topic"], row["publishers"], row["rate"]) == (line.topic, line.publishers, line.rate_mps)
+        assert {each["window_ns"]: each["messages"] for each in row["envelope"]} == line.envelope
+        assert {each["size"]: each["count"] for each in row["batches"]} == line.batches
 
 
 def test_options_reach_the_model(spark: SparkSession, files: Path) -> None:
@@ -71,7 +85,7 @@ def test_options_reach_the_model(spark: SparkSession, files: Path) -> None:
     assert [line.bucket for line in profile(files / "bursty.parquet", spark, **options)] == [known.bucket]
 
 
-def test_many_topics_of_every_kind_at_once(spark: SparkSession) -> None:
+def test_many_topics_of_every_kind_at_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal times, gaps of days, one message, topics that straddle partitions; one job for all of them."""
     rng = random.Random(7)
     topics = {}
@@ -83,6 +97,8 @@ def test_many_topics_of_every_kind_at_once(spark: SparkSession) -> None:
     rows = [(name, f"p{int(at) % 3}", int(at)) for name, times in topics.items() for at in times]
     rng.shuffle(rows)
     frame = spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long").repartition(7)
+    assert profile(frame) == expected(rows)
+    monkeypatch.setattr(reading, "on_one_machine", lambda _: False)
     assert profile(frame) == expected(rows)
 
 
@@ -120,11 +136,26 @@ def test_a_bad_topic_does_not_take_the_others_with_it(spark: SparkSession) -> No
     rows = [("good", "p", 1), ("good", "p", 2), ("bad", "p", None), ("bad", "p", 5), (None, "p", 3)]
     lines = profile(spark.createDataFrame(rows, "topic string, publisher string, arrival_ns long"))
     assert [line.error for line in lines] == [
-        "1 messages have no topic",
+        unnamed(1),
         "1 of 2 messages have no arrival_ns",
         None,
     ]
     assert lines[2:] == expected([("good", "p", 1), ("good", "p", 2)])
+
+
+def test_null_and_empty_topics_are_one_error_and_no_message_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    """A topic needs a name: from a DataFrame and from files, the nameless line counts every message without one."""
+    named = [("t", "p", 1), ("t", "p", 2)]
+    empty = [("", "p", 3), ("", "p", 4)]
+    lines = profile(
+        spark.createDataFrame([*named, *empty, (None, "p", 5)], "topic string, publisher string, arrival_ns long")
+    )
+    assert lines == [TopicProfile("", 3, error=unnamed(3)), *expected(named)]
+    assert "give them a topic" in str(lines[0].error)
+    pq.write_table(table_of([*named, *empty]), tmp_path / "t.parquet")
+    with opened(tmp_path, spark, ("publisher",)) as source:
+        assert isinstance(source, Files)
+    assert profile(tmp_path, spark) == [TopicProfile("", 2, error=unnamed(2)), *expected(named)]
 
 
 def test_times_out_of_range_are_their_topics_error(spark: SparkSession) -> None:

@@ -22,7 +22,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline
 from srtm.pipeline.conformance import TopicConformance, conformance, conformance_frame
 from srtm.pipeline.penalty import Cost, TopicPenalty, Waits, Window, penalty, penalty_frame
-from srtm.pipeline.traces import files, quantiles, stretches
+from srtm.pipeline.traces import files, quantiles, reading, stretches
 from tests.pipeline.local import LocalSpark
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def run() -> tuple[list[Sent], dict[str, Timeline]]:
 
 
 def test_spark_gives_what_the_model_gives(
-    spark: SparkSession, run: tuple[list[Sent], dict[str, Timeline]], tmp_path: Path
+    spark: SparkSession, run: tuple[list[Sent], dict[str, Timeline]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, contracts = run
     shuffled = spark.createDataFrame(table_of(rows)).orderBy("broker").repartition(5)
@@ -148,6 +148,9 @@ def test_spark_gives_what_the_model_gives(
     assert [row.conforms for row in conformance_frame(shuffled, contracts).collect()] == [False, True]
     accounts = penalty(shuffled, contracts, window_ns=WINDOW_NS)
     assert accounts == expected_penalty(rows, contracts)
+    monkeypatch.setattr(reading, "on_one_machine", lambda _: False)
+    assert conformance(shuffled, contracts) == verdicts
+    assert penalty(shuffled, contracts, window_ns=WINDOW_NS) == accounts
     kept = accounts[1]
     assert kept.whole is not None
     assert kept.whole.penalty_ns > 0  # Proposition 1

@@ -15,7 +15,8 @@ from srtm.lab.fig11 import SPREADS_MS
 from srtm.lab.fig11 import TINY as TINY_SPREADS_MS
 from srtm.lab.result import SLO_MS, Claim, Panel, Point, Result, Row, Rows, Series, listed, points
 from srtm.lab.world import WITH_MARGIN, facts
-from srtm.model.correlation import Options, find_groups, onsets_of
+from srtm.model.correlation import Options, find_groups
+from srtm.model.onsets import onsets_of
 
 if TYPE_CHECKING:
     from srtm.lab.world import World

@@ -18,7 +18,7 @@ import numpy as np
 
 from srtm.errors import InputError
 from srtm.model import scan
-from srtm.model._compiled import compiled
+from srtm.model._compiled import callable_from_compiled, compiled
 from srtm.model.bucket import TokenBucket
 from srtm.units import NANO_PER_TOKEN, NS_PER_US, Number, exact, histogram_percentile
 
@@ -66,37 +66,71 @@ def _widen(times: Ints, begin: int, windows: Ints, most: Ints) -> None:
         most[d] = reached
 
 
-def _count_batches(times: Ints, senders: Indices, seen: Ints, sizes: Ints, present: NDArray[np.bool_]) -> int:
+def _widen_all(times: Ints, segments: Ints, windows: Ints, most: Ints) -> None:
+    """`_widen` of many topics; rows of `segments` are (topic, begin, first new message, end)."""
+    for number in range(len(segments)):
+        topic, begin, new, end = segments[number]
+        _widen(times[begin:end], new - begin, windows, most[topic])
+
+
+def _count_batches(
+    times: Ints, senders: Indices, seen: Ints, sizes: Ints, stamp: int, stamps: Ints, found: Indices
+) -> tuple[int, int]:
     """Count messages of a sender at an instant; `seen`, one place a sender, is zero before and after.
 
-    Marks senders as present, and returns the largest size.
+    Puts every sender into `found` once and its stamp to `stamp`; returns the largest size and how many were found.
     """
-    begin = largest = 0
+    begin = largest = count = 0
     while begin < len(times):
         end, alone = begin + 1, True
         while end < len(times) and times[end] == times[begin]:
             alone &= senders[end] == senders[begin]
             end += 1
-        if alone:
-            present[senders[begin]] = True
-            sizes[end - begin] += 1
-            largest = max(largest, end - begin)
-        else:
+        if not alone:
             for i in range(begin, end):
                 seen[senders[i]] += 1
-            for i in range(begin, end):
-                size = seen[senders[i]]
-                seen[senders[i]] = 0
-                if size > 0:
-                    present[senders[i]] = True
-                    sizes[size] += 1
-                    largest = max(largest, size)
+        for i in range(begin, begin + 1 if alone else end):
+            sender = senders[i]
+            size = end - begin if alone else seen[sender]
+            seen[sender] = 0
+            if size > 0:
+                if stamps[sender] != stamp:
+                    stamps[sender] = stamp
+                    found[count] = sender
+                    count += 1
+                sizes[size] += 1
+                largest = max(largest, size)
         begin = end
-    return largest
+    return largest, count
 
 
+def _count_all_batches(
+    times: Ints, senders: Indices, segments: Ints, seen: Ints, sizes: Ints, stamps: Ints, pairs: Indices, out: Ints
+) -> tuple[int, int]:
+    """`_count_batches` of many topics; rows of `segments` are (topic, begin, end).
+
+    Rows of `pairs` are (topic, sender), and of `out` (topic, size, batches). Returns how many of each are filled.
+    """
+    paired = filled = 0
+    for number in range(len(segments)):
+        topic, begin, end = segments[number]
+        largest, count = _count_batches(
+            times[begin:end], senders[begin:end], seen, sizes, number, stamps, pairs[1, paired:]
+        )
+        pairs[0, paired : paired + count] = topic
+        paired += count
+        for size in range(1, largest + 1):
+            if sizes[size]:
+                out[filled, 0], out[filled, 1], out[filled, 2] = topic, size, sizes[size]
+                sizes[size] = 0
+                filled += 1
+    return paired, filled
+
+
+callable_from_compiled(_widen, _count_batches)
 widen = compiled(_widen)
-count_batches = compiled(_count_batches)
+_widen_topics = compiled(_widen_all)
+_count_topics_batches = compiled(_count_all_batches)
 
 
 class Envelope:
@@ -150,9 +184,31 @@ def batches(times: Ints, senders: Indices, known: int) -> tuple[Ints, NDArray[np
     """`batch_sizes`, and which of the known senders sent anything; senders are numbered from 0."""
     if len(times) != len(senders):
         raise InputError(f"{len(times)} arrivals but {len(senders)} senders: there must be one each")
-    sizes, present = np.zeros(len(times) + 1, np.int64), np.zeros(known, np.bool_)
-    largest = count_batches(times, senders, np.zeros(known, np.int64), sizes, present)
-    return sizes[: largest + 1].copy(), present
+    one = np.array([[0, 0, len(times)]])
+    found, pairs = topics_batches(times, senders, one, known)
+    sizes, present = np.zeros(int(found[:, 1].max(initial=0)) + 1, np.int64), np.zeros(known, np.bool_)
+    sizes[found[:, 1]] = found[:, 2]
+    present[pairs[1]] = True
+    return sizes, present
+
+
+def topics_batches(times: Ints, senders: Indices, segments: Ints, known: int) -> tuple[Ints, Indices]:
+    """The batches of many topics: rows (topic, size, batches), and a row of topics above one of their senders.
+
+    Rows of `segments` are (topic, begin, end).
+    """
+    lengths = segments[:, 2] - segments[:, 1]
+    rows = int(lengths.sum())
+    out, pairs = np.empty((rows, 3), np.int64), np.empty((2, rows), np.int32)
+    seen, stamps = np.zeros(known, np.int64), np.full(known, -1, np.int64)
+    sizes = np.zeros(int(lengths.max(initial=0)) + 1, np.int64)
+    paired, filled = _count_topics_batches(times, senders, segments, seen, sizes, stamps, pairs, out)
+    return out[:filled], pairs[:, :paired]
+
+
+def widen_topics(times: Ints, segments: Ints, most: Ints) -> None:
+    """Raise each topic's envelope, a row of `most`; rows of `segments` are (topic, begin, first new message, end)."""
+    _widen_topics(times, segments, np.array(WINDOWS_NS, np.int64), most)
 
 
 def needed_b(arrivals: ArrayLike, r_mtps: int, quantile: Number) -> int:

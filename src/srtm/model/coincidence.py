@@ -24,24 +24,22 @@ MOST = 2_000  # onsets per comparison: more would not improve it
 _WORD = 0xFFFFFFFF
 
 
-def mark_onsets(times: Ints, senders: Indices, silence: int, last: Ints, out: Ints) -> tuple[int, int]:
+def mark_onsets(times: Ints, senders: Indices, silence: int, last: Ints, out: Ints) -> tuple[int, bool]:
     """Positions of the messages that start a burst, into `out`; `last` holds every sender's latest message.
 
-    Returns how many there are, and a sign: negative means unsorted times.
+    Returns how many there are, and whether those of every sender are in order.
     """
     found = 0
-    sign = 0
-    previous = times[0] if len(times) else 0
+    is_sorted = True
     for i in range(len(times)):
         at = times[i]
-        sign |= at - previous
-        previous = at
         sender = senders[i]
         if at - silence > last[sender]:
             out[found] = i
             found += 1
+        is_sorted &= at >= last[sender]
         last[sender] = at
-    return found, sign
+    return found, is_sorted
 
 
 def note_groups(times: Ints, senders: Indices, groups: Indices, ranks: Indices, held: Indices, held_ns: Ints) -> None:

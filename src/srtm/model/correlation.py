@@ -21,20 +21,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from srtm.errors import ArrivalsError, InputError
+from srtm.errors import InputError
 from srtm.model import coincidence as plain
 from srtm.model import phases
 from srtm.model._compiled import callable_from_compiled, compiled
+from srtm.model.onsets import Onsets
 from srtm.units import NS_PER_MS, NS_PER_S, format_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
     Indices = NDArray[np.int32]
@@ -42,17 +41,15 @@ if TYPE_CHECKING:
     Words = NDArray[np.uint32]
 
 callable_from_compiled(plain.count_together)
-_mark_onsets = compiled(plain.mark_onsets)
-_note_groups = compiled(plain.note_groups)
 _sign_publishers = compiled(plain.sign_publishers)
 _compare_pairs = compiled(plain.compare_pairs)
 _join_pairs = compiled(plain.join_pairs)
 _find_periods = compiled(plain.find_periods)
 
 FEWEST_ONSETS = 4  # three coinciding bursts prove nothing
-NEVER = -(2**63)
 _FEWEST_REGULAR, _SHARE_REGULAR = 8, 0.8
 _BANDS, _ROWS = 64, 3
+_SORTED = 2**20  # publishers times bands that are sorted at once: some ten megabytes
 _SHIFTS = 32
 _SAMPLE = 8  # links, or members of a group, that represent all
 
@@ -103,102 +100,6 @@ class Group:
     def name(self) -> str:
         """The name of a group without a declared one: after its first publisher."""
         return f"g-{self.publishers[0]}"
-
-
-class Onsets(NamedTuple):
-    """Onsets of every publisher of a topic, publishers in order of name; p's are `times[starts[p]:starts[p + 1]]`."""
-
-    names: tuple[str, ...]
-    times: Ints
-    starts: Ints
-
-    @classmethod
-    def of(cls, by_name: Mapping[str, ArrayLike]) -> Onsets:
-        """Onsets from sorted times by publisher."""
-        names = tuple(sorted(by_name))
-        times = [np.asarray(by_name[name], np.int64) for name in names]
-        starts = np.concatenate([[0], np.cumsum([len(each) for each in times])]).astype(np.int64)
-        return cls(names, np.concatenate([np.empty(0, np.int64), *times]), starts)
-
-    def only(self, chosen: Ints) -> Onsets:
-        """The onsets of some publishers, by number in increasing order."""
-        counts = np.diff(self.starts)[chosen]
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        rows = np.arange(starts[-1]) + np.repeat(self.starts[chosen] - starts[:-1], counts)
-        return Onsets(tuple(self.names[p] for p in chosen.tolist()), self.times[rows], starts)
-
-
-class Scanner:
-    """Finds the onsets in a stretch of a topic, fed in order of time; the caller numbers senders from 0.
-
-    `last_ns` is the time of each sender's last message. `note` keeps the group it named then.
-    """
-
-    def __init__(self, silence_ns: int) -> None:
-        self._silence_ns = silence_ns
-        self.last_ns: Ints = np.empty(0, np.int64)
-        self.group_of: Indices = np.empty(0, np.int32)
-        self._named_ns: Ints = np.empty(0, np.int64)
-        self._found: list[tuple[Ints, Indices]] = []
-        self._until = NEVER
-
-    def feed(self, times: Ints, senders: Indices, count: int) -> None:
-        """Take messages, none earlier than those before; `count` is the number of senders so far."""
-        if not len(times):
-            return
-        if count > len(self.last_ns):
-            self.last_ns = _longer(self.last_ns, count, NEVER)
-            self.group_of, self._named_ns = _longer(self.group_of, count, 0), _longer(self._named_ns, count, NEVER)
-        out = np.empty(len(times), np.int64)
-        found, sign = _mark_onsets(times, senders, self._silence_ns, self.last_ns, out)
-        if sign < 0 or times[0] < self._until:
-            raise ArrivalsError("arrivals are not sorted by time")
-        self._until = int(times[-1])
-        self._found.append((times[out[:found]], senders[out[:found]]))
-
-    def note(self, times: Ints, senders: Indices, groups: Indices, ranks: Indices) -> None:
-        """Take the groups that messages name, by number (0: none); `ranks` orders the numbers by name."""
-        _note_groups(times, senders, groups, ranks, self.group_of, self._named_ns)
-
-    def onsets(self) -> Iterator[Ints]:
-        """The onsets of each sender, the first of which is its first message of the stretch."""
-        if not self._found:
-            return
-        senders = np.concatenate([found for _, found in self._found])
-        order = np.argsort(senders, kind="stable")
-        times = np.concatenate([found for found, _ in self._found])[order]
-        ends = np.cumsum(np.bincount(senders, minlength=len(self.last_ns)))
-        yield from np.split(times, ends[:-1])
-
-
-def _longer(array: NDArray[Any], length: int, fill: int) -> NDArray[Any]:
-    return np.concatenate([array, np.full(length - len(array), fill, array.dtype)])
-
-
-class StretchOnsets(NamedTuple):
-    """One publisher's onsets in a stretch, as if nothing came before it, and the time of its last message there."""
-
-    onsets: Ints
-    last_ns: int
-
-
-def join(found: Iterable[StretchOnsets], silence_ns: int) -> Ints:
-    """A publisher's onsets from stretches that do not overlap, in any order."""
-    kept = []
-    last = NEVER
-    for onsets, last_ns in sorted((each for each in found if len(each.onsets)), key=lambda each: int(each.onsets[0])):
-        begun = int(onsets[0]) - silence_ns > last
-        kept.append(onsets if begun else onsets[1:])
-        last = last_ns
-    return np.concatenate(kept) if kept else np.empty(0, np.int64)
-
-
-def onsets_of(arrivals: Ints, publisher_of: Indices, names: Iterable[str], silence_ns: int) -> Onsets:
-    """The onsets of a topic's sorted arrivals."""
-    listed = tuple(names)
-    scanner = Scanner(silence_ns)
-    scanner.feed(arrivals, publisher_of, len(listed))
-    return Onsets.of({name: found for name, found in zip(listed, scanner.onsets(), strict=True) if len(found)})
 
 
 def find_groups(onsets: Onsets, options: Options | None = None) -> list[Group]:
@@ -279,23 +180,31 @@ def _candidates(onsets: Onsets, options: Options) -> tuple[Ints, Ints]:
     """Pairs of publishers that agree on some band of their signatures, linear in publishers times bands."""
     signatures = _signatures(onsets, options)
     count = len(signatures)
-    pairs = []
-    for band in range(_BANDS):
-        hashes = [
-            signatures[:, (band * _ROWS + row) % signatures.shape[1]].astype(np.int64) for row in range(2 * _ROWS)
-        ]
-        # Sorted by the next band as well: within a run, publishers that agree on more hashes are neighbours.
-        order = np.lexsort(hashes[::-1])
-        same = np.ones(count - 1, bool)
-        for column in hashes[:_ROWS]:
-            same &= column[order[1:]] == column[order[:-1]]
-        begins = np.maximum.accumulate(np.where(np.concatenate([[True], ~same]), np.arange(count), 0))
-        later = np.flatnonzero(same) + 1
-        for partner in (order[later - 1], order[begins[later]]):
-            low, high = np.minimum(order[later], partner), np.maximum(order[later], partner)
-            pairs.append(low * count + high)
+    at_once = max(1, _SORTED // count)
+    pairs = [_alike(signatures, np.arange(_BANDS)[first : first + at_once]) for first in range(0, _BANDS, at_once)]
     ones, others = np.divmod(np.unique(np.concatenate(pairs)), count)
     return ones, others
+
+
+def _alike(signatures: Words, bands: Ints) -> Ints:
+    """Pairs that agree on one of these bands, as low · publishers + high: neighbours, and each with the first."""
+    count, hashes = signatures.shape
+    columns = (bands[:, None] * _ROWS + np.arange(2 * _ROWS)) % hashes
+    values = signatures[:, columns].transpose(2, 1, 0).astype(np.uint64)  # by hash, band and publisher
+    first, second, third = ((values[row] << np.uint64(32)) | values[row + 1] for row in (0, 2, 4))
+    # Sorted by the next band as well: within a run, publishers that agree on more hashes are neighbours.
+    order = np.lexsort((third, second, first), axis=1)
+    first, middle = (np.take_along_axis(key, order, 1) for key in (first, second >> np.uint64(32)))
+    same = (first[:, 1:] == first[:, :-1]) & (middle[:, 1:] == middle[:, :-1])
+    begins = np.where(np.pad(~same, ((0, 0), (1, 0)), constant_values=True), np.arange(count), 0)
+    begins = np.maximum.accumulate(begins, axis=1)
+    band, later = np.nonzero(same)
+    later += 1
+    pairs = []
+    for partner in (order[band, later - 1], order[band, begins[band, later]]):
+        low, high = np.minimum(order[band, later], partner), np.maximum(order[band, later], partner)
+        pairs.append(low * count + high)
+    return np.concatenate(pairs)
 
 
 def _signatures(onsets: Onsets, options: Options) -> Words:

@@ -110,6 +110,35 @@ def scan_histogram(
     return len(arrivals), backlog, last, peak, sign
 
 
+def scan_histograms(
+    times: Ints, segments: Ints, number: int, laws: Ints, states: Ints, counts: Ints, out: Ints, filled: int
+) -> tuple[int, int]:
+    """`scan_histogram` of many topics, one segment of `times` after another, from segment `number` on.
+
+    Rows: of `segments` (topic, next arrival, end); by topic of `laws` (rate, token, horizon) and of `states` (backlog,
+    last, peak, sign); of `out` (topic, tokens, messages). Returns the segment for which `counts`, empty between
+    segments, is too short, or how many there are; and how many rows of `out` are filled.
+    """
+    while number < len(segments):
+        topic, at, end = segments[number]
+        rate, token, horizon = laws[topic]
+        at, backlog, last, peak, sign = scan_histogram(
+            times[:end], at, rate, token, horizon, states[topic, 0], states[topic, 1], counts
+        )
+        states[topic, 0], states[topic, 1] = backlog, last
+        states[topic, 2], states[topic, 3] = max(states[topic, 2], peak), states[topic, 3] | sign
+        segments[number, 1] = at
+        if at < end and 0 <= states[topic, 2] <= LIMIT and states[topic, 3] >= 0:
+            break
+        for tokens in range(min(len(counts), states[topic, 2] // token + 2)):
+            if counts[tokens]:
+                out[filled, 0], out[filled, 1], out[filled, 2] = topic, tokens, counts[tokens]
+                counts[tokens] = 0
+                filled += 1
+        number += 1
+    return number, filled
+
+
 def scan_delays(
     arrivals: Ints,
     bucket_of: Indices,
@@ -164,60 +193,6 @@ def scan_drops(
         out[i] = passes
         backlog = after if passes else after - token
     return backlog, sign
-
-
-def drain_excess(
-    work: int, last: int, until: int, interval: int, begins: Ints, rates: Ints, bursts: Ints, horizons: Ints
-) -> tuple[int, int, int]:
-    """`work` of `scan_excess` carried from `last` on to `until`, through the changes of (r, b) between them.
-
-    Returns (work, interval in force, time of that work); nothing changes if `until` lies before `last`.
-    """
-    while interval + 1 < len(begins) and begins[interval + 1] <= until:
-        change = begins[interval + 1]
-        if change > last:
-            work = max(0, work - rates[interval] * min(change - 1 - last, horizons[interval])) - rates[interval]
-        work = max(0, work + bursts[interval + 1] - bursts[interval])
-        interval += 1
-        last = change
-    if until >= last:
-        work = max(0, work - rates[interval] * min(until - last, horizons[interval]))
-        last = until
-    return work, interval, last
-
-
-def scan_excess(
-    times: Ints,
-    begins: Ints,
-    rates: Ints,
-    bursts: Ints,
-    horizons: Ints,
-    token: int,
-    work: int,
-    last: int,
-    interval: int,
-) -> tuple[int, int, int, int, int]:
-    """The window (s, t] whose messages exceed b(s) + ∫r by most; interval q of (r, b) starts at `begins[q]`.
-
-    `work` − b is the largest excess of all windows that end now: it falls by r, rises by a token at every message, and
-    is at least −b(s) for a window that starts at s. Windows that matter start just before a message or around a change.
-    Returns (largest excess, index of the message that ends its window, peak of `work`, `work` and interval at the end).
-    """
-    peak = work
-    worst = -(2**63)
-    where = 0
-    for i in range(len(times)):
-        before = times[i] - 1
-        work, interval, last = drain_excess(work, last, before, interval, begins, rates, bursts, horizons)
-        if last == before:
-            work -= rates[interval]
-        last = times[i]
-        work += token
-        peak = max(peak, work)
-        if work - bursts[interval] > worst:
-            worst = work - bursts[interval]
-            where = i
-    return worst, where, peak, work, interval
 
 
 def evens_out(lender_level: int, lender_burst: int, asker_level: int, asker_burst: int) -> int:

@@ -11,14 +11,18 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from srtm.errors import InputError
 from srtm.model import burst, scan
 from srtm.model.bucket import TokenBucket
 from srtm.model.defaults import HEADROOM, QUANTILE
-from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, Number, exact
+from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, Number, exact, products
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
 
 # From here on r is a whole number: at most 0.1 % more, and backlogs stay exact up to billions of messages.
 _WHOLE_FROM = 1_000
@@ -40,13 +44,29 @@ def mean_rate(messages: int, first_ns: int, last_ns: int) -> Fraction:
 
 def token_rate(rate_mps: Fraction, headroom: Number = HEADROOM) -> int:
     """The rate with its headroom, in milli-tokens a second, rounded up."""
+    r = rate_mps * _factor(headroom)
+    return ceil(r) * MILLI_PER_TOKEN if r >= _WHOLE_FROM else max(1, ceil(r * MILLI_PER_TOKEN))
+
+
+def token_rates(messages: Ints, first_ns: Ints, last_ns: Ints, headroom: Number = HEADROOM) -> Ints:
+    """`token_rate` of the `mean_rate` of many topics."""
+    factor = _factor(headroom)
+    sent = products(messages, NS_PER_S * factor.numerator * MILLI_PER_TOKEN)
+    span = products(np.maximum(last_ns - first_ns, NS_PER_S), factor.denominator)
+    milli = -(-sent // span)
+    whole = -(-milli // MILLI_PER_TOKEN) * MILLI_PER_TOKEN
+    rates = np.where(milli >= _WHOLE_FROM * MILLI_PER_TOKEN, whole, np.maximum(1, milli))
+    TokenBucket(max(rates, default=1), NANO_PER_TOKEN)  # refuses what no bucket can have
+    return rates.astype(np.int64)
+
+
+def _factor(headroom: Number) -> Fraction:
     factor = exact(headroom, "headroom")
     if factor < 1:
         raise InputError(
             f"headroom = {headroom}: r below the mean rate makes the backlog grow without limit; use at least 1"
         )
-    r = rate_mps * factor
-    return ceil(r) * MILLI_PER_TOKEN if r >= _WHOLE_FROM else max(1, ceil(r * MILLI_PER_TOKEN))
+    return factor
 
 
 def profile(arrivals: ArrayLike, *, headroom: Number = HEADROOM, quantile: Number = QUANTILE) -> Profile:

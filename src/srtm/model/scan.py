@@ -33,6 +33,7 @@ _scan_delays = compiled(plain.scan_delays)
 _scan_drops = compiled(plain.scan_drops)
 
 _NOTHING = np.empty(0, np.int64)
+HIGHEST = plain.LIMIT  # backlog up to which 64 bits are exact
 EARLIEST_NS, LATEST_NS = 1 - plain.LIMIT, plain.LIMIT - 1  # any two of them differ by less than 2**63
 
 
@@ -85,14 +86,18 @@ def as_arrivals(values: ArrayLike) -> Ints:
             raise ArrivalsError(f"arrival {where} is {array[where]!r}: times must be whole nanoseconds", index=where)
     elif array.dtype.kind not in "iu" and not _all_ints(array):
         raise ArrivalsError(f"arrivals have type {array.dtype}: times must be integers (nanoseconds)")
-    low, high = int(array.min()), int(array.max())
-    if low < EARLIEST_NS or high > LATEST_NS:
-        worst = low if low < EARLIEST_NS else high
+    check_range(int(array.min()), int(array.max()))
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def check_range(first_ns: int, last_ns: int) -> None:
+    """Refuse times that are too far apart for 64 bits, and from no clock."""
+    if first_ns < EARLIEST_NS or last_ns > LATEST_NS:
+        worst = first_ns if first_ns < EARLIEST_NS else last_ns
         raise ArrivalsError(
             f"arrival time {worst} ns lies beyond ±2**62 ns (146 years): check the unit of the times",
             value=worst,
         )
-    return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def backlogs(arrivals: ArrayLike, bucket: TokenBucket, entering: State | None = None) -> Ints:
@@ -244,11 +249,16 @@ def _check_order(times: Ints, sign: int) -> None:
 def check_peak(law: Law, peak: int) -> None:
     """Refuse a scan whose backlog left the range in which 64 bits are exact."""
     if peak > plain.LIMIT:
-        raise BacklogOverflow(
-            f"the backlog passed {plain.LIMIT // law.token:,} messages: r = {law.rate * 10**9 / law.token:g}/s is far"
-            " below the arrival rate; raise r, or round it to a whole number for a range 1,000 times larger",
-            rate=law.rate,
-        )
+        raise overflow(law)
+
+
+def overflow(law: Law) -> BacklogOverflow:
+    """The error of such a scan."""
+    return BacklogOverflow(
+        f"the backlog passed {plain.LIMIT // law.token:,} messages: r = {law.rate * 10**9 / law.token:g}/s is far"
+        " below the arrival rate; raise r, or round it to a whole number for a range 1,000 times larger",
+        rate=law.rate,
+    )
 
 
 def check_burst(law: Law, bucket: TokenBucket) -> None:

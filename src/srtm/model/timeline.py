@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from srtm.errors import InputError
-from srtm.model import law as plain
+from srtm.errors import InputError, SRTMError
+from srtm.model import excess as plain
 from srtm.model import scan
 from srtm.model._compiled import callable_from_compiled, compiled
 from srtm.model.scan import Summary
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-callable_from_compiled(plain.drain_excess)
+callable_from_compiled(plain.drain_excess, plain.scan_excess, plain.interval_at, plain.drained)
 _scan_excess = compiled(plain.scan_excess)
+_scan_excesses = compiled(plain.scan_excesses)
+_enter_excesses = compiled(plain.enter_excesses)
 
 BEGINNING = scan.State(0, scan.EARLIEST_NS)
 
@@ -176,6 +178,49 @@ def checked_state(summary: Summary, entering: scan.State, timeline: Timeline) ->
     change = summary.messages * PICO_PER_TOKEN - timeline.dripped(before_ns, summary.last_ns)
     change += timeline.bucket_at(summary.last_ns - 1).pico_law.burst - timeline.bucket_at(before_ns).pico_law.burst
     return scan.State(max(work_before(summary, entering, timeline) + change, summary.backlog), summary.last_ns)
+
+
+def refused(held: Mapping[str, Timeline]) -> dict[str, str]:
+    """By name, the timelines that 64 bits cannot hold, and why."""
+    why: dict[int, str] = {}
+    for timeline in {id(timeline): timeline for timeline in held.values()}.values():
+        try:
+            _Table.of(timeline)
+        except SRTMError as error:
+            why[id(timeline)] = str(error)
+    return {name: why[id(timeline)] for name, timeline in held.items() if id(timeline) in why} if why else {}
+
+
+class Timelines(NamedTuple):
+    """The timelines of many topics, as one table: topic t has its columns from `places[t, 0]` to `places[t, 1]`."""
+
+    table: Ints
+    places: Ints
+
+    @classmethod
+    def of(cls, held: Sequence[Timeline]) -> Timelines:
+        """A timeline for each topic; equal ones share their rows."""
+        known = {id(timeline): timeline for timeline in held}
+        tables = [_Table.of(timeline) for timeline in known.values()]
+        ends = np.cumsum([len(table.begins) for table in tables])
+        number = {key: place for place, key in enumerate(known)}
+        of_each = np.array([number[id(timeline)] for timeline in held], np.int64)
+        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if tables else np.empty(0, np.int64)
+        places = np.column_stack([starts, ends])[of_each] if tables else np.empty((0, 2), np.int64)
+        return cls(np.concatenate([np.empty((4, 0), np.int64), *map(np.stack, tables)], axis=1), places)
+
+    def check(self, times: Ints, segments: Ints, states: Ints, worst: Ints) -> None:
+        """`check` of many topics: rows of `segments` are (topic, begin, end) and in order of time.
+
+        `states` has a row (work, last, peak) by topic and is carried on; `worst` (excess, its end) is raised.
+        """
+        _scan_excesses(times, segments, self.table, self.places, states, worst)
+
+    def entering(self, topics: Ints, summaries: Ints) -> Ints:
+        """Rows (work, last, work left when the stretch begins) from summaries by topic and time: `checked_state`."""
+        out = np.empty((len(topics), 3), np.int64)
+        _enter_excesses(topics, summaries, self.table, self.places, out)
+        return out
 
 
 class _Table(NamedTuple):

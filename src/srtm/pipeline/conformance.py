@@ -9,37 +9,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from srtm.errors import SRTMError
-from srtm.model import scan, timeline
-from srtm.model.timeline import Excess, Timeline
-from srtm.pipeline.traces.batches import batch_of, by_topic
+import numpy as np
+import pyarrow as pa
+
+from srtm.model import fleet, scan, timeline
+from srtm.model.timeline import Excess, Timelines
+from srtm.pipeline.traces.contracts import held_by
+from srtm.pipeline.traces.parts import PART_FIELDS, joined, packed, table_of
 from srtm.pipeline.traces.reading import opened
-from srtm.pipeline.traces.summaries import until_rejoined
+from srtm.pipeline.traces.scanning import Followed
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from srtm.model.scan import State
     from srtm.pipeline.traces.batches import Batches, Ints, Work
+    from srtm.pipeline.traces.contracts import Contracts
     from srtm.pipeline.traces.files import Files
     from srtm.pipeline.traces.frames import Frame
     from srtm.pipeline.traces.reading import Trace
-    from srtm.pipeline.traces.summaries import Both
-
-    Contracts = Mapping[str, Timeline] | Timeline  # by topic, or one for all topics
+    from srtm.pipeline.traces.topics import Topics
 
 COLUMNS = ("topic", "release_ns")
-_FIELDS = (
-    "topic string, messages long, first_ns long, last_ns long, backlog long, excess_ptok long, at_ns long, error string"
-)
 _RESULT = "topic string, messages long, conforms boolean, excess double, at_ns long, error string"
+_SUMMARY = ("messages", "first_ns", "last_ns", "work")
+_WORST = ("topic", "excess_ptok", "at_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +53,6 @@ class TopicConformance:
         return self.excess is not None and self.excess.conforms
 
 
-class _TopicStretch(NamedTuple):
-    """One topic in one stretch: its summary, and its worst window."""
-
-    topic: str
-    messages: int = 0
-    first_ns: int = 0
-    last_ns: int = 0
-    backlog: int = 0
-    excess_ptok: int = 0
-    at_ns: int = 0
-    error: str | None = None
-
-    @property
-    def summary(self) -> scan.Summary:
-        return scan.Summary(self.messages, self.first_ns, self.last_ns, self.backlog)
-
-
 def conformance(trace: Trace, contracts: Contracts, spark: SparkSession | None = None) -> list[TopicConformance]:
     """The verdict on every topic of a recorded trace: a DataFrame, or a path that the session reads."""
     with opened(trace, spark, COLUMNS, "release_ns") as source:
@@ -82,16 +61,27 @@ def conformance(trace: Trace, contracts: Contracts, spark: SparkSession | None =
 
 def conformance_source(source: Files | Frame, contracts: Contracts) -> list[TopicConformance]:
     """`conformance` of an open trace."""
-    spans = source.spans()
-    if isinstance(contracts, Timeline):
-        contracts = dict.fromkeys(spans, contracts)
-    stretches = _received(source.run(_checking(contracts), _FIELDS, COLUMNS))
-    entering = _entering(stretches, contracts)
-    if entering:
-        again = source.run(_checking_again(contracts, entering), _FIELDS, COLUMNS, at=[at for _, at in entering])
-        stretches += _received(again)
-    lines = [_verdict(topic, spans[topic].messages, list(its_own)) for topic, its_own in _by_topic(stretches)]
-    lines += [TopicConformance(topic, 0, error=error) for topic, error in source.faults.items()]
+    everything, faults = source.topics()
+    held, errors = held_by(contracts, everything.names.to_pylist())
+    errors |= timeline.refused(held)
+    counts = everything.counts()
+    topics = everything.only(np.array([name not in errors for name in counts], np.bool_))
+    timelines = Timelines.of([held[name] for name in topics.names.to_pylist()])
+    parts = joined(source.run(_checking(topics, timelines), PART_FIELDS, COLUMNS))["topics"]
+    found = [np.column_stack([parts[name].to_numpy() for name in _WORST])]
+    overflows = [parts["topic"].to_numpy()[parts["peak"].to_numpy() > scan.HIGHEST]]
+    entering = _entering(parts, timelines)
+    if len(entering):
+        work = _checking_again(topics, timelines, entering)
+        again = joined(source.run(work, PART_FIELDS, COLUMNS, at=entering[:, 1].tolist()))
+        found.append(np.column_stack([again["worst"][name].to_numpy() for name in _WORST]))
+        overflows.append(again["overflows"]["topic"].to_numpy())
+    for number in np.unique(np.concatenate(overflows)).tolist():
+        name = topics.names[number].as_py()
+        errors[name] = str(scan.overflow(held[name].start.pico_law))
+    lines = [line for line in _verdicts(topics, np.concatenate(found)) if line.topic not in errors]
+    lines += [TopicConformance(topic, counts[topic], error=error) for topic, error in errors.items()]
+    lines += [TopicConformance(topic, messages, error=error) for topic, (messages, error) in faults.items()]
     return sorted(lines, key=lambda line: line.topic)
 
 
@@ -111,93 +101,76 @@ def conformance_frame(trace: DataFrame, contracts: Contracts) -> DataFrame:
     return trace.sparkSession.createDataFrame(rows, _RESULT)
 
 
-def _checking(contracts: Mapping[str, Timeline]) -> Work:
+def _checking(topics: Topics, timelines: Timelines) -> Work:
     """Work over batches of (topic, release_ns): the windows that begin and end in a stretch."""
 
     def work(_: int, batches: Batches) -> Batches:
-        stretches: dict[str, _TopicStretch] = {}
+        states, worst = fleet.no_states(len(topics)), _no_worst(len(topics))
+        messages, first_ns = np.zeros(len(topics), np.int64), np.zeros(len(topics), np.int64)
         for batch in batches:
-            for topic, rows in by_topic(batch):
-                before = stretches.get(topic)
-                if before is None or before.error is None:
-                    stretches[topic] = _checked(topic, rows, contracts.get(topic), before)
-        yield batch_of(_FIELDS, list(stretches.values()))
+            numbers, times = topics.numbered(batch.column("topic")), batch.column("release_ns").to_numpy()
+            rows = fleet.dealt_alone(numbers, times, len(topics))
+            fresh = messages[rows.topics] == 0
+            first_ns[rows.topics[fresh]] = rows.times[rows.begins[fresh]]
+            messages[rows.topics] += rows.ends - rows.begins
+            timelines.check(rows.times, np.column_stack([rows.topics, rows.begins, rows.ends]), states, worst)
+        here = np.flatnonzero(messages)
+        found = table_of(
+            topic=here,
+            messages=messages[here],
+            first_ns=first_ns[here],
+            last_ns=states[here, fleet.LAST],
+            work=states[here, fleet.BACKLOG],
+            peak=states[here, fleet.PEAK],
+            excess_ptok=worst[here, 0],
+            at_ns=worst[here, 1],
+        )
+        yield from packed({"topics": found})
 
     return work
 
 
-def _checked(
-    topic: str, rows: pa.RecordBatch, contract: Timeline | None, before: _TopicStretch | None
-) -> _TopicStretch:
-    """The stretch `before` with these rows added to it."""
-    if contract is None:
-        return _TopicStretch(topic, error="this topic has no contract (r, b)")
-    state = scan.State(before.backlog, before.last_ns) if before else None
-    try:
-        summary, excess, state = timeline.check(rows.column("release_ns").to_numpy(), contract, state)
-    except SRTMError as error:
-        return _TopicStretch(topic, error=str(error))
-    found = _TopicStretch(topic, *summary, int(excess.tokens * PICO_PER_TOKEN), excess.at_ns)
-    if before is None:
-        return found
-    worse = found if found.excess_ptok > before.excess_ptok else before
-    return before._replace(
-        messages=before.messages + summary.messages,
-        last_ns=state.last_ns,
-        backlog=state.backlog,
-        excess_ptok=worse.excess_ptok,
-        at_ns=worse.at_ns,
-    )
-
-
-def _checking_again(contracts: Mapping[str, Timeline], entering: Mapping[tuple[str, int], State]) -> Work:
+def _checking_again(topics: Topics, timelines: Timelines, entering: Ints) -> Work:
     """Work over batches of (topic, release_ns): the windows that reach into a stretch, while those are fuller."""
 
     def work(_: int, batches: Batches) -> Batches:
-        found = []
-
-        def proceed(topic: str, times: Ints, after: State, alone: State | None) -> Both | None:
-            try:
-                reaching = timeline.check(times, contracts[topic], after)
-            except SRTMError as error:
-                found.append(_TopicStretch(topic, error=str(error)))
-                return None
-            worst = reaching.excess
-            found.append(_TopicStretch(topic, excess_ptok=int(worst.tokens * PICO_PER_TOKEN), at_ns=worst.at_ns))
-            return reaching.state, timeline.check(times, contracts[topic], alone).state
-
-        until_rejoined(batches, "release_ns", entering, proceed)
-        yield batch_of(_FIELDS, found)
+        followed, worst = Followed(topics, "release_ns", entering), _no_worst(len(topics))
+        for batch in batches:
+            times, segments = followed.segments(batch)
+            timelines.check(times, segments, followed.after, worst)
+            timelines.check(times, segments, followed.alone, _no_worst(len(topics)))
+            if followed.done():
+                break
+        here = np.flatnonzero(worst[:, 0] != fleet.NEVER)
+        found = table_of(topic=here, excess_ptok=worst[here, 0], at_ns=worst[here, 1])
+        yield from packed({"worst": found, "overflows": table_of(topic=followed.overflows())})
 
     return work
 
 
-def _entering(stretches: list[_TopicStretch], contracts: Mapping[str, Timeline]) -> dict[tuple[str, int], State]:
-    """The states that reach into stretches, by topic and first time."""
-    states = {}
-    for topic, grouped in _by_topic(stretches):
-        its_own = list(grouped)
-        if any(stretch.error for stretch in its_own):
-            continue
-        state = timeline.BEGINNING
-        for stretch in its_own:
-            if timeline.work_before(stretch.summary, state, contracts[topic]):
-                states[topic, stretch.first_ns] = state
-            state = timeline.checked_state(stretch.summary, state, contracts[topic])
-    return states
+def _no_worst(topics: int) -> Ints:
+    worst = np.zeros((topics, 2), np.int64)
+    worst[:, 0] = fleet.NEVER
+    return worst
 
 
-def _verdict(topic: str, messages: int, stretches: list[_TopicStretch]) -> TopicConformance:
-    if errors := [stretch.error for stretch in stretches if stretch.error]:
-        return TopicConformance(topic, messages, error=errors[0])
-    worst = max(stretches, key=lambda stretch: (stretch.excess_ptok, -stretch.at_ns))
-    return TopicConformance(topic, messages, Excess(Fraction(worst.excess_ptok, PICO_PER_TOKEN), worst.at_ns))
+def _entering(stretches: pa.Table, timelines: Timelines) -> Ints:
+    """Rows (topic, first time, state before the stretch) of the stretches that windows reach into."""
+    topics = stretches["topic"].to_numpy()
+    summaries = np.column_stack([stretches[name].to_numpy() for name in _SUMMARY])
+    order = np.lexsort((summaries[:, 1], topics))
+    topics, summaries = topics[order], summaries[order]
+    states = timelines.entering(topics, summaries)
+    reached = states[:, 2] > 0
+    return np.column_stack([topics, summaries[:, 1], states[:, :2]])[reached]
 
 
-def _received(table: pa.Table) -> list[_TopicStretch]:
-    return [_TopicStretch(**row) for row in table.to_pylist()]
-
-
-def _by_topic(stretches: Iterable[_TopicStretch]) -> Iterator[tuple[str, Iterator[_TopicStretch]]]:
-    ordered = sorted(stretches, key=lambda stretch: (stretch.topic, stretch.first_ns))
-    return groupby(ordered, key=lambda stretch: stretch.topic)
+def _verdicts(topics: Topics, worst: Ints) -> list[TopicConformance]:
+    """The worst window of each topic, the first of several, from rows (topic, excess, its end)."""
+    worst = worst[np.lexsort((worst[:, 2], -worst[:, 1], worst[:, 0]))]
+    first = worst[np.flatnonzero(np.diff(worst[:, 0], prepend=-1))] if len(worst) else worst
+    names, messages = topics.names.take(pa.array(first[:, 0])).to_pylist(), topics.messages[first[:, 0]].tolist()
+    return [
+        TopicConformance(name, count, Excess(Fraction(excess, PICO_PER_TOKEN), at_ns))
+        for name, count, excess, at_ns in zip(names, messages, *first[:, 1:].T.tolist(), strict=True)
+    ]

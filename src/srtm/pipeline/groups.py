@@ -1,15 +1,15 @@
 """Groups: per topic, the publishers that burst together; exactly the groups of `model.correlation`.
 
 Two stages. Tasks scan the stretches of the trace (`traces.reading`) for onsets in parallel, as if nothing came before
-them: ten times fewer rows than messages if publishers send batches of ten. Then one task per topic joins the onsets of
-its publishers and finds the groups; the last message before a stretch decides whether the first one in it starts a
-burst. Groups never span topics. A topic that fails does not fail the others: its error is in its line of the result.
+them: ten times fewer rows than messages if publishers send batches of ten. Then each topic's onsets come to one task,
+which joins them and finds the groups; the last message before a stretch decides whether the first one in it starts a
+burst. Topics share tasks, and a task scans and joins all of its topics at once. Groups never span topics. A topic that
+fails does not fail the others: its error is in its line of the result.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from srtm.errors import SRTMError
 from srtm.model import correlation as model
-from srtm.model import scan
+from srtm.model import fleet
+from srtm.model import onsets as onsets_model
 from srtm.model.drift import Drift, drift
-from srtm.pipeline.traces.batches import by_topic
+from srtm.pipeline.traces.parts import joined, packed, table_of
 from srtm.pipeline.traces.reading import opened
+from srtm.pipeline.traces.scanning import Names
 from srtm.units import NS_PER_S
 from srtm.workload.trace import files_of
 
@@ -34,26 +35,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
-    from srtm.pipeline.traces.batches import Batches, Work
+    from srtm.pipeline.traces.batches import Batches, Ints, Work
     from srtm.pipeline.traces.reading import Trace
+    from srtm.pipeline.traces.topics import Topics
 
 COLUMNS = ("topic", "publisher", "arrival_ns")
-_ONSET_FIELDS = (
-    "topic string, publisher string, last_ns long, onsets binary, declared string, names_groups boolean, error string"
-)
-_ARROW = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("publisher", pa.string()),
-        ("last_ns", pa.int64()),
-        ("onsets", pa.binary()),
-        ("declared", pa.string()),
-        ("names_groups", pa.bool_()),
-        ("error", pa.string()),
-    ]
-)
-_LINES = "topic string, line binary"
-_ROWS = 1_000  # publishers per batch: some megabytes
+_ONSET_FIELDS = "lot long, part string, rows binary"
+_LINES = "lines binary"
+_LOTS = 8  # of topics, for each task that runs at a time: some lots are heavier than others
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +64,14 @@ def groups(
     chosen = options or model.Options()
     columns = (*COLUMNS, "group") if _names_groups(trace, spark) else COLUMNS
     with opened(trace, spark, columns) as source:
-        spans = source.spans()
-        onsets = source.map(_scanning(chosen), _ONSET_FIELDS, columns)
-        found = onsets.groupBy("topic").applyInArrow(_finding(chosen), _LINES).toArrow()
-        lines = [pickle.loads(line) for line in found["line"].to_pylist()]
-        lines = [replace(line, messages=spans[line.topic].messages) for line in lines]
-        faults = [TopicGroups(topic, 0, error=error) for topic, error in source.faults.items()]
-    return sorted([*lines, *faults], key=lambda line: line.topic)
+        topics, faults = source.topics()
+        onsets = source.map(_scanning(topics, chosen, _LOTS * source.at_once), _ONSET_FIELDS, columns)
+        found = onsets.groupBy("lot").applyInArrow(_finding(topics, chosen), _LINES).toArrow()
+    lines = [line for lot in found["lines"].to_pylist() for line in pickle.loads(lot)] if found.num_rows else []
+    counts = topics.counts()
+    lines = [replace(line, messages=counts[line.topic]) for line in lines]
+    lines += [TopicGroups(topic, messages, error=error) for topic, (messages, error) in faults.items()]
+    return sorted(lines, key=lambda line: line.topic)
 
 
 def _names_groups(trace: Trace, spark: SparkSession | None) -> bool:
@@ -96,110 +86,109 @@ def _names_groups(trace: Trace, spark: SparkSession | None) -> bool:
         return False  # `opened` names the problem
 
 
-class _TopicStretch:
-    """One topic in one stretch, its messages taken in order of time and reduced to onsets."""
+class _Stretch:
+    """All topics in one stretch, their messages taken in order and reduced to onsets."""
 
-    def __init__(self, topic: str, options: model.Options) -> None:
-        self._topic = topic
-        self._scanner = model.Scanner(options.silence_ns)
-        self._numbers: dict[str | None, int] = {}
-        self._groups: dict[str | None, int] = {None: 0}
-        self._ranks = np.zeros(1, np.int32)
-        self._error: str | None = None
+    def __init__(self, topics: Topics, options: model.Options) -> None:
+        self._topics = topics
+        self._scanner = onsets_model.Scanner(options.silence_ns)
+        self._senders, self._publishers = fleet.PairNumbers(), Names()
+        self._groups, self._ranks = Names(pa.array([""])), np.zeros(1, np.int32)
+        self._names_groups = np.zeros(len(topics), np.bool_)
 
     def feed(self, rows: pa.RecordBatch) -> None:
         """Take the next messages."""
-        if self._error:
-            return
-        try:
-            times = scan.as_arrivals(rows.column("arrival_ns").to_numpy())
-            senders = _numbered(rows.column("publisher"), self._numbers)
-            self._scanner.feed(times, senders, len(self._numbers))
-        except SRTMError as error:
-            self._error = str(error)
-            return
+        topics, times = self._topics.numbered(rows.column("topic")), rows.column("arrival_ns").to_numpy()
+        if topics.min(initial=0) < 0:
+            rows = rows.filter(pa.array(topics >= 0))
+            topics, times = topics[topics >= 0], rows.column("arrival_ns").to_numpy()
+        senders = self._senders.numbered(topics, self._publishers.numbered(rows.column("publisher")))
+        self._scanner.feed(times, senders, len(self._senders))
         if "group" in rows.schema.names and rows.column("group").null_count < rows.num_rows:
-            groups = _numbered(rows.column("group"), self._groups)
-            if len(self._ranks) < len(self._groups):
-                names = np.array([name or "" for name in self._groups])
-                self._ranks = names.argsort(kind="stable").argsort().astype(np.int32)
+            declared = rows.column("group")
+            self._names_groups[topics[declared.is_valid().to_numpy(zero_copy_only=False)]] = True
+            groups = self._groups.numbered(declared)
+            if len(self._ranks) < len(self._groups.all):
+                self._ranks = pc.rank(self._groups.all, tiebreaker="first").to_numpy().astype(np.int32)
             self._scanner.note(times, senders, groups, self._ranks)
 
-    def onsets(self) -> Batches:
-        """A row for the stretch, without a publisher, and a row for each publisher."""
-        names_groups = len(self._groups) > 1
-        yield self._batch([{"names_groups": names_groups, "error": self._error}])
-        if self._error:
-            return
-        declared = list(self._groups)
-        rows: list[dict[str, Any]] = []
-        for number, (name, onsets) in enumerate(zip(self._numbers, self._scanner.onsets(), strict=True)):
-            if not len(onsets):
-                continue  # in the file's dictionary, but for another topic or time
-            last_ns, group = int(self._scanner.last_ns[number]), declared[self._scanner.group_of[number]]
-            rows.append({"publisher": name, "last_ns": last_ns, "onsets": onsets.tobytes(), "declared": group})
-            if len(rows) == _ROWS:
-                yield self._batch(rows)
-                rows = []
-        yield self._batch(rows)
-
-    def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([{"topic": self._topic, **row} for row in rows], _ARROW)
-
-
-def _numbered(column: pa.DictionaryArray, numbers: dict[str | None, int]) -> NDArray[np.int32]:
-    """The numbers of a column of names, 0 for null; new names get the next numbers."""
-    table = np.array([numbers.setdefault(name, len(numbers)) for name in column.dictionary.to_pylist()] + [0], np.int32)
-    numbered: NDArray[np.int32] = table[pc.fill_null(column.indices, len(table) - 1).to_numpy()]
-    return numbered
+    def onsets(self, lots: int) -> Batches:
+        """What goes to the tasks that find the groups of each lot of topics."""
+        times, ends = self._scanner.in_order()
+        counts, topics = np.diff(ends, prepend=0), self._senders.topics
+        names = self._publishers.all.take(pa.array(self._senders.values))
+        declared = self._groups.all.take(pa.array(self._scanner.group_of))
+        for lot in np.unique(topics % lots).tolist():
+            mine = np.flatnonzero(topics % lots == lot)
+            its_times = times[np.repeat(topics % lots == lot, counts)]
+            senders = table_of(
+                topic=topics[mine],
+                publisher=names.take(pa.array(mine)),
+                last_ns=self._scanner.last_ns[mine],
+                onsets=counts[mine],
+                declared=declared.take(pa.array(mine)),
+                names_groups=self._names_groups[topics[mine]],
+            )
+            for batch in packed({"senders": senders, "onsets": table_of(at_ns=its_times)}):
+                same = pa.array(np.full(batch.num_rows, lot))
+                yield pa.RecordBatch.from_arrays([same, *batch.columns], ["lot", *batch.schema.names])
 
 
-def _scanning(options: model.Options) -> Work:
+def _scanning(topics: Topics, options: model.Options, lots: int) -> Work:
     def work(_: int, batches: Batches) -> Batches:
-        stretches: dict[str, _TopicStretch] = {}
+        stretch = _Stretch(topics, options)
         for batch in batches:
-            for topic, rows in by_topic(batch):
-                if topic not in stretches:
-                    stretches[topic] = _TopicStretch(topic, options)
-                stretches[topic].feed(rows)
-        for stretch in stretches.values():
-            yield from stretch.onsets()
+            stretch.feed(batch)
+        yield from stretch.onsets(lots)
 
     return work
 
 
-def _finding(options: model.Options) -> Any:
+def _finding(topics: Topics, options: model.Options) -> Any:
     def run(onsets: pa.Table) -> pa.Table:
-        return pa.table({"topic": onsets["topic"][:1], "line": [pickle.dumps(_of_topic(onsets, options))]})
+        lines = list(_found(topics, joined(onsets), options))
+        return pa.table({"lines": [pickle.dumps(lines)]})
 
     return run
 
 
-def _of_topic(stretches: pa.Table, options: model.Options) -> TopicGroups:
-    """The groups of a topic, from its onsets in all stretches."""
-    topic = stretches["topic"][0].as_py()
-    if errors := stretches["error"].drop_null().to_pylist():
-        return TopicGroups(topic, 0, error=min(errors))
-    by_name: dict[str, list[model.StretchOnsets]] = defaultdict(list)
-    declared: dict[str, tuple[int, str]] = {}
-    for name, last_ns, onsets, group in _rows(stretches):
-        by_name[name].append(model.StretchOnsets(np.frombuffer(onsets, np.int64), last_ns))
-        declared[name] = max(declared.get(name, (model.NEVER, "")), (last_ns, group or ""))
-    onsets_of = model.Onsets.of({name: model.join(its, options.silence_ns) for name, its in by_name.items()})
-    found = tuple(model.find_groups(onsets_of, options))
-    compared = None
-    if pc.any(stretches["names_groups"]).as_py():
-        group_of = {name: group.name for group in found for name in group.publishers}
-        compared = drift(by_name, {name: group or None for name, (_, group) in declared.items()}, group_of)
-    return TopicGroups(topic, 0, len(by_name), found, compared)
+def _found(topics: Topics, parts: dict[str, pa.Table], options: model.Options) -> Iterator[TopicGroups]:
+    """The groups of the topics of a lot, from their onsets in all stretches."""
+    table, times = parts["senders"].combine_chunks(), parts["onsets"]["at_ns"].to_numpy()
+    in_topic, last_ns, ends = table["topic"].to_numpy(), table["last_ns"].to_numpy(), np.cumsum(table["onsets"])
+    # Senders in order of topic and name, and a number for each.
+    names, places = _ranked(table["publisher"].combine_chunks())
+    key = in_topic.astype(np.int64) * len(names) + places
+    senders, sender_of = np.unique(key, return_inverse=True)
+    onsets, ends = onsets_model.StretchOnsets(sender_of, last_ns, ends, times).joined(len(senders), options.silence_ns)
+    latest = np.empty(len(senders), np.int64)  # the row that has each sender's last message
+    by_time = np.argsort(last_ns, kind="stable")
+    latest[sender_of[by_time]] = by_time
+    declares = np.unique(in_topic[table["names_groups"].to_numpy(zero_copy_only=False)])
+    cuts = np.flatnonzero(np.diff(senders // len(names), prepend=-1))
+    for begin, end in zip(cuts.tolist(), [*cuts[1:].tolist(), len(senders)], strict=True):
+        topic, mine = int(senders[begin]) // len(names), senders[begin:end] % len(names)
+        first = int(ends[begin - 1]) if begin else 0
+        listed = tuple(names.take(pa.array(mine)).to_pylist())
+        starts = np.concatenate([[first], ends[begin:end]]) - first
+        found = tuple(model.find_groups(onsets_model.Onsets(listed, onsets[first : ends[end - 1]], starts), options))
+        compared = None
+        if topic in declares:
+            group_of = {name: group.name for group in found for name in group.publishers}
+            declared = table["declared"].take(pa.array(latest[begin:end])).to_pylist()
+            compared = drift(
+                listed, {name: group or None for name, group in zip(listed, declared, strict=True)}, group_of
+            )
+        yield TopicGroups(topics.names[topic].as_py(), 0, len(listed), found, compared)
 
 
-def _rows(stretches: pa.Table) -> Iterator[tuple[str, int, bytes, str | None]]:
-    rows = stretches.filter(pc.is_valid(stretches["publisher"]))
-    yield from zip(
-        *(rows[name].to_pylist() for name in ("publisher", "last_ns", "onsets", "declared")),
-        strict=True,
-    )
+def _ranked(column: pa.StringArray) -> tuple[pa.StringArray, Ints]:
+    """The different names of a column in order, and the place of each row's name among them."""
+    encoded = column.dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary)
+    places: NDArray[np.int64] = np.empty(len(order), np.int64)
+    places[order.to_numpy()] = np.arange(len(order))
+    return encoded.dictionary.take(order), places[encoded.indices.to_numpy()]
 
 
 def document(lines: Iterable[TopicGroups]) -> dict[str, Any]:

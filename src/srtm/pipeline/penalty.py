@@ -19,8 +19,8 @@ import numpy as np
 
 from srtm.errors import InputError, SRTMError
 from srtm.model import scan, timeline
-from srtm.model.timeline import Timeline
 from srtm.pipeline.traces.batches import batch_of, by_topic
+from srtm.pipeline.traces.contracts import held_by
 from srtm.pipeline.traces.quantiles import Bounds, Samples, narrowed, selected
 from srtm.pipeline.traces.reading import opened
 from srtm.units import NS_PER_S, percentiles
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
+    from srtm.model.timeline import Timeline
     from srtm.pipeline.traces.batches import Batches, Ints, Work
+    from srtm.pipeline.traces.contracts import Contracts
     from srtm.pipeline.traces.files import Files
     from srtm.pipeline.traces.frames import Frame
     from srtm.pipeline.traces.reading import Trace
-
-    Contracts = Mapping[str, Timeline] | Timeline  # by topic, or one for all topics
 
 COLUMNS = ("topic", "arrival_ns", "broker", "release_ns")
 WINDOW_NS = 60 * NS_PER_S
@@ -145,12 +145,12 @@ def penalty(
 
 def penalty_source(source: Files | Frame, contracts: Contracts, window_ns: int = WINDOW_NS) -> list[TopicPenalty]:
     """`penalty` of an open trace."""
-    spans = source.spans()
-    if isinstance(contracts, Timeline):
-        contracts = dict.fromkeys(spans, contracts)
-    summaries = source.run(_summarising(contracts), _SUMMARY_FIELDS, COLUMNS).to_pylist()
-    errors = {row["topic"]: row["error"] for row in summaries if row["error"]}
-    good = {topic: contracts[topic] for topic in spans if topic not in errors}
+    topics, faults = source.topics()
+    counts = topics.counts()
+    held, errors = held_by(contracts, counts)
+    summaries = source.run(_summarising(held), _SUMMARY_FIELDS, COLUMNS).to_pylist()
+    errors |= {row["topic"]: row["error"] for row in summaries if row["error"]}
+    good = {topic: contract for topic, contract in held.items() if topic not in errors}
     entering = _entering((row for row in summaries if row["topic"] in good), good)
     rows = source.run(_summing(good, entering, window_ns), _SUM_FIELDS, COLUMNS).to_pylist()
     errors |= {row["topic"]: row["error"] for row in rows if row["error"]}
@@ -159,9 +159,9 @@ def penalty_source(source: Files | Frame, contracts: Contracts, window_ns: int =
         if row["topic"] not in errors and row["begin_ns"] is not None:
             by_name[row["topic"]].append(row)
     wholes = _wholes(source, good, entering, [r for r in rows if r["begin_ns"] is None and r["topic"] not in errors])
-    lines = [_account(topic, spans[topic].messages, its, wholes) for topic, its in by_name.items()]
-    lines += [TopicPenalty(topic, spans[topic].messages, error=error) for topic, error in errors.items()]
-    lines += [TopicPenalty(topic, 0, error=error) for topic, error in source.faults.items()]
+    lines = [_account(topic, counts[topic], its, wholes) for topic, its in by_name.items()]
+    lines += [TopicPenalty(topic, counts[topic], error=error) for topic, error in errors.items()]
+    lines += [TopicPenalty(topic, messages, error=error) for topic, (messages, error) in faults.items()]
     return sorted(lines, key=lambda line: line.topic)
 
 
@@ -192,9 +192,7 @@ def _summarising(contracts: Mapping[str, Timeline]) -> Work:
         errors: dict[str, str] = {}
         for batch in batches:
             for topic, rows in by_topic(batch):
-                if topic not in contracts:
-                    errors[topic] = "this topic has no contract (r, b)"
-                if topic in errors:
+                if topic not in contracts or topic in errors:
                     continue
                 try:
                     times = rows.column("arrival_ns").to_numpy()

@@ -7,51 +7,37 @@ cannot be profiled does not fail the others: its error is in its line of the res
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from srtm.model import burst
+from srtm.model import burst, fleet, scan
 from srtm.model import profile as model
 from srtm.model.bucket import TokenBucket
 from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.pipeline.traces.frames import Frame
+from srtm.pipeline.traces.joining import Stretches, corrections, publishers_of, tallies, values_at, widest
+from srtm.pipeline.traces.parts import PART_FIELDS, joined, rows_of
 from srtm.pipeline.traces.reading import opened
-from srtm.pipeline.traces.summaries import (
-    SCAN_FIELDS,
-    STRETCH_FIELDS,
-    TopicStretch,
-    add_counts,
-    as_stretches,
-    corrected,
-    correcting,
-    entering_states,
-    publishers_by_topic,
-    scanned_at,
-    scanning,
-    stretches_by_topic,
-    widening,
-)
-from srtm.units import NANO_PER_TOKEN, Number, histogram_percentile
+from srtm.pipeline.traces.scanning import REACH_NS, correcting, scanned_at, scanning, widening
+from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, Number, histogram_percentile, ranks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
+    from srtm.pipeline.traces.batches import Ints
     from srtm.pipeline.traces.files import Files
     from srtm.pipeline.traces.reading import Trace
-    from srtm.pipeline.traces.stretches import Span
+    from srtm.pipeline.traces.topics import Faults, Topics
 
 COLUMNS = ("topic", "publisher", "arrival_ns")
-_KEPT = 2**19  # messages at the beginning of a stretch that go to the driver: some megabytes
+_KEPT = 2**20  # messages at the beginning of a stretch that go to the driver: some megabytes
 _KEPT_IN_ALL = 2**23  # over all stretches
-_REACH_NS = burst.WINDOWS_NS[-1]
-_RESULT = (
-    "topic string, messages long, publishers long, rate double, r double, b double, first_ns long, last_ns long,"
-    " envelope array<struct<window_ns: long, messages: long>>, batches array<struct<size: long, count: long>>,"
-    " error string"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,111 +67,182 @@ class TopicProfile:
         return histogram_percentile(counts, quantile)
 
 
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The profiles of topics, column by column; `batches` has rows (topic, size, count), in order."""
+
+    topics: Topics
+    publishers: Ints
+    rates: Ints
+    b: Ints
+    envelopes: Ints
+    batches: Ints
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Columns:
+        """The profiles of some topics."""
+        places, of_chosen = np.cumsum(chosen) - 1, chosen[self.batches[:, 0]]
+        batches = self.batches[of_chosen]
+        batches[:, 0] = places[batches[:, 0]]
+        publishers, rates, b = self.publishers[chosen], self.rates[chosen], self.b[chosen]
+        return _Columns(self.topics.only(chosen), publishers, rates, b, self.envelopes[chosen], batches)
+
+    def line(self, number: int) -> TopicProfile:
+        """The profile of one topic."""
+        messages, first_ns, last_ns = (int(column[number]) for column in self.topics[1:])
+        begin, end = np.searchsorted(self.batches[:, 0], [number, number + 1])
+        return TopicProfile(
+            self.topics.names[number].as_py(),
+            messages,
+            int(self.publishers[number]),
+            float(model.mean_rate(messages, first_ns, last_ns)),
+            TokenBucket(int(self.rates[number]), int(self.b[number]) * NANO_PER_TOKEN),
+            first_ns,
+            last_ns,
+            dict(zip(burst.WINDOWS_NS, self.envelopes[number].tolist(), strict=True)),
+            dict(self.batches[begin:end, 1:].tolist()),
+        )
+
+    def table(self) -> pa.Table:
+        """All of them as an Arrow table."""
+        topics, count = self.topics, len(self.topics)
+        spans = np.maximum(topics.last_ns - topics.first_ns, NS_PER_S)
+        windows = np.tile(np.array(burst.WINDOWS_NS), count)
+        starts = np.arange(count + 1) * len(burst.WINDOWS_NS)
+        batch_starts = np.searchsorted(self.batches[:, 0], np.arange(count + 1))
+        return pa.table(
+            {
+                "topic": topics.names,
+                "messages": topics.messages,
+                "publishers": self.publishers,
+                "rate": topics.messages.astype(object) * NS_PER_S / spans,
+                "r": self.rates / MILLI_PER_TOKEN,
+                "b": self.b.astype(np.float64),
+                "first_ns": topics.first_ns,
+                "last_ns": topics.last_ns,
+                "envelope": _structs(starts, window_ns=windows, messages=self.envelopes.ravel()),
+                "batches": _structs(batch_starts, size=self.batches[:, 1], count=self.batches[:, 2]),
+                "error": pa.nulls(count, pa.string()),
+            },
+        )
+
+
+def _structs(starts: Ints, **fields: Ints) -> pa.ListArray:
+    values = pa.StructArray.from_arrays([pa.array(np.ascontiguousarray(field)) for field in fields.values()], fields)
+    return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), values)
+
+
+class Profiles(Sequence[TopicProfile]):
+    """The lines of all topics in order of name, kept as columns: a line is made when it is asked for."""
+
+    def __init__(self, columns: _Columns, faults: Faults) -> None:
+        self._columns, self._faults = columns, list(faults.items())
+        names = [columns.topics.names, pa.array(faults, pa.string())]
+        self._order = pc.sort_indices(pa.concat_arrays(names)).to_numpy()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, place: int) -> TopicProfile: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[TopicProfile]: ...
+    def __getitem__(self, place: int | slice) -> TopicProfile | list[TopicProfile]:
+        if isinstance(place, slice):
+            return [self._line(number) for number in self._order[place].tolist()]
+        return self._line(int(self._order[place]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _line(self, number: int) -> TopicProfile:
+        known = len(self._columns.topics)
+        if number < known:
+            return self._columns.line(number)
+        topic, (messages, error) = self._faults[number - known]
+        return TopicProfile(topic, messages, error=error)
+
+    def table(self) -> pa.Table:
+        """The lines as an Arrow table; of a topic with an error, only topic, messages and error are not null."""
+        whole = self._columns.table()
+        rows = [{"topic": topic, "messages": messages, "error": error} for topic, (messages, error) in self._faults]
+        faulty = pa.Table.from_pylist(rows, whole.schema)
+        return pa.concat_tables([whole, faulty]).take(pa.array(self._order))
+
+
 def profile(
     trace: Trace,
     spark: SparkSession | None = None,
     *,
     headroom: Number = HEADROOM,
     quantile: Number = QUANTILE,
-) -> list[TopicProfile]:
+) -> Profiles:
     """The profile of every topic of a trace: a DataFrame, or a path that the session reads."""
     with opened(trace, spark, COLUMNS) as source:
         return profile_source(source, headroom, quantile)
 
 
-def profile_source(source: Files | Frame, headroom: Number, quantile: Number) -> list[TopicProfile]:
+def profile_source(source: Files | Frame, headroom: Number, quantile: Number) -> Profiles:
     """`profile` of an open trace."""
-    spans = source.spans()
-    rates = {topic: model.token_rate(model.mean_rate(*span), headroom) for topic, span in spans.items()}
-    scanned = source.run(
-        scanning(rates, min(_KEPT, _KEPT_IN_ALL // source.tasks)), SCAN_FIELDS, COLUMNS, before_ns=_REACH_NS
+    topics, faults = source.topics()
+    rates = model.token_rates(topics.messages, topics.first_ns, topics.last_ns, headroom)
+    laws = fleet.laws_of(rates)
+    kept = min(_KEPT, _KEPT_IN_ALL // source.tasks) if source.tasks > 1 else 0
+    scanned = source.run(scanning(topics, laws, kept), PART_FIELDS, COLUMNS, before_ns=REACH_NS)
+    parts = joined(scanned)
+    stretches = Stretches.of(parts)
+    changes, overflows = _corrections(source, topics, laws, stretches)
+    overflows = np.concatenate([overflows, stretches.topics[stretches.peaks > scan.HIGHEST]])
+    needs = tallies(parts["needs"], changes)
+    b = values_at(needs, ranks(topics.messages, quantile))
+    columns = _Columns(
+        topics,
+        publishers_of(scanned, len(topics)),
+        rates,
+        np.maximum(b, 1),
+        _envelopes(source, topics, stretches),
+        tallies(parts["sizes"]),
     )
-    stretches, publishers = as_stretches(scanned), publishers_by_topic(scanned)
-    stretches += _corrections(source, stretches, rates)
-    stretches += _across_cuts(source, stretches)
-    lines = [
-        _joined(topic, spans[topic], publishers.get(topic, 0), rates[topic], its_own, quantile)
-        for topic, its_own in stretches_by_topic(stretches).items()
-    ]
-    faults = [TopicProfile(topic, 0, error=error) for topic, error in source.faults.items()]
-    return sorted([*lines, *faults], key=lambda line: line.topic)
+    for number in np.unique(overflows).tolist():
+        faults[topics.names[number].as_py()] = (
+            int(topics.messages[number]),
+            str(scan.overflow(scanned_at(rates[number]).law)),
+        )
+    sound = np.ones(len(topics), np.bool_)
+    sound[overflows] = False
+    return Profiles(columns if sound.all() else columns.only(sound), faults)
 
 
 def profile_frame(trace: DataFrame, *, headroom: Number = HEADROOM, quantile: Number = QUANTILE) -> DataFrame:
     """`profile` from DataFrame to DataFrame, for notebooks."""
-    rows = [
-        (
-            line.topic,
-            line.messages,
-            line.publishers,
-            line.rate_mps,
-            line.bucket.r if line.bucket else None,
-            line.bucket.b if line.bucket else None,
-            line.first_ns,
-            line.last_ns,
-            list(line.envelope.items()),
-            list(line.batches.items()),
-            line.error,
-        )
-        for line in profile(trace, headroom=headroom, quantile=quantile)
-    ]
-    return trace.sparkSession.createDataFrame(rows, _RESULT)
+    found = profile(trace, headroom=headroom, quantile=quantile)
+    return trace.sparkSession.createDataFrame(found.table())
 
 
-def _corrections(source: Files | Frame, stretches: list[TopicStretch], rates: dict[str, int]) -> list[TopicStretch]:
+def _corrections(source: Files | Frame, topics: Topics, laws: Ints, stretches: Stretches) -> tuple[Ints, Ints]:
     """What the states before stretches change, from the stretches' beginnings or, if too short, from the trace."""
-    entering = entering_states(stretches, rates)
-    found, open_ = [], {}
-    for stretch in stretches:
-        state = entering.get((stretch.topic, stretch.first_ns))
-        if state is None:
-            continue
-        correction = corrected(stretch, scanned_at(rates[stretch.topic]), state)
-        if correction is None:
-            open_[stretch.topic, stretch.first_ns] = state
-        else:
-            found.append(correction)
-    if open_:
-        at = [first_ns for _, first_ns in open_]
-        found += as_stretches(source.run(correcting(rates, open_), STRETCH_FIELDS, ("topic", "arrival_ns"), at=at))
-    return found
+    changes, still_open, overflows = corrections(stretches, laws)
+    if len(still_open):
+        at = still_open[:, 1].tolist()
+        work = correcting(topics, laws, still_open)
+        parts = joined(source.run(work, PART_FIELDS, ("topic", "arrival_ns"), at=at))
+        changes = tallies(parts["needs"], changes)
+        overflows = np.concatenate([overflows, parts["overflows"]["topic"].to_numpy()])
+    return changes, overflows
 
 
-def _across_cuts(source: Files | Frame, stretches: list[TopicStretch]) -> list[TopicStretch]:
-    """Envelopes of the arrivals around cuts between stretches, which no task has seen together."""
-    if not isinstance(source, Frame):
-        return []
-    cuts = {
-        topic: [stretch.first_ns for stretch in its_own if stretch.messages][1:]
-        for topic, its_own in stretches_by_topic(stretches).items()
-    }
-    cuts = {topic: times for topic, times in cuts.items() if times}
-    return as_stretches(source.run_around(cuts, _REACH_NS, widening, STRETCH_FIELDS)) if cuts else []
-
-
-def _joined(
-    topic: str, span: Span, publishers: int, r_mtps: int, stretches: list[TopicStretch], quantile: Number
-) -> TopicProfile:
-    if errors := [stretch.error for stretch in stretches if stretch.error]:
-        return TopicProfile(topic, span.messages, error=errors[0])
-    counts = batches = np.zeros(1, np.int64)
-    envelope = np.zeros(len(burst.WINDOWS_NS), np.int64)
-    for stretch in stretches:
-        counts, batches = add_counts(counts, _ints(stretch.counts)), add_counts(batches, _ints(stretch.batches))
-        if stretch.envelope:
-            envelope = np.maximum(envelope, _ints(stretch.envelope))
-    return TopicProfile(
-        topic,
-        span.messages,
-        publishers,
-        float(model.mean_rate(*span)),
-        TokenBucket(r_mtps, histogram_percentile(counts, quantile) * NANO_PER_TOKEN),
-        span.first_ns,
-        span.last_ns,
-        dict(zip(burst.WINDOWS_NS, envelope.tolist(), strict=True)),
-        {size: int(batches[size]) for size in np.flatnonzero(batches).tolist()},
-    )
-
-
-def _ints(data: bytes) -> NDArray[np.int64]:
-    return np.frombuffer(data, np.int64)
+def _envelopes(source: Files | Frame, topics: Topics, stretches: Stretches) -> Ints:
+    """The envelope of each topic, with the arrivals around cuts between stretches that no task has seen together."""
+    found, envelopes = stretches.topics, stretches.envelopes
+    if isinstance(source, Frame):
+        cut = np.flatnonzero(np.diff(found) == 0) + 1
+        if len(cut):
+            around = source.run_around(topics, found[cut], stretches.summaries[cut, 1], REACH_NS, widening, PART_FIELDS)
+            more = joined(around)["envelopes"]
+            found = np.concatenate([found, more["topic"].to_numpy()])
+            envelopes = np.concatenate([envelopes, rows_of(more["envelope"], len(burst.WINDOWS_NS))])
+    return widest(found, envelopes, len(topics))

@@ -73,7 +73,7 @@ def findings(
 ) -> Findings:
     """Run all jobs that the trace allows. Without contracts, a recorded run is compared with its own profile."""
     say("profiling")
-    profiles = profile(trace, spark)
+    profiles = list(profile(trace, spark))
     say("looking for groups")
     found = groups(trace, spark)
     penalties = verdicts = None

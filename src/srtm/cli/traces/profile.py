@@ -60,7 +60,7 @@ def profile(
     from srtm.pipeline.profile import profile as run
 
     with spark_for(trace, "profiling", master, remote, spark_conf) as (spark, _):
-        lines = run(trace, spark, headroom=headroom, quantile=quantile)
+        lines = list(run(trace, spark, headroom=headroom, quantile=quantile))
     if as_json or form is Format.JSON:
         print_json({"topics": [facts(line) for line in lines]})
     else:

@@ -17,21 +17,26 @@ import pyarrow.parquet as pq
 
 from srtm.errors import TraceError
 from srtm.model.scan import is_sorted
+from srtm.pipeline.runtime.cores import parallelism
 from srtm.pipeline.traces.batches import batch_of
-from srtm.pipeline.traces.stretches import RowGroup, Span, Stretch, floor, in_order
+from srtm.pipeline.traces.parts import PART_FIELDS, joined, packed, table_of
+from srtm.pipeline.traces.stretches import RowGroup, Stretch, floor, in_order
+from srtm.pipeline.traces.topics import Topics
 from srtm.workload.trace import RECORDED_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from srtm.pipeline.traces.batches import Batches, Work
+    from srtm.pipeline.traces.topics import Faults
 
 _BATCH = 1_000_000  # messages per batch, about a row group
 _MIXED = 16  # times as many if row groups hold several topics: fewer batches of each
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 _SPAN_FIELDS = "topic string, messages long, first_ns long, last_ns long"
+_EMPTY = pa.record_batch([pa.array([], _NAMES), pa.array([], pa.int64())], ["topic", "key"])
 
 
 @dataclass(frozen=True)
@@ -42,20 +47,26 @@ class Files:
     key: str
     grain_ns: int
     stretches: tuple[Stretch, ...]
-    faults: dict[str, str]  # topics with incomplete rows; empty here, as the footers promise complete ones
 
     @property
     def tasks(self) -> int:
         """How many tasks a run has."""
         return len(self.stretches)
 
-    def spans(self) -> dict[str, Span]:
-        """The span of every topic; from the footers if these tell topics apart."""
+    @property
+    def at_once(self) -> int:
+        """How many tasks Spark runs at a time."""
+        return parallelism(self.spark)
+
+    def topics(self) -> tuple[Topics, Faults]:
+        """The topics, from the footers if these tell them apart, and those that cannot be judged."""
         row_groups = {row_group for stretch in self.stretches for row_group in stretch.row_groups}
         if any(row_group.topic is None for row_group in row_groups):
-            found = self.run(_counting(self.key), _SPAN_FIELDS, ("topic",)).to_pylist()
-            return _total((row["topic"], Span(row["messages"], row["first_ns"], row["last_ns"])) for row in found)
-        return _total((str(row_group.topic), row_group.span) for row_group in row_groups)
+            found = joined(self.run(_counting(self.key), PART_FIELDS, ("topic",)))["topics"]
+        else:
+            rows = [(row_group.topic, *row_group.span) for row_group in row_groups]
+            found = pa.Table.from_batches([batch_of(_SPAN_FIELDS, rows)])
+        return Topics.total(found).judged()
 
     def run(
         self, work: Work, fields: str, columns: Sequence[str], *, before_ns: int = 0, at: Iterable[int] | None = None
@@ -163,26 +174,20 @@ def _parted(table: pa.Table, key: str, at_ns: int) -> tuple[pa.Table, pa.Table]:
 
 def _counting(key: str) -> Work:
     def work(_: int, batches: Batches) -> Batches:
-        spans = _total(span for batch in batches for span in _spans_of(batch, key))
-        yield batch_of(_SPAN_FIELDS, [(topic, *span) for topic, span in spans.items()])
+        counted = [_counted(batch, key) for batch in batches]
+        yield from packed({"topics": pa.concat_tables(counted or [_counted(_EMPTY, "key")])})
 
     return work
 
 
-def _spans_of(batch: pa.RecordBatch, key: str) -> Iterator[tuple[str, Span]]:
-    """The spans of the topics of a batch in which each topic's rows are in order."""
+def _counted(batch: pa.RecordBatch, key: str) -> pa.Table:
+    """A row for each topic of a batch in which each topic's rows are in order."""
     topics, times = batch.column("topic"), batch.column(key).to_numpy()
     codes = topics.indices.to_numpy()
     counts = np.bincount(codes, minlength=len(topics.dictionary))
     first, last = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64)
     first[codes[::-1]] = times[::-1]  # numpy keeps the last of several values written to one place
     last[codes] = times
-    for code in np.flatnonzero(counts).tolist():
-        yield topics.dictionary[code].as_py(), Span(int(counts[code]), int(first[code]), int(last[code]))
-
-
-def _total(spans: Iterable[tuple[str, Span]]) -> dict[str, Span]:
-    total: dict[str, Span] = {}
-    for topic, span in spans:
-        total[topic] = total[topic].joined(span) if topic in total else span
-    return total
+    here = np.flatnonzero(counts)
+    names = topics.dictionary.take(pa.array(here))
+    return table_of(topic=names, messages=counts[here], first_ns=first[here], last_ns=last[here])

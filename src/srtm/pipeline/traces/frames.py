@@ -17,17 +17,20 @@ import pyarrow.compute as pc
 from srtm.errors import TraceError
 from srtm.pipeline.runtime.cores import parallelism
 from srtm.pipeline.traces.batches import by_topic, with_dictionaries
-from srtm.pipeline.traces.stretches import BEGINNING, Span
+from srtm.pipeline.traces.stretches import BEGINNING
+from srtm.pipeline.traces.topics import Topics, unnamed
 from srtm.workload.trace import RECORDED_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
-    from srtm.pipeline.traces.batches import Batches, Work
+    from srtm.pipeline.traces.batches import Batches, Ints, Work
+    from srtm.pipeline.traces.topics import Faults
 
 _BATCH = 1_000_000  # messages per batch, about a row group
+_FOR_EACH = 2  # stretches for each task that runs at a time
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,18 @@ class Frame:
     grain_ns: int
     ordered: DataFrame
     tasks: int  # of a run, one for each stretch
-    faults: dict[str, str]  # topics with incomplete rows, and what they lack
-    _spans: dict[str, Span]
+    faults: Faults  # topics with incomplete rows, and what they lack
+    known: Topics  # the others
 
-    def spans(self) -> dict[str, Span]:
-        """The span of every topic without a fault."""
-        return self._spans
+    @property
+    def at_once(self) -> int:
+        """How many tasks Spark runs at a time."""
+        return max(1, self.tasks // _FOR_EACH)
+
+    def topics(self) -> tuple[Topics, Faults]:
+        """The topics, and those that cannot be judged."""
+        topics, faults = self.known.judged()
+        return topics, {**self.faults, **faults}
 
     def run(
         self, work: Work, fields: str, columns: Sequence[str], *, before_ns: int = 0, at: Iterable[int] | None = None
@@ -62,24 +71,33 @@ class Frame:
 
         return self.ordered.mapInArrow(task, fields)
 
-    def run_around(self, cuts: dict[str, list[int]], reach_ns: int, work: Work, fields: str) -> pa.Table:
-        """What the work yields over a topic's rows, topic and key alone, that lie within `reach_ns` of a cut."""
-        seams = {topic: _seams(times, reach_ns) for topic, times in cuts.items()}
-        key, faults = self.key, set(self.faults)
+    def run_around(
+        self, topics: Topics, cut: Ints, cuts_ns: Ints, reach_ns: int, work: Callable[[Topics], Work], fields: str
+    ) -> pa.Table:
+        """What the work yields over rows, topic and key alone, that lie within `reach_ns` of a cut of their topic.
+
+        Topics `cut`, by number and in order, are cut at `cuts_ns`. At most one topic is cut between two stretches.
+        """
+        seams = {
+            topics.names[topic].as_py(): _seams(cuts_ns[cut == topic].tolist(), reach_ns)
+            for topic in np.unique(cut).tolist()
+        }
+        key, faults, names = self.key, set(self.faults), pa.array(seams, pa.string())
 
         def pick(batches: Batches) -> Batches:
             for batch in _gathered(batches, key, 1, faults):
-                for topic, rows in by_topic(batch):
+                near_cuts = batch.filter(pc.is_in(batch.column("topic").cast(pa.string()), value_set=names))
+                for topic, rows in by_topic(near_cuts):
                     times = rows.column(key).to_numpy()
-                    for number, (begin, end) in enumerate(seams.get(topic, ())):
+                    for number, (begin, end) in enumerate(seams[topic]):
                         near = times[slice(*np.searchsorted(times, [begin, end]))]
                         if len(near):
-                            names = pa.array([topic]).take(pa.array(np.zeros(len(near), np.int32)))
-                            yield pa.record_batch([names, np.full(len(near), number), near], ["topic", "seam", key])
+                            same = pa.array([topic]).take(pa.array(np.zeros(len(near), np.int32)))
+                            yield pa.record_batch([same, np.full(len(near), number), near], ["topic", "seam", key])
 
         def whole(seam: pa.Table) -> pa.Table:
             rows = seam.select(["topic", key]).sort_by(key).combine_chunks().to_batches()
-            return pa.Table.from_batches(work(BEGINNING, (with_dictionaries(batch) for batch in rows)))
+            return pa.Table.from_batches(work(topics)(BEGINNING, (with_dictionaries(batch) for batch in rows)))
 
         picked = self.ordered.mapInArrow(pick, f"topic string, seam long, {key} long")
         return picked.groupBy("topic", "seam").applyInArrow(whole, fields).toArrow()
@@ -90,8 +108,7 @@ def sorted_frame(frame: DataFrame, columns: list[str], key: str, grain_ns: int) 
     """The frame sorted into stretches, and its topics counted and checked for missing values."""
     from pyspark.sql import functions as f
 
-    _check_columns(frame, columns)
-    tasks = 2 * parallelism(frame.sparkSession)
+    tasks = _FOR_EACH * parallelism(frame.sparkSession)
     ordered = (
         frame.select(columns)
         .repartitionByRange(tasks, "topic", f.col(key) - f.pmod(f.col(key), f.lit(grain_ns)))
@@ -105,28 +122,41 @@ def sorted_frame(frame: DataFrame, columns: list[str], key: str, grain_ns: int) 
             f.max(key).alias("last_ns"),
             *(f.count(name).alias(f"with_{name}") for name in columns if name != "topic"),
         )
-        spans, faults = {}, {}
-        for row in counted.toArrow().to_pylist():
-            topic, messages = row["topic"] or "", row["messages"]
-            missing = [] if row["topic"] is not None else [f"{messages} messages have no topic"]
-            missing += [
-                f"{messages - row[f'with_{name}']} of {messages} messages have no {name}"
-                for name in columns
-                if name != "topic" and not RECORDED_SCHEMA.field(name).nullable and row[f"with_{name}"] < messages
-            ]
-            if missing:
-                faults[topic] = "; ".join(missing)
-            else:
-                spans[topic] = Span(messages, row["first_ns"], row["last_ns"])
-        if not spans and not faults:
-            raise TraceError("the trace holds no messages")
-        good = {topic: span for topic, span in spans.items() if topic not in faults}
-        yield Frame(key, grain_ns, ordered, tasks, faults, good)
+        known, faults = _checked(counted.toArrow(), columns)
+        yield Frame(key, grain_ns, ordered, tasks, faults, known)
     finally:
         ordered.unpersist()
 
 
-def _check_columns(trace: DataFrame, columns: Sequence[str]) -> None:
+def _checked(counted: pa.Table, columns: list[str]) -> tuple[Topics, Faults]:
+    """The topics whose rows are complete, and what the others lack."""
+    if not counted.num_rows:
+        raise TraceError("the trace holds no messages")
+    required = [name for name in columns if name != "topic" and not RECORDED_SCHEMA.field(name).nullable]
+    complete = pc.is_in(counted["topic"], value_set=pa.array([None, ""], pa.string()))
+    complete = pc.invert(complete)
+    for name in required:
+        complete = pc.and_(complete, pc.equal(counted[f"with_{name}"], counted["messages"]))
+    faults = {}
+    unnamed_rows = 0
+    for row in counted.filter(pc.invert(complete)).to_pylist():
+        messages = row["messages"]
+        if not row["topic"]:
+            unnamed_rows += messages
+            continue
+        missing = [
+            f"{messages - row[f'with_{name}']} of {messages} messages have no {name}"
+            for name in required
+            if row[f"with_{name}"] < messages
+        ]
+        faults[row["topic"]] = messages, "; ".join(missing)
+    if unnamed_rows:
+        faults[""] = unnamed_rows, unnamed(unnamed_rows)
+    return Topics.total(counted.filter(complete)), faults
+
+
+def check_columns(trace: DataFrame, columns: Sequence[str]) -> None:
+    """Refuse a frame that lacks these columns, or has them with other types."""
     types = dict(trace.dtypes)
     wanted = {name: "string" if RECORDED_SCHEMA.field(name).type == pa.string() else "bigint" for name in columns}
     wrong = [

@@ -22,6 +22,7 @@ from srtm.pipeline.traces import files as reading_files
 from srtm.pipeline.traces import frames, stretches
 from srtm.pipeline.traces.frames import Frame
 from srtm.pipeline.traces.stretches import Span
+from srtm.pipeline.traces.topics import Topics
 from tests.pipeline.local import LocalSpark, Rows
 
 if TYPE_CHECKING:
@@ -128,5 +129,5 @@ def test_any_sorted_stretches_give_the_profile_of_the_whole(rows: list[Message],
         patch.object(frames, "_BATCH", data.draw(st.integers(1, 50))),
         patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
     ):
-        source = Frame("arrival_ns", 1, cast("Any", Rows(partitions)), len(partitions), {}, spans)
+        source = Frame("arrival_ns", 1, cast("Any", Rows(partitions)), len(partitions), {}, Topics.of(spans))
         assert profile_source(source, HEADROOM, QUANTILE) == expected(rows)

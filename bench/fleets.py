@@ -1,0 +1,154 @@
+"""`python -m bench.fleets [NAME …]`: the Spark jobs over many topics, mixed in time as brokers record them.
+
+polars gets an r, the same for every topic, and computes b alone; `profile` finds r as well, counts publishers and
+batches, and draws the envelope. Ratios are within one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from bench import host
+from bench.groups import Memory
+from bench.measure import interleaved, show
+from bench.pipeline import ONE_THREAD, SEED, polars_many
+from srtm.model.profile import profile as model_profile
+from srtm.pipeline.groups import groups
+from srtm.pipeline.profile import TopicProfile, profile
+from srtm.pipeline.session import spark_session
+from srtm.pipeline.traces.scanning import scanned_at
+from srtm.units import NS_PER_MS, NS_PER_S
+from srtm.workload.trace import ARRIVAL_SCHEMA, encoded, load, writing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyspark.sql import SparkSession
+
+SHAPES = ((10_000, 1_000), (100_000, 5))  # topics, messages of each
+GROWTH = (1_000, 4_000, 16_000, 64_000)
+ROWS = 1_000_000
+
+
+def mixed(folder: Path, topics: int, each: int, publishers: int = 1_000) -> Path:
+    """Messages of topics and publishers at random, as many a second as ROWS in ten."""
+    rng, count = np.random.default_rng(SEED), topics * each
+    times = np.sort(rng.integers(0, max(1, count * 10 * NS_PER_S // ROWS), count))
+    in_topic, by = rng.integers(0, topics, count, np.int32), rng.integers(0, publishers, count, np.int32)
+    return written(folder / f"{topics}-{each}.parquet", times, in_topic, by)
+
+
+def bursting(folder: Path, topics: int, publishers: int = 50, bursts: int = 10) -> Path:
+    """Topics with publishers of their own, in groups of ten that send together, once a second on average."""
+    rng, count = np.random.default_rng(SEED), topics * publishers
+    together = np.cumsum(rng.exponential(1.0, (count // 10, bursts)) * NS_PER_S, axis=1)
+    times = (np.repeat(together, 10, axis=0) + rng.random((count, bursts)) * 4 * NS_PER_MS).astype(np.int64).ravel()
+    by = np.repeat(np.arange(count, dtype=np.int32), bursts)
+    order = np.argsort(times, kind="stable")
+    return written(folder / f"bursting-{topics}.parquet", times[order], by[order] // publishers, by[order])
+
+
+def written(path: Path, times: NDArray[np.int64], in_topic: NDArray[np.int32], by: NDArray[np.int32]) -> Path:
+    topics = pa.array([f"topic-{number:06}" for number in range(int(in_topic.max()) + 1)])
+    names = pa.array([f"publisher-{number:07}" for number in range(int(by.max()) + 1)])
+    with writing(path, ARRIVAL_SCHEMA, {}) as writer:
+        for begin in range(0, len(times), ROWS):
+            some = slice(begin, begin + ROWS)
+            columns = [
+                pa.DictionaryArray.from_arrays(in_topic[some], topics),
+                pa.DictionaryArray.from_arrays(by[some], names),
+                pa.nulls(len(times[some])).cast(pa.string()).dictionary_encode(),
+                pa.array(times[some]),
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=encoded(ARRIVAL_SCHEMA)), row_group_size=ROWS)
+    return path
+
+
+def profiles(spark: SparkSession, folder: Path) -> None:
+    """The profile of all topics, and polars computing b."""
+    law = scanned_at(110_000).law
+    for topics, each in SHAPES:
+        path = mixed(folder, topics, each)
+        found = profile(path, spark)
+        assert found == profile(path, ONE_THREAD)
+        for topic in load(path)[:: topics // 50]:
+            (line,) = (line for line in found if line.topic == topic.topic)
+            assert line.bucket == model_profile(topic.arrivals.times_ns).bucket
+        print(host.jitter_line())
+        taken = interleaved(
+            {
+                "srtm on Spark: everything, as columns": partial(profile, path, spark),
+                "srtm on Spark: everything, as Python lines": partial(listed, path, spark),
+                "the same work as columns, one thread": partial(profile, path, ONE_THREAD),
+                "polars: b": partial(polars_many, path, law.rate, law.token),
+            },
+            5,
+        )
+        peer = taken["polars: b"]
+        show(
+            f"{topics:,} topics × {each:,} messages on average; warm",
+            ["", "s", "time against polars"],
+            [[name, f"{s:.2f}", f"{s / peer:.2f} ×"] for name, s in taken.items()],
+        )
+
+
+def listed(path: Path, spark: SparkSession) -> list[TopicProfile]:
+    return list(profile(path, spark))
+
+
+def growth(spark: SparkSession, folder: Path) -> None:
+    """What a topic costs as topics become more: 100 messages of each, and 10 bursts of 50 publishers of each."""
+    rows = []
+    law = scanned_at(110_000).law
+    for topics in GROWTH:
+        path = mixed(folder, topics, 100)
+        run = {
+            "profile": partial(profile, path, spark),
+            "polars": partial(polars_many, path, law.rate, law.token),
+        }
+        taken = interleaved(run, 3)
+        path.unlink()
+        own, peer = taken["profile"], taken["polars"]
+        rows.append([f"{topics:,}", f"{own:.2f}", f"{own / topics * 1e6:.0f}", f"{peer:.2f}", f"{own / peer:.2f} ×"])
+    show("Growth of profile", ["topics × 100 messages", "s", "µs a topic", "polars: b, s", "against polars"], rows)
+    print(host.jitter_line())
+
+
+def grouping(spark: SparkSession, folder: Path) -> None:
+    """Groups of topics with 50 publishers each, and the memory of all processes together."""
+    rows = []
+    for topics in (250, 1_000, 4_000):
+        path = bursting(folder, topics)
+        with Memory() as memory:
+            taken = interleaved({"groups": partial(groups, path, spark)}, 2)["groups"]
+        rows.append([f"{topics:,}", f"{taken:.2f}", f"{taken / topics * 1e3:.1f}", f"{memory.peak / 1e9:.2f}"])
+    columns = ["topics × 50 publishers × 10 messages", "s", "ms a topic", "GB in all processes"]
+    show("Groups", columns, rows)
+    print(host.jitter_line())
+
+
+ALL = {"grouping": grouping, "profiles": profiles, "growth": growth}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.fleets", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"which: {', '.join(ALL)} (default: all)")
+    options = parser.parse_args()
+    print(host.describe(SEED))
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        with spark_session(master="local[2]") as spark:
+            print(f"session started in {time.perf_counter() - began:.1f} s")
+            for name in options.names or ALL:
+                ALL[name](spark, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
