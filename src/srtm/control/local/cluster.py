@@ -48,6 +48,7 @@ class LocalOptions:
     free_ports: bool = False
     controller_flags: Sequence[str] = ()
     broker_flags: Sequence[str] = ()
+    broker_verb: Sequence[str] = ("broker",)  # of `srtm`, with the flags of a broker
     web_port: int | None = 4171  # of the page; None serves no page
     engine: str = "local"  # or nsqd or nats to start one, or the address of a running one
     recover: bool = False  # start with a new store
@@ -93,7 +94,7 @@ class LocalCluster:
         options, name = self._options, f"broker-{number + 1}"
         port = _PORTS[number] if number < len(_PORTS) else 4180 + 2 * (number - len(_PORTS))
         broadcast = ["--broadcast-address", options.host] if options.host not in ("0.0.0.0", "::") else []
-        arguments = ["broker", "--host", options.host, "--name", name, *broadcast, *self._ports(port)]
+        arguments = [*options.broker_verb, "--host", options.host, "--name", name, *broadcast, *self._ports(port)]
         if options.data_path is not None:
             arguments += ["--data-path", str(options.data_path / name)]
         if options.trace_folder is not None:
