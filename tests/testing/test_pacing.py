@@ -13,7 +13,8 @@ from srtm.broker.options import BrokerOptions
 from srtm.model import scan
 from srtm.model.broker_models import ServiceModel, broker_model
 from srtm.model.bucket import TokenBucket
-from srtm.model.service import Background, processing_latencies
+from srtm.model.server import Background
+from srtm.model.service import processing_latencies
 from srtm.protocol import client as say
 from srtm.protocol.names import MAGIC_V2
 from srtm.testing.memory import MemoryBroker

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from srtm.broker.message import Message
     from srtm.broker.topic import Topic
     from srtm.model.broker_models import ServiceModel
-    from srtm.model.service import Background
+    from srtm.model.server import Background
     from srtm.testing.serving import Ints
 
 _by_arrival, _read_event = attrgetter("arrival_ns"), attrgetter("arrival_ns", "publisher")

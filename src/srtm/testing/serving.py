@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from srtm.model.service import Server
+from srtm.model.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
