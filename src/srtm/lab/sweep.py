@@ -13,7 +13,7 @@ import json
 import logging
 import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_APART_S = 5.0  # between the first cells that run beside each other: starting a cluster takes processor time
+_APART_S = 4.0  # between two starts: starting a cluster takes processor time
 _MOST_REPETITIONS = 500  # seeds of one run must not meet those of the next, nor of a topic's history
 _SEEDS_APART = 1_000
 _SETTINGS = "lab.json"
@@ -200,33 +200,38 @@ def sweep_together(
 ) -> None:
     """Run cells in processes of their own, so many at a time; calls `beside` with the time that each took.
 
-    A cell that fails does not stop the others; the first failure is raised at the end.
+    A cell counts once for every thousand publishers. If one fails, the others run; the first failure is raised at the
+    end.
     """
-    failed: BaseException | None = None
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(together, context, max_tasks_per_child=1) as pool:
-        running = {
-            pool.submit(_timed, cell, _APART_S * number if number < together else 0.0): cell
-            for number, cell in enumerate(cells)
-        }
-        for finished in as_completed(running):
-            cell = running[finished]
-            try:
-                found, began_ns, ended_ns = finished.result()
-            except Exception as problem:
-                failed = failed or problem
-                log.exception("LAB(%s): %s of seed %d failed", cell.result, cell.point, cell.seed)
-                continue
-            noted = beside(began_ns, ended_ns)
-            kept.put(cell, [{**row, **noted} for row in json.loads(found)])
-            done(cell)
-    if failed is not None:
-        raise failed
+    waiting, running, problems = list(cells), dict[Future[tuple[bytes, int, int]], Cell](), []
+    with ProcessPoolExecutor(together, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        while waiting or running:
+            room = together - sum(_thousands(cell) for cell in running.values())
+            starting = next((cell for cell in waiting if _thousands(cell) <= room or not running), None)
+            if starting is not None:
+                waiting.remove(starting)
+                running[pool.submit(_timed, starting)] = starting
+            finished, _ = wait(running, None if starting is None else _APART_S, FIRST_COMPLETED)
+            for each in finished:
+                cell = running.pop(each)
+                if problem := each.exception():
+                    problems.append(problem)
+                    log.error("LAB(%s): %s of seed %d failed: %s", cell.result, cell.point, cell.seed, problem)
+                    continue
+                found, began_ns, ended_ns = each.result()
+                noted = beside(began_ns, ended_ns)
+                kept.put(cell, [{**row, **noted} for row in json.loads(found)])
+                done(cell)
+    if problems:
+        raise problems[0]
 
 
-def _timed(cell: Cell, wait_s: float) -> tuple[bytes, int, int]:
+def _thousands(cell: Cell) -> int:
+    return -(-int(cell.point.get("publishers", 1_000)) // 1_000)
+
+
+def _timed(cell: Cell) -> tuple[bytes, int, int]:
     """The rows of a cell, and from when to when it ran."""
-    time.sleep(wait_s)
     began_ns = time.time_ns()
     return work(cell), began_ns, time.time_ns()
 

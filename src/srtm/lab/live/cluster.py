@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from srtm.control.local.cluster import LocalCluster, LocalOptions
 from srtm.errors import ControlError
-from srtm.lab.live.priority import hurry
+from srtm.lab.live.priority import FIRST, SECOND, hurry
 from srtm.model import scan
 from srtm.model.bucket import TokenBucket
 from srtm.units import NS_PER_MS
@@ -92,9 +92,9 @@ async def running(brokers: int, **options: Any) -> AsyncIterator[tuple[LocalClus
             **options,
         )
         async with LocalCluster(chosen) as cluster:
-            for child in (cluster.controller, *cluster.brokers):  # not while they start, which would delay others
+            for child in (cluster.controller, *cluster.brokers):
                 assert child.process is not None
-                hurry(child.process.pid)
+                hurry(SECOND if child is cluster.controller else FIRST, child.process.pid)
             yield cluster, Path(name)
 
 

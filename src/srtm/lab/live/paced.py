@@ -104,9 +104,9 @@ class Plan:
 class Paced:
     """The scale of a paced run: how many times slower than the paper's, and how much traffic."""
 
-    factor: int = 50
+    factor: int = 30
     seconds: float = 10.0  # of correlated traffic, by the paper's clock
-    messages: int = 200_000  # of independent publishers, at most
+    messages: int = 120_000  # of independent publishers, at most
     patience_s: float = 2_000.0  # for a fit, by this host's clock
 
     def __post_init__(self) -> None:

@@ -1,4 +1,8 @@
-"""Real-time scheduling for what is measured, if the host permits it: ordinary programs would add gaps of their own."""
+"""Real-time scheduling for what is measured, if the host permits it: ordinary programs would add gaps of their own.
+
+Brokers at work and loads that send come first. What cells need besides, such as controllers and connecting, must not
+wait for ordinary programs either, but never delays those. Programs start as ordinary ones.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PRIORITY = 10
+FIRST, SECOND = 10, 5
 
 
-def hurry(process: int = 0) -> None:
+def hurry(priority: int = FIRST, process: int = 0) -> None:
     """Schedule this thread, or a process, before ordinary programs; what it starts from now on is ordinary."""
     with suppress(OSError, AttributeError):  # not permitted, or not Linux
-        os.sched_setscheduler(process, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
+        os.sched_setscheduler(process, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
 
 
 @contextmanager
-def hurried() -> Iterator[None]:
-    """Let what calls `hurry` in this block be ordinary again afterwards: starting must not delay others at work."""
+def hurried(priority: int = SECOND) -> Iterator[None]:
+    """Hurry for the time of a block; what is measured in it may `hurry` more."""
     before = (os.sched_getscheduler(0), os.sched_getparam(0)) if hasattr(os, "sched_getscheduler") else None
+    hurry(priority)
     try:
         yield
     finally:
