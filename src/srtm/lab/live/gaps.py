@@ -1,6 +1,6 @@
 """How late this host wakes a program that asked to be woken: the gaps that live runs have to live with.
 
-A thread sleeps until the next millisecond, over and over, scheduled as brokers are, and notes how late it wakes.
+A thread sleeps for two milliseconds, over and over, scheduled as brokers are, and notes how late it wakes.
 `srtm latency --intrinsic` reads the clock in a tight loop instead, which would disturb cells that run beside it.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from srtm.lab.result import Row
 
-_STEP_NS = NS_PER_MS
+_STEP_NS = 2 * NS_PER_MS
 _NOTICED_NS = NS_PER_MS  # a twentieth of the SLO at a factor of 20
 _TRIAL_S = 5.0
 

@@ -54,6 +54,7 @@ ABOVE_GAPS = 5  # how many times the host's gaps the SLO must be
 _SLO = SLO(round(SLO_MS * NS_PER_MS))
 _POLL_S = 5.0
 _CALM_S = 60.0
+_EXCHANGE_S = 5  # brokers keep reports of 10 s, and exchanges take processor time
 _PATIENCE_S = 120.0  # until publishers are connected
 
 
@@ -106,7 +107,7 @@ class Paced:
 
     factor: int = 30
     seconds: float = 10.0  # of correlated traffic, by the paper's clock
-    messages: int = 120_000  # of independent publishers, at most
+    messages: int = 100_000  # of independent publishers, at most
     patience_s: float = 2_000.0  # for a fit, by this host's clock
 
     def __post_init__(self) -> None:
@@ -233,6 +234,7 @@ class Paced:
         costs = ",".join(map(str, astuple(model.service)[:5]))
         # A round measures a lap, in blocks of a second of the paper; one more, since blocks begin at any time.
         times = ["--block-s", str(self.factor), "--round-s", f"{(self.seconds + 1) * self.factor:g}"]
+        times += ["--exchange-s", str(_EXCHANGE_S)]
         controller = ["--broker-model", costs, "--mcap-mps", f"{model.mcap_mps:g}", *(times if fits else ())]
         return running(
             number,
