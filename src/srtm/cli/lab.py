@@ -100,7 +100,7 @@ def run(
             metavar="SECONDS",
             help="Traffic of each cell, by the paper's clock if paced",
             rich_help_panel=_SCALE,
-            show_default="20; 10 if paced",
+            show_default="20; 5 if paced",
         ),
     ] = None,
     pace: Annotated[
@@ -115,7 +115,7 @@ def run(
     ] = None,
     together: Annotated[
         int, typer.Option(metavar="N", help="Paced cells at the same time", rich_help_panel=_SCALE, min=1)
-    ] = 12,
+    ] = 8,
     patience: Annotated[
         str | None,
         typer.Option(

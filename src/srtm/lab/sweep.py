@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import os
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -204,7 +205,10 @@ def sweep_together(
     end.
     """
     waiting, running, problems = list(cells), dict[Future[tuple[bytes, int, int]], Cell](), []
-    with ProcessPoolExecutor(together, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+    from srtm.control.local.cluster import die_with
+
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(together, context, die_with, (os.getpid(),), max_tasks_per_child=1) as pool:
         while waiting or running:
             room = together - sum(_thousands(cell) for cell in running.values())
             starting = next((cell for cell in waiting if _thousands(cell) <= room or not running), None)

@@ -37,11 +37,16 @@ _by_arrival, _read_event = attrgetter("arrival_ns"), attrgetter("arrival_ns", "p
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a paced broker serves, and the load that its model carries besides its topics."""
+    """How a paced broker serves, and the load that its model carries besides its topics.
+
+    With a `grain`, messages that the model sends within it leave together, at its end: a wake-up for each message of a
+    batch costs processor time.
+    """
 
     model: ServiceModel
     beside: Background | None = None
     seed: int = 0
+    grain_ns: int = 0
 
     def reads_ns(self, first_ns: int, last_ns: int) -> Ints:
         """Read events of the load besides, from one instant to before another.
@@ -63,10 +68,9 @@ class _Line:
     ready: list[tuple[int, int, Message]] = field(default_factory=list)  # a heap: when each can enter the serial stage
     sending: deque[Message] = field(default_factory=deque)  # in it: `sent_ns` says until when
 
-    @property
-    def next_ns(self) -> int | None:
-        """When something happens next."""
-        times = [self.ready[0][0]] if self.ready else []
+    def next_ns(self, model: ServiceModel) -> int | None:
+        """When a message may leave next: what is ready must still pass the serial stage."""
+        times = [self.ready[0][0] + model.serial_ns + model.base_ns] if self.ready else []
         return min([*times, self.sending[0].sent_ns] if self.sending else times, default=None)
 
 
@@ -98,9 +102,10 @@ class PacedTurn(Turn):
             if sent := list(self._sent(topic, line, now_ns)):
                 super()._distribute(topic, sent, now_ns)
         super().end(more=more)
-        times = [line.next_ns for line in self._lines.values()]
-        if any(times):
-            self._bell.set(min(at_ns for at_ns in times if at_ns), self.now_ns())
+        model, lines = self._pace.model, self._lines.values()
+        times = [at_ns for line in lines if (at_ns := line.next_ns(model)) is not None]
+        if times:
+            self._bell.set(min(times) + self._pace.grain_ns, self.now_ns())
 
     def _drain(self, topic: Topic, now_ns: int) -> None:
         if arrived := sorted(topic.gate.arrived, key=_by_arrival):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from srtm.lab.live.options import PacedOptions
 
+_GRAIN_NS = 20_000  # of the model's time: a fiftieth of the SLO
 _BATCH = 10  # of the load besides, as in Fig. 8
 
 
@@ -24,7 +25,7 @@ def pace_of(name: str, model: str, factor: int, beside: Mapping[str, float], see
     """The pace of the broker of this name; rates of `beside` are the model's, so they are divided by the factor."""
     load = Background(beside[name] / factor, _BATCH) if beside.get(name) else None
     own_seed = int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:4], "big")
-    return Pace(broker_model(model).slower(factor).service, load, own_seed)
+    return Pace(broker_model(model).slower(factor).service, load, own_seed, _GRAIN_NS * factor)
 
 
 def _load(text: str) -> tuple[str, float]:

@@ -106,7 +106,7 @@ class Paced:
     """The scale of a paced run: how many times slower than the paper's, and how much traffic."""
 
     factor: int = 30
-    seconds: float = 10.0  # of correlated traffic, by the paper's clock
+    seconds: float = 5.0  # of correlated traffic, by the paper's clock
     messages: int = 100_000  # of independent publishers, at most
     patience_s: float = 2_000.0  # for a fit, by this host's clock
 
