@@ -12,6 +12,7 @@ from srtm.cli.app import run
 from srtm.errors import InputError
 from srtm.lab.claims import judge
 from srtm.lab.live import fig6a
+from srtm.lab.live.paced import Paced
 from srtm.lab.live.world import Live, Stalls
 from srtm.lab.result import Row, Rows
 from srtm.lab.results import known, live, named_live
@@ -31,7 +32,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.processes
 def test_brokers_do_what_the_model_says(out: Path) -> None:
     settings = Kept(out).settings()
-    assert settings == Settings(1, 1, tiny=True, live=SMALL)
+    assert settings == Settings(1, 1, tiny=True, live=SMALL, paced=Paced(seconds=3))
     rows = Kept(out).rows(known("fig6a-live"), settings)
     assert rows
     assert [row["k"] for row in rows] == [1, 2]
@@ -103,41 +104,6 @@ def test_claims_of_fig6a_can_fail() -> None:
     )
 
 
-def test_claims_of_fig9a_can_fail() -> None:
-    rows = table(
-        group_size=[5, 5, 20, 20],
-        policy=["max_min", "srtm"] * 2,
-        p99_ms=[30.0, 9.0, 60.0, 12.0],
-        access_p99_ms=[25.0, 1.0, 50.0, 0.0],
-        slo_ms=[20.0] * 4,
-    )
-    assert holds("fig9a-live", rows) == [True, True, True]
-    swapped = {"max_min": "srtm", "srtm": "max_min"}
-    other = [{**row, "policy": swapped[str(row["policy"])]} for row in rows]
-    assert holds("fig9a-live", other) == [False, False, False]
-
-
-def test_claims_of_table1_can_fail() -> None:
-    rows = table(
-        group_size=[5, 5],
-        fit=["measure", "model"],
-        rounds=[2, 1],
-        expected=[1, 1],
-        elapsed_s=[20.0, 9.0],
-        fit_met=[1, 1],
-    )
-    assert holds("table1-live", rows) == [True] * 4
-    worse = table(
-        group_size=[5, 5],
-        fit=["measure", "model"],
-        rounds=[3, 4],
-        expected=[1, 1],
-        elapsed_s=[400.0, 90.0],
-        fit_met=[0, 1],
-    )
-    assert holds("table1-live", worse) == [False] * 4
-
-
 def test_claims_of_kernel_time_can_fail() -> None:
     many = table(
         connections=["many"] * 4,
@@ -155,33 +121,35 @@ def test_claims_of_kernel_time_can_fail() -> None:
 
 
 def test_cells_of_another_scale_are_others() -> None:
+    own = [result for result in live().values() if not result.rows_of]
     digests = {
-        cells_of(result, Settings(live=scale))[0].digest
-        for result in live().values()
-        for scale in (Live(), Live(slo_ms=30))
+        cells_of(result, Settings(live=scale, paced=slow))[0].digest
+        for result in own
+        for scale, slow in ((Live(), Paced()), (Live(rate_mps=7), Paced(20)))
     }
-    assert len(digests) == 2 * len(live())
+    assert len(digests) == 2 * len(own)
 
 
 def test_only_some_results_have_a_live_form() -> None:
     assert [result.name for result in named_live(["all"])] == list(live())
     assert [result.name for result in named_live(["fig9"])] == ["fig9a-live"]
     with pytest.raises(
-        InputError,
-        match=r"fig7a and fig7b .* cannot run live; results with a live form: kernel_time, fig6a, fig9a, table1",
+        InputError, match=r"prop1 cannot run live; results with a live form: kernel_time, fig6a, fig7a, fig7c, fig8a"
     ):
-        named_live(["fig7"])
+        named_live(["prop1"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fig11", "--live"], "fig11a and fig11b cannot run live"),
+        (["fig6b", "--live"], "fig6b cannot run live"),
         (["fig6a", "--publishers", "5"], "publishers: only for live runs; add --live"),
-        (["fig6a", "--live", "--brokers", "0", "--slo", "-1ms"], "'-1ms'"),
+        (["fig9a", "--live", "--patience", "-1s"], "'-1s'"),
+        (["fig9a", "--pace", "20"], "factor: only for live runs; add --live"),
+        (["fig9a", "--live", "--pace", "20", "--seconds", "0"], "seconds must be positive, not 0.0"),
         (
-            ["fig6a", "--live", "--brokers", "0", "--rate", "nan"],
-            "rate_mps must be positive, not nan; brokers must be positive, not 0",
+            ["fig6a", "--live", "--publishers", "0", "--rate", "nan"],
+            "publishers must be positive, not 0; rate_mps must be positive, not nan",
         ),
     ],
 )

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from srtm.errors import ArrivalsError, InputError
 from srtm.model.broker_models import BROKER_MODELS, ServiceModel
-from srtm.model.service import Background, Server, busy_share, processing_latencies
+from srtm.model.server import Background, Server
+from srtm.model.service import busy_share, processing_latencies
 from srtm.units import NS_PER_MS, NS_PER_S, percentile
 
 WAKES = ServiceModel(15_000, 5_000, 60_000, 1_000, wake_ns=40_000, rest_ns=20_000)

@@ -10,7 +10,7 @@ import pytest
 from srtm.errors import PlacementError
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.model.service import Background
+from srtm.model.server import Background
 from srtm.sim import SimulatedBroker, SimulatedTopic, assess, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Population, Workload

@@ -15,7 +15,8 @@ from srtm.model.latency import SLO, Distribution
 from srtm.model.lending import RULES
 from srtm.model.lending_scan import lending_delays
 from srtm.model.placement import UNPLACED
-from srtm.model.service import Background, processing_latencies
+from srtm.model.server import Background
+from srtm.model.service import processing_latencies
 from srtm.model.split import split
 from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.sim.simulate import Loans, SimulatedCluster, assess

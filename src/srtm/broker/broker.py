@@ -5,8 +5,8 @@ intake puts its messages before their topics with that stamp. When all reads are
 topic release what has tokens. docs/adr/0011-arrival-times.md says which stamp a read gets, and how a connection is read
 after a stall; a read without a stamp gets the time of reading, and `/stats` counts it.
 
-Loop, clock, poller and sockets are arguments: `listen` serves a TCP port, `clients.add` any object that behaves like a
-non-blocking socket.
+Loop, clock, poller, turns and sockets are arguments: `listen` serves a TCP port, `clients.add` any object that behaves
+like a non-blocking socket.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ class Broker:
         clock: Clock = time,
         poller: Callable[..., Poller] = Poller,
         alarm: Callable[..., Alarm] = Alarm,
+        turns: Callable[..., Turn] = Turn,
     ) -> None:
         self.options = options = settled(options)
         self.clock = clock
         self.started_ns = clock.time_ns()
         self.tcp_port = self.http_port = self.https_port = 0
-        self.turn = turn = Turn(loop, clock.time_ns, alarm)
+        self.turn = turn = turns(loop, clock.time_ns, alarm)
         self.poller = poller(loop, self._take_turn, clock.time_ns)
         engine = engine_of(options, turn, self.poller)
         self.topics = Topics(

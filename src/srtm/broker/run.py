@@ -18,11 +18,12 @@ from srtm.broker.broker import Broker
 from srtm.broker.http.api import app
 from srtm.broker.lookup import Registration
 from srtm.broker.memory import timed_collections
+from srtm.broker.turn import Turn
 from srtm.errors import BrokerError, SRTMError
 from srtm.net.site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from srtm.broker.options import BrokerOptions
     from srtm.broker.turn import Clock
@@ -32,10 +33,12 @@ _MOST_OBJECTS = 200_000  # new containers that may pile up before they are looke
 
 
 @contextlib.asynccontextmanager
-async def serving(options: BrokerOptions, clock: Clock = time) -> AsyncIterator[Broker]:
+async def serving(
+    options: BrokerOptions, clock: Clock = time, turns: Callable[..., Turn] = Turn
+) -> AsyncIterator[Broker]:
     """A broker that serves for the time of a block."""
     loop = asyncio.get_running_loop()
-    broker = Broker(options, loop, clock)
+    broker = Broker(options, loop, clock, turns=turns)
     registration = Registration(broker)
     sites: list[Site] = []
     try:
@@ -80,10 +83,10 @@ async def serving(options: BrokerOptions, clock: Clock = time) -> AsyncIterator[
                 await site.stop()
 
 
-async def run(options: BrokerOptions) -> None:
+async def run(options: BrokerOptions, turns: Callable[..., Turn] = Turn) -> None:
     """Serve until told to stop."""
     stopped = program.stop_signal()
-    async with serving(options) as broker:
+    async with serving(options, turns=turns) as broker:
         ports = {"TCP": broker.tcp_port, "HTTP": broker.http_port, "HTTPS": broker.https_port}
         places = [f"{what} {options.host}:{port}" for what, port in ports.items() if port]
         with timed_collections(), _no_collector():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from srtm.broker.channel import Channel
+    from srtm.broker.message import Message
     from srtm.broker.recorder import Recorder
     from srtm.broker.topic import Topic
 
@@ -135,9 +136,7 @@ class Turn:
         if released and self.recorder is not None:
             self.recorder.released(topic.name, released)
         if released or topic.unclaimed:
-            topic.distribute(released, now_ns)
-            for channel in topic.channels.values():
-                self.to_pump[channel] = None
+            self._distribute(topic, released, now_ns)
         if gate.waiting and gate.limiter is not None and not gate.stalled:
             self._limited[topic] = gate.next_release_ns()
             for sender in topic.senders:
@@ -154,6 +153,12 @@ class Turn:
             if topic.crowded:
                 self.pressure.block(topic)
             topic.senders.clear()
+
+    def _distribute(self, topic: Topic, released: list[Message], now_ns: int) -> None:
+        """Give channels or the engine what a topic released."""
+        topic.distribute(released, now_ns)
+        for channel in topic.channels.values():
+            self.to_pump[channel] = None
 
     def forget(self, topic: Topic) -> None:
         """Drop a topic that was deleted, and let its publishers go on."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,23 +16,27 @@ from srtm.cli.common import (
     Options,
     Remote,
     Seed,
+    check_logs,
     new_table,
     print_json,
     print_table,
     spark_options,
 )
+from srtm.cli.flags import flags_of
 from srtm.cli.help import App
 from srtm.cli.latency import jitter
 from srtm.errors import InputError
+from srtm.lab.live.options import PacedOptions
 from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from srtm.lab.claims import Verdict
-    from srtm.lab.live.world import Live
     from srtm.lab.result import Result, Row, Rows
-    from srtm.lab.sweep import Kept, Settings
+    from srtm.lab.sweep import Cell, Kept, Settings
 
 app = App("Reproduce the paper's figures and tables, and judge its claims.")
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of finished cells")]
@@ -92,22 +96,31 @@ def run(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Recorded time of each cell", rich_help_panel=_SCALE, show_default="20"),
+        typer.Option(
+            metavar="SECONDS",
+            help="Traffic of each cell, by the paper's clock if paced",
+            rich_help_panel=_SCALE,
+            show_default="20; 5 if paced",
+        ),
     ] = None,
-    brokers: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of brokers", rich_help_panel=_SCALE, show_default="4")
+    pace: Annotated[
+        int | None,
+        typer.Option(
+            metavar="FACTOR",
+            help="How many times slower than in the paper its figures run",
+            rich_help_panel=_SCALE,
+            show_default="by the host's gaps",
+            min=1,
+        ),
     ] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="p99 latency to hold", rich_help_panel=_SCALE, show_default="20ms"),
-    ] = None,
-    mcap_mps: Annotated[
-        float | None,
-        typer.Option(metavar="RATE", help="Declared capacity of a broker", rich_help_panel=_SCALE, show_default="800"),
-    ] = None,
+    together: Annotated[
+        int, typer.Option(metavar="N", help="Paced cells at the same time", rich_help_panel=_SCALE, min=1)
+    ] = 8,
     patience: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Maximum time for a fit", rich_help_panel=_SCALE, show_default="300s"),
+        typer.Option(
+            metavar="DURATION", help="Maximum time for a paced fit", rich_help_panel=_SCALE, show_default="2000s"
+        ),
     ] = None,
     master: Master = None,
     remote: Remote = None,
@@ -115,37 +128,54 @@ def run(
 ) -> None:
     """Run results of the paper on Spark, or live on this machine, and judge their claims.
 
-    Finished cells in --out are not run again. Only some results have a live form. The exit code does not depend on
-    the verdicts.
+    Finished cells in --out are not run again. The exit code does not depend on the verdicts.
+
+    With --live, brokers are processes of this machine. fig6a and kernel_time run at its own speed. Figs. 7 to 11 and
+    table1 run on paced brokers: service takes as long as in the paper, times a factor, so that six brokers fit on few
+    cores; rates are divided by that factor, and the SLO is multiplied by it.
 
     Examples:
         srtm lab run all
         srtm lab run fig9 table1 --repetitions 3
         srtm lab run fig6a --live --publishers 400
+        srtm lab run fig7a fig9a --live --pace 50 --repetitions 3
     """
     from srtm.lab.results import named, named_live
     from srtm.lab.sweep import Kept, Settings
 
-    scale = {
-        "publishers": publishers,
-        "rate_mps": rate,
-        "seconds": seconds,
-        "brokers": brokers,
-        "slo_ms": None if slo is None else parse_duration_ns(slo, bare="ms") / NS_PER_MS,
-        "mcap_mps": mcap_mps,
-        "patience_s": None if patience is None else parse_duration_ns(patience) / NS_PER_S,
-    }
     results = named_live(names) if live else named(names)
     often = repetitions if repetitions is not None else 1 if live else 2 if tiny else 10
-    settings = Settings(seed, often, tiny, _scale(scale, live=live), thorough)
+    longest_s = None if patience is None else parse_duration_ns(patience) / NS_PER_S
+    own = {"publishers": publishers, "rate_mps": rate, "seconds": seconds}
+    paced = {"factor": pace, "seconds": seconds, "patience_s": longest_s}
+    settings = Settings(seed, often, tiny, **_worlds(results, own, paced, live=live), thorough=thorough)
     given = spark_options(spark_conf)
     kept = Kept(out or (_LIVE_OUT if live else _OUT))
     kept.begin(settings)
     if live:
-        _sweep_live(results, settings, kept)
+        _sweep_live(results, settings, kept, together)
     else:
         _sweep(results, settings, kept, master, remote, given)
     _tell(_verdicts(results, settings, kept), _tables(results, settings, kept), settings, as_json=as_json)
+
+
+@app.command()
+@flags_of(PacedOptions)
+def broker(options: PacedOptions) -> None:
+    """Run one broker whose service takes as long as a broker model says.
+
+    A paced broker is a real one, but messages leave it when the model's broker would send them, times --factor. Live
+    results use it to run the brokers of the paper on one machine. All flags of srtm broker apply.
+
+    Example:
+        srtm lab broker --model paper-testbed --factor 20 --beside broker-1=10000 --name broker-1
+    """
+    from srtm import program
+    from srtm.lab.live.broker import run
+
+    check_logs(options.log_format, options.log_level)
+    program.log_to_stderr(options.log_format, options.log_level)
+    program.run(run(options))
 
 
 @app.command()
@@ -193,29 +223,53 @@ def report(
         print(f"{where}: {len(found)} of {len(forms)} results" + (f", {len(drawn)} figures" if drawn else ""))
 
 
-def _scale(given: dict[str, float | None], *, live: bool) -> Live | None:
-    """The scale of a live run."""
-    said = {name: value for name, value in given.items() if value is not None}
+def _worlds(
+    results: list[Result], own: Mapping[str, float | None], paced: Mapping[str, float | None], *, live: bool
+) -> dict[str, Any]:
+    """The scales of a live run; the factor of paced results follows from this host's gaps unless it is given."""
     if not live:
-        if said:
+        if said := {name: value for name, value in {**own, **paced}.items() if value is not None}:
             raise InputError(f"{', '.join(said)}: only for live runs; add --live")
-        return None
+        return {}
+    from srtm.lab.live.gaps import chosen_factor
+    from srtm.lab.live.paced import Paced
     from srtm.lab.live.world import Live
 
-    return Live(**said)  # type: ignore[arg-type]
+    kinds: tuple[tuple[type[Any], Mapping[str, float | None]], ...] = ((Live, own), (Paced, paced))
+    at_speed, slow = (
+        kind(**{name: value for name, value in given.items() if value is not None}) for kind, given in kinds
+    )
+    if paced["factor"] is None and any(result.paced for result in results):
+        factor, late_ms = chosen_factor()
+        Console(stderr=True).print(f"this host is {late_ms:.3g} ms late for 1 % of the time; --pace {factor}")
+        slow = replace(slow, factor=factor)
+    return {"live": at_speed, "paced": slow}
 
 
-def _sweep_live(results: list[Result], settings: Settings, kept: Kept) -> None:
-    from srtm.lab.sweep import sweep_here, unfinished
+def _sweep_live(results: list[Result], settings: Settings, kept: Kept, together: int) -> None:
+    from srtm.lab.live.gaps import Gaps
+    from srtm.lab.sweep import sweep_here, sweep_together, unfinished
 
     def host() -> Row:
         longest_ns, lost = jitter()
         return {"gap_ms": longest_ns / NS_PER_MS, "in_gaps": lost}
 
-    if cells := unfinished(results, settings, kept):
-        with _progress() as progress:
-            task = progress.add_task(cells[0].result, total=len(cells))
-            sweep_here(cells, kept, host, lambda cell: progress.update(task, advance=1, description=cell.result))
+    cells = {
+        paced: unfinished([result for result in results if result.paced is paced], settings, kept)
+        for paced in (False, True)
+    }
+    if not any(cells.values()):
+        return
+    with _progress() as progress:
+        task = progress.add_task("cells", total=sum(map(len, cells.values())))
+
+        def done(cell: Cell) -> None:
+            progress.update(task, advance=1, description=cell.result)
+
+        sweep_here(cells[False], kept, host, done)
+        if cells[True]:
+            with Gaps.watched() as gaps:
+                sweep_together(cells[True], kept, together, gaps.row, done)
 
 
 def _progress() -> Progress:
@@ -270,7 +324,7 @@ def _tell(verdicts: list[Verdict], tables: dict[str, Rows], settings: Settings, 
         print_json({**asdict(settings), "claims": claims, **({"rows": tables} if tables else {})})
         return
     if settings.live:
-        print(settings.live.name)
+        print("\n".join(world.name for world in (settings.live, settings.paced) if world))
     for name, rows in tables.items():
         print_table(_table(name, rows))
     caption = f"seed {settings.seed}, {settings.repetitions} repetitions{', tiny' if settings.tiny else ''}"

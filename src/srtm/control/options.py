@@ -63,6 +63,8 @@ class ControllerOptions:
     lease_s: float = option(30.0, "Time that a broker may use its full share without contact", **_SECONDS)
     safe_share: float = option(0.5, "Fraction of a share left after its lease", "FRACTION", panel=_TIMES)
     exchange_s: float = option(1.0, "Interval between exchanges with a broker", **_SECONDS)
+    round_s: float = option(60.0, "Longest measurement of a round of a fitting", **_SECONDS)
+    block_s: int = option(1, "Seconds that count as one observation of a round", min=1, **_SECONDS)
     log_format: str = option(*LOG_FORMAT, panel=_LOGS)
     log_level: str = option("info", *LOG_LEVEL, panel=_LOGS)
     # No flags: for tests.

@@ -51,8 +51,9 @@ def _falls(policy: str, column: str, digits: str) -> Callable[[Rows], tuple[bool
     return judge
 
 
-def _claims(process: str) -> list[Claim]:
-    claims = [
+def claims(process: str) -> list[Claim]:
+    """The claims on a panel."""
+    found = [
         Claim(
             "while the spread is a few percent of the time between messages, SRTM is faster than Max-Min",
             "helps",
@@ -62,7 +63,7 @@ def _claims(process: str) -> list[Claim]:
     ]
     for policy, name in POLICIES.items():
         tail, brokers = _falls(policy, "p99_ms", ".2f"), _falls(policy, "k", ".2g")
-        claims += [
+        found += [
             Claim(
                 f"tail latency falls with the spread, {name}",
                 "falls",
@@ -78,7 +79,7 @@ def _claims(process: str) -> list[Claim]:
                 why=_ON_ONE if (policy, process) == ("max_min", "poisson") else "",
             ),
         ]
-    return claims
+    return found
 
 
 RESULTS = [
@@ -89,7 +90,7 @@ RESULTS = [
         points(process=[process], group_size=[25], spread_ms=SPREADS_MS),
         points(process=[process], group_size=[25], spread_ms=TINY),
         run,
-        _claims(process),
+        claims(process),
         draw,
         weight=5,
         version=2,

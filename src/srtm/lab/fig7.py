@@ -66,10 +66,11 @@ def _batch_amplifies(rows: Rows, single: Rows) -> tuple[bool, str]:
     return min(ratios) > 1, f"{min(ratios):.1f} to {max(ratios):.1f} times"
 
 
-def _claims(panel: str, batch: int) -> list[Claim]:
+def claims(panel: str, batch: int) -> list[Claim]:
+    """The claims on a panel."""
     # 100 kmsg/s in batches of 10 on one broker is a statement of the fit.
     kind: Kind = "calibration" if panel == "b" else "paper"
-    claims = [
+    found = [
         Claim(
             "Conc meets the SLO for every number of publishers",
             "all",
@@ -82,7 +83,7 @@ def _claims(panel: str, batch: int) -> list[Claim]:
     ]
     if batch > 1:
         single = {"b": "fig7a", "d": "fig7c"}[panel]
-        claims.append(
+        found.append(
             Claim(
                 "LB is worse for batches than for single messages",
                 "worse",
@@ -91,7 +92,7 @@ def _claims(panel: str, batch: int) -> list[Claim]:
                 where="6.2, ¶ 5",
             )
         )
-    return claims
+    return found
 
 
 PANELS = {"a": ("poisson", 1), "b": ("poisson", 10), "c": ("periodic", 1), "d": ("periodic", 10)}
@@ -103,7 +104,7 @@ RESULTS = [
         points(process=[process], batch=[batch], publishers=PUBLISHERS),
         points(process=[process], batch=[batch], publishers=TINY),
         run,
-        _claims(panel, batch),
+        claims(panel, batch),
         draw,
         weight=2,
     )

@@ -172,7 +172,7 @@ def _carries_more(rows: Rows, single: Rows) -> tuple[bool, str]:
     return ten > one, f"{ten / 1_000:g}k instead of {one / 1_000:g}k publishers on broker 1"
 
 
-def _claims(panel: str) -> list[Claim]:
+def claims(panel: str) -> list[Claim]:
     """The paper's example, 8k publishers, is of single Poisson messages; periodic ones, it says, are alike."""
     where = "6.3, ¶ 2"
     # What the preset was fitted on: docs/adr/0005-paper-testbed.md.
@@ -199,11 +199,11 @@ def _claims(panel: str) -> list[Claim]:
             ),
             Claim("most of the difference is DRL penalty", "primarily", _by_penalty, where=where, draw=_draw_third),
         ]
-    claims = [low, beyond] if panel == "b" else []
+    found = [low, beyond] if panel == "b" else []
     if panel in "cd":
         poisson = {"c": "fig8a", "d": "fig8b"}[panel]
         alike, improves = (_WHY.get((panel, what), "") for what in ("alike", "improves"))
-        claims += [
+        found += [
             Claim(
                 "periodic publishers do as Poisson ones",
                 "similar",
@@ -216,7 +216,7 @@ def _claims(panel: str) -> list[Claim]:
         ]
     if panel in "bd":
         single, why = {"b": "fig8a", "d": "fig8c"}[panel], _WHY[panel, "batches"]
-        claims += [
+        found += [
             Claim(
                 "batches of 10 do no worse than single messages",
                 "≤ 1",
@@ -227,7 +227,7 @@ def _claims(panel: str) -> list[Claim]:
             ),
             Claim("a broker carries more load in batches", "more", _carries_more, (single,), where="6.3, ¶ 3"),
         ]
-    return claims
+    return found
 
 
 RESULTS = [
@@ -238,7 +238,7 @@ RESULTS = [
         points(process=[process], batch=[batch], publishers=PUBLISHERS),
         points(process=[process], batch=[batch], publishers=TINY),
         run,
-        _claims(panel),
+        claims(panel),
         draw,
         weight=5,
         version=3,

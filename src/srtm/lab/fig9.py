@@ -62,7 +62,8 @@ def _draw_access(rows: Rows) -> Panel:
     return drawn(rows, POLICIES, "group_size", "publishers in a correlation group", "access_p99_ms")
 
 
-def _draw_forced(rows: Rows) -> Panel:
+def draw_forced(rows: Rows) -> Panel:
+    """The same, with Max-Min on as many brokers as SRTM takes."""
     return drawn(rows, {**POLICIES, "forced": "Max-Min, SRTM's k"}, "group_size", "publishers in a correlation group")
 
 
@@ -77,7 +78,7 @@ def _max_min_fails(rows: Rows) -> tuple[bool, str]:
     return tail > SLO_MS, f"{tail:.2f} ms at 30"
 
 
-def _larger(rows: Rows) -> Rows:
+def larger(rows: Rows) -> Rows:
     """Groups for which SRTM takes more than one broker: on one, there is nothing to choose."""
     aware = rows.where(policy="srtm").along("group_size")
     split = [size for size, at in aware.items() if at.mean("k") > 1]
@@ -85,7 +86,7 @@ def _larger(rows: Rows) -> Rows:
 
 
 def _fewer_brokers(rows: Rows) -> tuple[bool, str]:
-    blind, aware = (_larger(rows).where(policy=policy).means("k", "group_size") for policy in POLICIES)
+    blind, aware = (larger(rows).where(policy=policy).means("k", "group_size") for policy in POLICIES)
     fewer = bool(aware) and all(a < b for a, b in zip(blind, aware, strict=True))
     return fewer, f"{listed(blind, '.2g')} against {listed(aware, '.2g')}"
 
@@ -104,9 +105,31 @@ def _small_access(rows: Rows) -> tuple[bool, str]:
 
 
 def _forcing_hurts(rows: Rows) -> tuple[bool, str]:
-    own, forced = (_larger(rows).where(policy=policy).means("p99_ms", "group_size") for policy in ("max_min", "forced"))
+    own, forced = (larger(rows).where(policy=policy).means("p99_ms", "group_size") for policy in ("max_min", "forced"))
     worse = bool(own) and all(a < b for a, b in zip(own, forced, strict=True))
     return worse, f"{listed(own, '.1f')} become {listed(forced, '.1f')} ms"
+
+
+def claims() -> list[Claim]:
+    """The claims on a panel of Fig. 9."""
+    return [
+        Claim("larger groups need more brokers", "more", _more_brokers, where="6.4.1, ¶ 1"),
+        Claim(
+            "SRTM uses them without a significant DRL penalty",
+            "not significant",
+            _small_access,
+            where="6.4.1, ¶ 2",
+            draw=_draw_access,
+        ),
+        Claim("SRTM meets the SLO, up to groups of 30", "all", _meets, where="6.4.1, ¶ 2"),
+        Claim("Max-Min does not, for groups of 30", "above 1 ms", _max_min_fails, where="6.4.1, ¶ 2"),
+        Claim("Max-Min uses fewer brokers wherever SRTM uses several", "fewer", _fewer_brokers, where="6.4.1, ¶ 2"),
+    ]
+
+
+def forced_claims() -> list[Claim]:
+    """The claims on a panel of Fig. 10."""
+    return [Claim("on as many brokers as SRTM, Max-Min is even worse", "worse", _forcing_hurts, where="6.4.1, ¶ 2")]
 
 
 RESULTS = [
@@ -118,21 +141,7 @@ RESULTS = [
             points(process=[process], group_size=GROUP_SIZES),
             points(process=[process], group_size=TINY),
             run,
-            [
-                Claim("larger groups need more brokers", "more", _more_brokers, where="6.4.1, ¶ 1"),
-                Claim(
-                    "SRTM uses them without a significant DRL penalty",
-                    "not significant",
-                    _small_access,
-                    where="6.4.1, ¶ 2",
-                    draw=_draw_access,
-                ),
-                Claim("SRTM meets the SLO, up to groups of 30", "all", _meets, where="6.4.1, ¶ 2"),
-                Claim("Max-Min does not, for groups of 30", "above 1 ms", _max_min_fails, where="6.4.1, ¶ 2"),
-                Claim(
-                    "Max-Min uses fewer brokers wherever SRTM uses several", "fewer", _fewer_brokers, where="6.4.1, ¶ 2"
-                ),
-            ],
+            claims(),
             draw,
             weight=8,
             version=2,
@@ -147,8 +156,8 @@ RESULTS = [
             points(process=[process], group_size=GROUP_SIZES),
             points(process=[process], group_size=TINY),
             run,
-            [Claim("on as many brokers as SRTM, Max-Min is even worse", "worse", _forcing_hurts, where="6.4.1, ¶ 2")],
-            _draw_forced,
+            forced_claims(),
+            draw_forced,
             rows_of=f"fig9{panel}",
         )
         for panel, process in PANELS.items()

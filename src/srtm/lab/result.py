@@ -147,6 +147,7 @@ class Result:
     repetitions: int | None = None  # at most, if a cell takes long and hardly depends on the seed
     more: Sequence[Point] = ()  # points that take too long to run unless asked for
     rows_of: str | None = None  # another result whose rows these are, so that they are computed once
+    paced: bool = False  # live, on paced brokers: cells may run beside each other
     # Of rows, for a table, with their headings; none: no table.
     columns: Mapping[str, str] = field(default_factory=dict)
 

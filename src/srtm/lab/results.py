@@ -43,9 +43,9 @@ RESULTS: dict[str, Result] = {result.name: result for file in _FILES for result 
 
 def live() -> dict[str, Result]:
     """Live forms in the same order, with names such as fig6a-live."""
-    from srtm.lab.live import fig6a, fig9a, kernel_time, table1  # a whole cluster is behind them
+    from srtm.lab.live import fig6a, fig7, fig8, fig9, kernel_time  # a whole cluster is behind them
 
-    return {result.name: result for file in (kernel_time, fig6a, fig9a, table1) for result in file.RESULTS}
+    return {result.name: result for file in (kernel_time, fig6a, fig7, fig8, fig9) for result in file.RESULTS}
 
 
 def known(name: str) -> Result:

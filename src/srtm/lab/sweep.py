@@ -1,7 +1,8 @@
 """The sweep: result × point × repetition, one Spark task per cell; finished cells are kept and not run again.
 
 A simulated cell's rows depend on its result (and that result's version), its world, its point and its seed, and on
-nothing else: not on the number of executors, nor on earlier cells. Live cells run one after another in this process.
+nothing else: not on the number of executors, nor on earlier cells. Live cells run one after another in this process;
+those on paced brokers, which leave the processors to each other, run several at a time, in processes of their own.
 Rows are kept in `FOLDER/RESULT/DIGEST.parquet` and written under another name first, so that a sweep that is killed can
 continue later.
 """
@@ -9,6 +10,11 @@ continue later.
 from __future__ import annotations
 
 import json
+import logging
+import multiprocessing
+import os
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,11 +31,15 @@ from srtm.lab.world import Simulated
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from srtm.lab.live.paced import Paced
     from srtm.lab.live.world import Live
     from srtm.lab.result import Point, Result, Row
     from srtm.lab.world import World
     from srtm.pipeline.session import SparkSession
 
+log = logging.getLogger(__name__)
+
+_APART_S = 4.0  # between two starts: starting a cluster takes processor time
 _MOST_REPETITIONS = 500  # seeds of one run must not meet those of the next, nor of a topic's history
 _SEEDS_APART = 1_000
 _SETTINGS = "lab.json"
@@ -44,6 +54,7 @@ class Settings:
     repetitions: int = 10
     tiny: bool = False
     live: Live | None = None
+    paced: Paced | None = None  # of live results on paced brokers
     thorough: bool = False  # also run the points that take long
 
     def __post_init__(self) -> None:
@@ -65,7 +76,7 @@ class Cell:
     point: Point
     repetition: int
     seed: int
-    world: World | Live
+    world: World | Live | Paced
 
     @property
     def digest(self) -> str:
@@ -75,15 +86,21 @@ class Cell:
 
     @property
     def weight(self) -> float:
-        """Rough duration, relative to other cells."""
-        return known(self.result).weight * float(self.point.get("publishers", 1_000))
+        """Rough duration, relative to other cells; of live ones, searches for large groups take longest."""
+        result, publishers = known(self.result), float(self.point.get("publishers", 1_000))
+        if result.paced:
+            return float(self.point.get("group_size", 1)) if self.point["policy"] == "srtm" else 1 / publishers
+        return result.weight * publishers
 
 
 def cells_of(result: Result, settings: Settings) -> list[Cell]:
     """The cells of a result, in order; those of another one, if it has that one's rows."""
     if result.rows_of:
         return cells_of(known(result.rows_of), settings)
-    world = settings.live or (_TINY if settings.tiny else _FULL)
+    world: World | Live | Paced = settings.live or (_TINY if settings.tiny else _FULL)
+    if result.paced:
+        assert settings.paced is not None
+        world = settings.paced
     chosen = result.tiny if settings.tiny else [*result.points, *(result.more if settings.thorough else ())]
     return [
         Cell(result.name, point, repetition, settings.seed * _SEEDS_APART + repetition, world)
@@ -115,7 +132,7 @@ class Kept:
         """The settings of the newest run in this folder."""
         try:
             told = json.loads((self.folder / _SETTINGS).read_text())
-            return Settings(**{**told, "live": _live(told.get("live"))})
+            return Settings(**{**told, **_worlds(told)})
         except (OSError, ValueError, TypeError):
             raise InputError(f"no lab run in {self.folder}; start one with srtm lab run all") from None
 
@@ -151,12 +168,14 @@ class Kept:
         return self.folder / cell.result / f"{cell.digest}.parquet"
 
 
-def _live(told: dict[str, Any] | None) -> Live | None:
-    if told is None:
-        return None
+def _worlds(told: dict[str, Any]) -> dict[str, Live | Paced | None]:
+    """The live worlds of a run, if it had any."""
+    if told.get("live") is None:
+        return {}
+    from srtm.lab.live.paced import Paced
     from srtm.lab.live.world import Live
 
-    return Live(**told)
+    return {"live": Live(**told["live"]), "paced": Paced(**told["paced"])}
 
 
 def all_cells(results: Sequence[Result], settings: Settings) -> list[Cell]:
@@ -175,6 +194,50 @@ def sweep_here(cells: Sequence[Cell], kept: Kept, beside: Callable[[], Row], don
         noted = beside()
         kept.put(cell, [{**row, **noted} for row in known(cell.result).run(cell.world, cell.point, cell.seed)])
         done(cell)
+
+
+def sweep_together(
+    cells: Sequence[Cell], kept: Kept, together: int, beside: Callable[[int, int], Row], done: Callable[[Cell], None]
+) -> None:
+    """Run cells in processes of their own, so many at a time; calls `beside` with the time that each took.
+
+    A cell counts once for every thousand publishers. If one fails, the others run; the first failure is raised at the
+    end.
+    """
+    waiting, running, problems = list(cells), dict[Future[tuple[bytes, int, int]], Cell](), []
+    from srtm.control.local.cluster import die_with
+
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(together, context, die_with, (os.getpid(),), max_tasks_per_child=1) as pool:
+        while waiting or running:
+            room = together - sum(_thousands(cell) for cell in running.values())
+            starting = next((cell for cell in waiting if _thousands(cell) <= room or not running), None)
+            if starting is not None:
+                waiting.remove(starting)
+                running[pool.submit(_timed, starting)] = starting
+            finished, _ = wait(running, None if starting is None else _APART_S, FIRST_COMPLETED)
+            for each in finished:
+                cell = running.pop(each)
+                if problem := each.exception():
+                    problems.append(problem)
+                    log.error("LAB(%s): %s of seed %d failed: %s", cell.result, cell.point, cell.seed, problem)
+                    continue
+                found, began_ns, ended_ns = each.result()
+                noted = beside(began_ns, ended_ns)
+                kept.put(cell, [{**row, **noted} for row in json.loads(found)])
+                done(cell)
+    if problems:
+        raise problems[0]
+
+
+def _thousands(cell: Cell) -> int:
+    return -(-int(cell.point.get("publishers", 1_000)) // 1_000)
+
+
+def _timed(cell: Cell) -> tuple[bytes, int, int]:
+    """The rows of a cell, and from when to when it ran."""
+    began_ns = time.time_ns()
+    return work(cell), began_ns, time.time_ns()
 
 
 def sweep(cells: Sequence[Cell], kept: Kept, spark: SparkSession, done: Callable[[Cell], None]) -> None:

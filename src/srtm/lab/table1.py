@@ -13,6 +13,8 @@ from srtm.lab.result import Claim, Panel, Result, Rows, Series, listed, near, po
 PAPER_ROUNDS = {5: 1, 10: 3, 15: 9, 20: 12, 25: 14, 30: 17}
 PAPER_K = {5: 1, 10: 2, 15: 3, 20: 4, 25: 5, 30: 6}
 ROUND_S = 60
+ROUNDS = listed(PAPER_ROUNDS, "d")
+PAPER = Series("paper", list(PAPER_ROUNDS), list(PAPER_ROUNDS.values()), labels=list(map(str, PAPER_K.values())))
 _TOKENS = (
     "A broker that sheds publishers also gives up their part of b, and b has nothing to spare: groups of 25 on four"
     " brokers miss the SLO by 5.9 ms of access delay, not by processing. If a broker finds no number of publishers that"
@@ -36,9 +38,7 @@ _FIVE_DO = (
 def draw(rows: Rows) -> Panel:
     """Rounds by group size, the paper's beside ours."""
     ours = Series.of("SRTM", searches(rows), "group_size", "rounds", label="k")
-    labels = [str(PAPER_K[size]) for size in PAPER_K]
-    paper = Series("paper", list(PAPER_ROUNDS), list(PAPER_ROUNDS.values()), labels=labels)
-    return Panel("Load distribution", "publishers in a correlation group", "rounds of 60 s", [ours, paper])
+    return Panel("Load distribution", "publishers in a correlation group", "rounds of 60 s", [ours, PAPER])
 
 
 def searches(rows: Rows) -> Rows:
@@ -51,7 +51,8 @@ def steps(row: object) -> list[tuple[int, int]]:
     return [(int(k), int(rounds)) for k, _, rounds in (step.partition(":") for step in str(row).split())]
 
 
-def _starts_on_one(rows: Rows) -> tuple[bool, str]:
+def starts_on_one(rows: Rows) -> tuple[bool, str]:
+    """Whether every search begins with one broker."""
     begun = [steps(row["iterations"])[0][0] for row in searches(rows)]
     return set(begun) == {1}, f"k = 1 in {begun.count(1)} of {len(begun)} searches"
 
@@ -63,12 +64,14 @@ def _one_by_one(rows: Rows) -> tuple[bool, str]:
     return all(straight), f"{sum(straight)} of {len(straight)} searches"
 
 
-def _few_on_one(rows: Rows) -> tuple[bool, str]:
+def few_on_one(rows: Rows) -> tuple[bool, str]:
+    """Whether groups of 5 fit on one broker."""
     ks = searches(rows).where(group_size=5).column("k")
     return max(ks) == 1, f"{max(ks):g}"
 
 
-def _not_ten(rows: Rows) -> tuple[bool, str]:
+def not_ten(rows: Rows) -> tuple[bool, str]:
+    """Whether groups of 10 need more than one."""
     ks = searches(rows).where(group_size=10).column("k")
     return min(ks) > 1, f"{sum(ks) / len(ks):.2g}"
 
@@ -83,7 +86,8 @@ def _rounds(rows: Rows) -> tuple[bool, str]:
     return all(near(rounds, PAPER_ROUNDS[size]) for size, rounds in found.items()), listed(found, ".3g")
 
 
-def _longer(rows: Rows) -> tuple[bool, str]:
+def longer(rows: Rows) -> tuple[bool, str]:
+    """Whether larger groups take more rounds."""
     own = searches(rows)
     found = own.means("rounds", "group_size")
     shorter = any(risen(after, before, "rounds") for before, after in pairwise(own.along("group_size").values()))
@@ -104,7 +108,7 @@ RESULTS = [
         points(process=["poisson"], group_size=fig9.TINY),
         fig9.run,
         [
-            Claim("the search starts on one broker", "k = 1", _starts_on_one, where="6.5, ¶ 4"),
+            Claim("the search starts on one broker", "k = 1", starts_on_one, where="6.5, ¶ 4"),
             Claim(
                 "it adds one broker at a time, and the last iteration takes one round",
                 "always",
@@ -112,11 +116,11 @@ RESULTS = [
                 where="6.5, ¶ 6",
                 why={"99 %": _TOKENS},
             ),
-            Claim("groups of 5 fit on one broker", "1", _few_on_one, where="6.5, ¶ 3", kind="calibration"),
-            Claim("groups of 10 need more than one", "2", _not_ten, where="Table 1", kind="calibration"),
+            Claim("groups of 5 fit on one broker", "1", few_on_one, where="6.5, ¶ 3", kind="calibration"),
+            Claim("groups of 10 need more than one", "2", not_ten, where="Table 1", kind="calibration"),
             Claim("groups of 30 need six brokers", "6", _many_on_six, where="6.5, ¶ 3", why=_FIVE_DO),
-            Claim("rounds", listed(PAPER_ROUNDS, "d"), _rounds, where="Table 1", why=_TOKENS),
-            Claim("larger groups take longer", "grows", _longer, where="6.5, ¶ 7", why=_NOT_LONGER),
+            Claim("rounds", ROUNDS, _rounds, where="Table 1", why=_TOKENS),
+            Claim("larger groups take longer", "grows", longer, where="6.5, ¶ 7", why=_NOT_LONGER),
             Claim(
                 "groups of 30 take more than a quarter of an hour",
                 "above 15 min",

@@ -15,7 +15,7 @@ import numpy as np
 from srtm.lab.result import SLO_MS, VARIANT, Row
 from srtm.model.latency import SLO
 from srtm.model.profile import profile
-from srtm.model.service import Background
+from srtm.model.server import Background
 from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, Simulation, assess, simulate
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Arrivals, Workload

@@ -26,7 +26,8 @@ from srtm.model.lending_scan import choose, lending_delays
 from srtm.model.placement import UNPLACED, Broker, Roster, place
 from srtm.model.profile import profile
 from srtm.model.room import Demand, Others, broker_with_room
-from srtm.model.service import Background, processing_latencies
+from srtm.model.server import Background
+from srtm.model.service import processing_latencies
 from srtm.model.split import least_b, split
 from srtm.units import NS_PER_S, percentile
 

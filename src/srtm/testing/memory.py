@@ -33,6 +33,7 @@ from srtm.broker.http.api import app
 from srtm.broker.lookup import Registration
 from srtm.broker.options import BrokerOptions
 from srtm.broker.poller import Poller
+from srtm.broker.turn import Turn
 from srtm.net.alarm import Alarm
 from srtm.net.stamps import SO_TIMESTAMPNS
 from srtm.testing.loop import PATIENCE_S, VirtualLoop
@@ -48,14 +49,19 @@ if TYPE_CHECKING:
 class MemoryBroker:
     """A broker in memory, on a loop of its own or with others; these need different ports."""
 
-    def __init__(self, options: BrokerOptions | None = None, loop: VirtualLoop | None = None) -> None:
+    def __init__(
+        self,
+        options: BrokerOptions | None = None,
+        loop: VirtualLoop | None = None,
+        turns: Callable[..., Turn] = Turn,
+    ) -> None:
         chosen = options or BrokerOptions(name="broker")
         self.loop = loop or VirtualLoop()
         self._own_loop = loop is None
         network = self.loop.network
         poller, alarm = partial(Poller, epoll=network.epoll()), partial(Alarm, precise=False)
         try:
-            self.broker = Broker(chosen, self.loop, self.loop.clock, poller, alarm)
+            self.broker = Broker(chosen, self.loop, self.loop.clock, poller, alarm, turns)
         except BaseException:
             if self._own_loop:
                 self.loop.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from srtm.model.service import Server
+from srtm.model.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,15 +56,12 @@ class Sent(NamedTuple):
         return Sent(*(np.concatenate(both) for both in zip(self, others, strict=True)))
 
 
-class Serving:
-    """The processor of one broker."""
+class Processor:
+    """The processor of one broker, told one event at a time."""
 
     def __init__(self, model: ServiceModel) -> None:
-        self.watch: Callable[[Topic, Sent], None] | None = None  # is called with messages once they are sent
         self._server = Server(model)
         self._beside: deque[tuple[int, int]] = deque()  # reads of other load to come: when, and how many messages
-        self._released: defaultdict[Topic, list[Message]] = defaultdict(list)  # `sent_ns` says when they are read
-        self._sending: defaultdict[Topic, Sent] = defaultdict(Sent.none)
 
     def carry(self, reads_ns: Ints, batch: int) -> None:
         """Other load to come, in batches: its reads take processor time; on several cores, others send its messages."""
@@ -79,11 +76,25 @@ class Serving:
         for message in together:
             message.sent_ns = read_ns
 
+    def send(self, topic: Topic, message: Message) -> None:
+        """Send a message that has its token, as soon as it is read: `sent_ns` says when it is sent."""
+        (message.sent_ns,) = self._server.release(topic, 1, max(message.sent_ns, message.release_ns))
+
+
+class Serving(Processor):
+    """A processor that counts the latencies of messages in the statistics of their topics."""
+
+    def __init__(self, model: ServiceModel) -> None:
+        super().__init__(model)
+        self.watch: Callable[[Topic, Sent], None] | None = None  # is called with messages once they are sent
+        self._released: defaultdict[Topic, list[Message]] = defaultdict(list)  # `sent_ns` says when they are read
+        self._sending: defaultdict[Topic, Sent] = defaultdict(Sent.none)
+
     def release(self, topic: Topic, messages: list[Message]) -> None:
         """Send messages that have their tokens, as soon as they are read."""
         if self._server.model.cores == 1:  # where it delays the next read
             for message in messages:
-                (message.sent_ns,) = self._server.release(topic, 1, max(message.sent_ns, message.release_ns))
+                self.send(topic, message)
         self._released[topic] += messages
 
     def account(self, now_ns: int) -> None:

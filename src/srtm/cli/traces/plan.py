@@ -279,7 +279,7 @@ def fleet_from(
     load_batch: int = 10,
 ) -> list[SimulatedBroker]:
     """Identical brokers, or those that a file describes."""
-    from srtm.model.service import Background
+    from srtm.model.server import Background
     from srtm.sim.simulate import SimulatedBroker
 
     known = broker_model(model) if calibration is None else read_calibration(calibration)
@@ -297,7 +297,7 @@ def fleet_from(
 
 def _described(path: Path, usual: ServiceModel, usual_mcap_mps: float | None) -> list[SimulatedBroker]:
     """Brokers from a file: [{"broker", "mcap", "load", "load_batch", "read_ns", …}, …]."""
-    from srtm.model.service import Background
+    from srtm.model.server import Background
     from srtm.sim.simulate import SimulatedBroker
 
     try:

@@ -11,7 +11,7 @@ from srtm.errors import SRTMError
 from srtm.model.latency import SLO, Distribution
 from srtm.model.room import usual_batch
 from srtm.model.scan import access_delays
-from srtm.model.service import Background
+from srtm.model.server import Background
 from srtm.sim.simulate import SimulatedBroker, SimulatedTopic, assess
 from srtm.units import NS_PER_MS
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-_READY_S = 30.0
 _STOP_S = 10.0
 _YOUNG_S = 2.0  # a process that ends earlier did not start
 _MOST_STARTS = 3
@@ -51,6 +50,8 @@ class LocalOptions:
     web_port: int | None = 4171  # of the page; None serves no page
     engine: str = "local"  # or nsqd or nats to start one, or the address of a running one
     recover: bool = False  # start with a new store
+    ready_s: float = 30.0  # limit until all processes are ready
+    broker_verb: Sequence[str] = ("broker",)  # of `srtm`, with the flags of a broker
 
 
 @dataclass
@@ -93,7 +94,7 @@ class LocalCluster:
         options, name = self._options, f"broker-{number + 1}"
         port = _PORTS[number] if number < len(_PORTS) else 4180 + 2 * (number - len(_PORTS))
         broadcast = ["--broadcast-address", options.host] if options.host not in ("0.0.0.0", "::") else []
-        arguments = ["broker", "--host", options.host, "--name", name, *broadcast, *self._ports(port)]
+        arguments = [*options.broker_verb, "--host", options.host, "--name", name, *broadcast, *self._ports(port)]
         if options.data_path is not None:
             arguments += ["--data-path", str(options.data_path / name)]
         if options.trace_folder is not None:
@@ -186,7 +187,7 @@ class LocalCluster:
 
     async def _listens(self, child: Child) -> None:
         """Wait until a program that is not SRTM's accepts connections."""
-        until = time.monotonic() + _READY_S
+        until = time.monotonic() + self._options.ready_s
         while time.monotonic() < until:
             assert child.process is not None
             if child.process.returncode is not None:
@@ -196,7 +197,9 @@ class LocalCluster:
                 writer.close()
                 return
             await asyncio.sleep(0.02)
-        raise ControlError(f"{child.name} does not listen on port {child.ports['TCP']} after {_READY_S:g} s")
+        raise ControlError(
+            f"{child.name} does not listen on port {child.ports['TCP']} after {self._options.ready_s:g} s"
+        )
 
     def _environment(self) -> dict[str, str]:
         """Pass secrets by environment, as command lines are public: tokens, and an engine's address with its login."""
@@ -209,14 +212,14 @@ class LocalCluster:
     async def _all_alive(self) -> None:
         import httpx
 
-        until = time.monotonic() + _READY_S
+        until = time.monotonic() + self._options.ready_s
         async with httpx.AsyncClient(trust_env=False) as client:
             while time.monotonic() < until:
                 found = (await client.get(f"{self.url}/v1/brokers")).json()["brokers"]
                 if sum(broker["status"] == "alive" for broker in found) == len(self.brokers):
                     return
                 await asyncio.sleep(0.02)
-        raise ControlError(f"not all brokers joined the controller within {_READY_S:g} s")
+        raise ControlError(f"not all brokers joined the controller within {self._options.ready_s:g} s")
 
     async def watch(self, say: Callable[[str], None]) -> None:
         """Restart processes that end; raises ControlError if one ends right after its start, again and again."""

@@ -10,22 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from srtm.control.placing.fitted import Fitted, FittingRound
-from srtm.control.placing.measurement import Measurement
+from srtm.control.placing.measurement import Measurement, Rounds
 from srtm.model.fitting import Measure, NoCapacity, Placed
 from srtm.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from srtm.control.placing.layout import Layout
-    from srtm.control.placing.measurement import Neighbour
     from srtm.control.placing.search import Search
 
 MOVE_S = 15.0  # longest wait for publishers that have not moved yet
 DRAIN_S = 20.0  # longest wait for the backlog to drain; after that, the backlog is what is measured
-ROUND_S = 60.0  # longest measurement, as in the paper
-PREDICTED_ROUND_S = 40.0  # the same if the model predicted the result
-QUIET_S = 10.0  # without a single message for so long, nothing can be measured
+PREDICTED = 2 / 3  # of the longest round, if the model predicted the result
+QUIET_S = 10.0  # without a single message for so long, nothing can be measured; of blocks of a second
 _SETTLE_S = 1.0
 
 State = Literal["computing", "moving", "settling", "measuring", "done"]
@@ -41,12 +39,9 @@ class LiveFitting:
         now_ns: int,
         *,
         confirms: bool = False,
-        beside: Callable[[str], Iterable[Neighbour]] = lambda _: (),
+        how: Rounds = Rounds(),  # noqa: B008
     ) -> None:
-        """With `confirms`, the topic is on the fewest brokers already: measure whether the SLO holds as it is.
-
-        `beside` are the topics at a broker that must not suffer.
-        """
+        """With `confirms`, the topic is on the fewest brokers already: measure whether the SLO holds as it is."""
         self.search = search
         self.state: State = "settling" if confirms else "computing"
         self.job: Callable[[], None] | None = None if confirms else search.begin
@@ -54,7 +49,7 @@ class LiveFitting:
         self.places: dict[str, str] = {}  # where publishers belong, by the last `resume`
         self.outcome: Fitted | None = None
         self.given_up = ""  # why the fitting ended without an outcome
-        self._beside = beside
+        self._how = how
         self._layout = layout
         self._confirms = confirms
         self._confirmed = False
@@ -108,7 +103,7 @@ class LiveFitting:
             # Messages that publishers held back while they moved must pass first: r is little more than their rate.
             calm = not any(self._layout.seen[name].waiting for name in self._to_measure())
             if waited_s >= (_SETTLE_S if calm else DRAIN_S):
-                self._measurement = Measurement(self.search.contract, self._layout, self._to_measure(), self._beside)
+                self._measurement = Measurement(self.search.contract, self._layout, self._to_measure(), self._how)
                 self.state, self.since_ns = "measuring", now_ns
         elif self.state == "measuring":
             self._measure(now_ns, waited_s)
@@ -129,9 +124,9 @@ class LiveFitting:
         measurement = self._measurement
         assert measurement is not None
         measurement.look()
-        if waited_s < QUIET_S and not measurement.certain:
+        if waited_s < QUIET_S * self._how.block_s and not measurement.certain:
             return
-        longest_s = PREDICTED_ROUND_S if self.search.predicts else ROUND_S
+        longest_s = self._how.longest_s * (PREDICTED if self.search.predicts else 1)
         if waited_s < longest_s and measurement.hopeful:
             return
         self._conclude(measurement, now_ns)

@@ -5,6 +5,7 @@ A neighbour whose messages wait for tokens says nothing about the broker, so suc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,10 +14,10 @@ from srtm.model.latency import Sketch
 from srtm.model.sequential import LOOKS, TailTest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
     from srtm.control.placing.layout import Layout
-    from srtm.protocol.exchange import Contract
+    from srtm.protocol.exchange import Contract, Second
 
 
 class Neighbour(NamedTuple):
@@ -27,11 +28,36 @@ class Neighbour(NamedTuple):
     layout: Layout
 
 
+def _nobody(_: str) -> Iterable[Neighbour]:
+    return ()
+
+
+class Rounds(NamedTuple):
+    """How rounds measure: verdicts are on blocks of seconds, longer ones for backlogs that last for many seconds.
+
+    `beside` are the topics at a broker that must not suffer.
+    """
+
+    longest_s: float = 60.0  # as in the paper
+    block_s: int = 1
+    beside: Callable[[str], Iterable[Neighbour]] = _nobody
+
+
 @dataclass(slots=True)
 class _AtBroker:
     test: TailTest
     after: int  # the number of the last second that was counted, or must not be
     sketch: Sketch = field(default_factory=Sketch)
+    seconds: int = 0  # of a block that is not complete, and what they had
+    sent: int = 0
+    over: int = 0
+
+    def feed(self, second: Second, block_s: int) -> None:
+        """Count a second; the test is told whole blocks."""
+        self.seconds, self.sent, self.over = self.seconds + 1, self.sent + second.sent, self.over + second.over
+        if self.seconds == block_s:
+            self.test.feed(self.sent, self.over)
+            self.seconds = self.sent = self.over = 0
 
 
 class Measurement:
@@ -42,9 +68,10 @@ class Measurement:
         contract: Contract,
         layout: Layout,
         brokers: Iterable[str],
-        beside: Callable[[str], Iterable[Neighbour]] = lambda _: (),
+        how: Rounds = Rounds(),  # noqa: B008
     ) -> None:
-        """Begin with the second after the current one; `beside` are the topics that must not suffer at a broker."""
+        """Begin with the second after the current one."""
+        self._block_s = how.block_s
         self._contract = contract
         self._layout = layout
         bursts = layout.bursts()
@@ -55,7 +82,7 @@ class Measurement:
         self._beside = [
             (name, other, _AtBroker(TailTest(other.contract.quantile), other.layout.seen[name].last_number + 1))
             for name in self._at
-            for other in beside(name)
+            for other in how.beside(name)
             if name in other.layout.seen
         ]
 
@@ -69,14 +96,14 @@ class Measurement:
             for second in self._layout.seen[name].seconds:
                 if second.number > at.after:
                     at.after = second.number
-                    at.test.feed(second.sent, second.over)
+                    at.feed(second, self._block_s)
                     at.sketch.add(Sketch.read(second.total))
         for name, other, at in self._beside:
             for second in other.layout.seen[name].seconds:
                 if second.number > at.after:
                     at.after = second.number
                     if not waits_for_tokens(other.contract, second):
-                        at.test.feed(second.sent, second.over)
+                        at.feed(second, self._block_s)
 
     @property
     def certain(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from srtm.control.lending import loans_of
 from srtm.control.placing.housing import House, housed, houses, on_fewest, refusal, rooms_mps
 from srtm.control.placing.load_distributor import LiveFitting
-from srtm.control.placing.measurement import Neighbour
+from srtm.control.placing.measurement import Neighbour, Rounds
 from srtm.control.placing.moves import Moves
 from srtm.control.placing.neighbours import Neighbours
 from srtm.control.placing.search import Search
@@ -207,9 +207,9 @@ class Placing:
         service = self.neighbours.service
         search = Search(topic.contract, chosen, brokers, service, predicts=predicts, seed=seed, loans=loans_of(topic))
         confirms = predicts and on_fewest(topic, brokers, seed)
-        topic.fitting.running = LiveFitting(
-            search, topic.layout, now_ns, confirms=confirms, beside=lambda broker: self._victims(topic, broker)
-        )
+        options = self._state.options
+        how = Rounds(options.round_s, options.block_s, lambda broker: self._victims(topic, broker))
+        topic.fitting.running = LiveFitting(search, topic.layout, now_ns, confirms=confirms, how=how)
         topic.journal.note(now_ns, "fit", f"started: {len(chosen)} publishers, {len(brokers)} candidate brokers")
         self._state.changed(topic)
 

@@ -16,7 +16,7 @@ from srtm.model.fitting import Fitting, Measure, NoCapacity, Placed
 from srtm.model.latency import SLO
 from srtm.model.placement import Roster, rcap
 from srtm.model.room import usual_batch
-from srtm.model.service import Background
+from srtm.model.server import Background
 from srtm.sim.simulate import SimulatedBroker, SimulatedCluster, SimulatedTopic
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from srtm.lab.live.world import NOISE
+from srtm.lab.live.cluster import NOISE
 from srtm.lab.result import Claim, Panel, Point, Result, Row, Rows, Series, listed, points
 from srtm.model import scan
 from srtm.units import NS_PER_MS, percentile

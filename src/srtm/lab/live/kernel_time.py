@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from srtm.lab.kernel_time import MOST_MISTAKEN
-from srtm.lab.live.world import NOISE, Stalls
+from srtm.lab.live.cluster import NOISE
+from srtm.lab.live.world import Stalls
 from srtm.lab.result import Claim, Panel, Point, Result, Row, Rows, Series, listed, points
 from srtm.model import scan
 from srtm.units import NS_PER_MS, percentile
