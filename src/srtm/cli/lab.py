@@ -16,13 +16,12 @@ from srtm.cli.common import (
     Options,
     Remote,
     Seed,
-    check_logs,
     new_table,
     print_json,
     print_table,
     spark_options,
 )
-from srtm.cli.flags import flags_of
+from srtm.cli.flags import check_logs, flags_of
 from srtm.cli.help import App
 from srtm.cli.latency import jitter
 from srtm.errors import InputError

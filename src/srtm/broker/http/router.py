@@ -16,12 +16,12 @@ from starlette.responses import JSONResponse, Response
 from srtm.broker.http.request import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     Page = Callable[[Request], Awaitable[Response]]
-    Methods = dict[str, Page]
+    Methods = Mapping[str, Page]
 
 _NSQ = {"X-NSQ-Content-Type": "nsq; version=1.0"}
 
@@ -38,7 +38,7 @@ class Router:
     Answers of the paths in `plain` go without nsqd's header, as that of its `/ping` does.
     """
 
-    def __init__(self, pages: dict[str, Methods], plain: frozenset[str]) -> None:
+    def __init__(self, pages: Mapping[str, Methods], plain: frozenset[str]) -> None:
         self._pages = pages
         self._plain = plain
 
