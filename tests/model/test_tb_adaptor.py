@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
+from math import sqrt
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_small_changes_are_left_alone() -> None:
 def worked_doubt(parts: list[float]) -> float:
     """SURE standard errors of a part that was estimated without each second in turn: the jackknife, by its formula."""
     mean = sum(parts) / len(parts)
-    return SURE * ((len(parts) - 1) / len(parts) * sum((part - mean) ** 2 for part in parts)) ** 0.5
+    return SURE * sqrt((len(parts) - 1) / len(parts) * sum((part - mean) ** 2 for part in parts))
 
 
 def test_what_one_second_shows_moves_no_tokens() -> None:

@@ -163,9 +163,9 @@ def _split(policy: str, k: int, figure: str, publishers: int = 1_000, **kind: in
 
 _SINGLE = [
     *(_split("lb", k, "fig6a") for k in (1, 6)),
-    *(_split("lb", k, "fig6b", 6_000) for k in (1, 6)),
-    _split("lb", 6, "fig7a", 4_000),
-    _split("lb", 6, "fig7c", 4_000, process="periodic"),
+    _split("lb", 6, "fig6b", 6_000),
+    _split("lb", 6, "fig7a"),
+    _split("lb", 6, "fig7c", process="periodic"),
     _split("max_min", 3, "fig8a", 8_000),
     _split("max_min", 3, "fig8c", 4_000, process="periodic"),
 ]
@@ -183,10 +183,14 @@ _BATCHES = [
 ]
 _MORE = [
     *(_split("lb", k, "fig6a") for k in (2, 3, 4, 5)),
-    *(_split("lb", k, "fig6b", 6_000) for k in (2, 3)),
+    *(_split("lb", k, "fig6b", 6_000) for k in (1, 2, 3)),
+    _split("lb", 6, "fig7a", 4_000),
+    _split("conc", 2, "fig7c", 10_000, process="periodic"),
     *(_split("conc", 2, "fig7b", publishers, batch=10) for publishers in (4_000, 10_000)),
     *(_split(policy, 3, "fig8b", 8_000, batch=10) for policy in ("conc", "max_min")),
     _split("conc", 3, "fig8a", 8_000),
+    _split("max_min", 3, "fig8c", 8_000, process="periodic"),
+    _split("conc", 3, "fig8d", 8_000, batch=10, process="periodic"),
     *(_split(policy, 4, "fig8a", 10_000) for policy in ("conc", "max_min")),
     *(_split("srtm", k, "fig9a", batch=10, group_size=30) for k in (1, 2, 4, 6)),
     *(_split("max_min", k, "fig10a", batch=10, group_size=30) for k in (2, 6)),

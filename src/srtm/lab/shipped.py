@@ -122,7 +122,7 @@ def _table1(sizes: Iterable[int], shares: str = ADAPTED, b_at: str = _MARGIN) ->
     return [_fit(_TABLE1, shares, b_at, batch=10, group_size=size) for size in sizes]
 
 
-_QUICK = (5, 10, 15, 30)  # groups that no small number of brokers cuts evenly take long searches
+_QUICK = (5, 10, 30)  # groups that no small number of brokers cuts evenly take long searches
 _MORE = [
     *_table1(size for size in GROUP_SIZES if size not in _QUICK),
     *_table1(GROUP_SIZES, DECLARED),

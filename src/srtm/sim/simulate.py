@@ -4,7 +4,7 @@ The same placement and fitting that drive live brokers run here against `Simulat
 `fitting.Measure` order from the law and the service model instead of the wire. Every round sees the same traffic,
 so a simulation adds no noise and depends on its seeds alone.
 
-b is split by the bursts of the very traffic, or, if it is told what publishers declare, by that, as a controller does
+b is split by the bursts of the very traffic or, if the cluster gets declarations, by those, as a controller does
 before brokers have measured anything (`model.declared`). The difference is what hindsight is worth.
 """
 
