@@ -113,8 +113,9 @@ def run(
         ),
     ] = None,
     together: Annotated[
-        int, typer.Option(metavar="N", help="Paced cells at the same time", rich_help_panel=_SCALE, min=1)
-    ] = 8,
+        int,
+        typer.Option(metavar="N", help="Maximum number of paced cells at the same time", rich_help_panel=_SCALE, min=1),
+    ] = 10,
     patience: Annotated[
         str | None,
         typer.Option(

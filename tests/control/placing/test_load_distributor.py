@@ -16,8 +16,8 @@ from srtm.units import NANO_PER_TOKEN
 PUBLISHERS = [DeclaredPublisher(f"p{number}", 10.0, f"g{number // 5}") for number in range(40)]
 
 
-def fitted(r: float, b: int, fit: str, mcap_mps: float = 1_000.0) -> ManagedTopic:
-    world = VirtualCluster(1, ControllerOptions(mcap_mps=mcap_mps), Store())
+def fitted(r: float, b: int, fit: str, mcap_mps: float = 1_000.0, **times: int) -> ManagedTopic:
+    world = VirtualCluster(1, ControllerOptions(mcap_mps=mcap_mps, **times), Store())  # type: ignore[arg-type]
     world.run(1)
     assert world.controller
     contract = Contract(round(r * 1000), b * NANO_PER_TOKEN, slo_ns=20_000_000, fit=fit)
@@ -52,6 +52,19 @@ def test_a_topic_that_needs_several_brokers_is_confirmed_on_them() -> None:
     assert topic.fitting.last
     assert (topic.fitting.last.met, topic.fitting.last.k) == (True, 3)
     assert topic.fitting.last.rounds[0].latency_ns.keys() == {"broker-1", "broker-2", "broker-3"}
+
+
+def test_a_round_lasts_for_as_many_blocks_as_it_takes_to_be_certain() -> None:
+    seconds = [fitted(800, 200, "measure", block_s=block_s).fitting.last for block_s in (1, 5)]
+    short, long = (each.rounds[0].seconds for each in seconds if each)
+    assert long - short >= 4 * 4  # four blocks at least, each of four seconds more
+
+
+def test_a_round_ends_in_time_however_long_its_blocks_are() -> None:
+    last = fitted(800, 200, "measure", block_s=30, round_s=60).fitting.last
+    assert last
+    assert 60 <= last.rounds[0].seconds < 70
+    assert not last.rounds[0].certain
 
 
 def test_a_round_without_messages_says_nothing() -> None:

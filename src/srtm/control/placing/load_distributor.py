@@ -124,9 +124,9 @@ class LiveFitting:
         measurement = self._measurement
         assert measurement is not None
         measurement.look()
-        if waited_s < QUIET_S * self._how.block_s and not measurement.certain:
-            return
         longest_s = self._how.longest_s * (PREDICTED if self.search.predicts else 1)
+        if waited_s < min(longest_s, QUIET_S * self._how.block_s) and not measurement.certain:
+            return
         if waited_s < longest_s and measurement.hopeful:
             return
         self._conclude(measurement, now_ns)

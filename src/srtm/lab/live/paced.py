@@ -54,7 +54,7 @@ ABOVE_GAPS = 5  # how many times the host's gaps the SLO must be
 _SLO = SLO(round(SLO_MS * NS_PER_MS))
 _POLL_S = 5.0
 _CALM_S = 60.0
-_EXCHANGE_S = 5  # brokers keep reports of 10 s, and exchanges take processor time
+_EXCHANGE_S = 3  # exchanges take processor time; brokers close connections that are idle for 5 s
 _PATIENCE_S = 120.0  # until publishers are connected
 
 
@@ -102,12 +102,21 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """What brokers recorded of a static split."""
+
+    parts: Mapping[str, Part]
+    late_p99_ms: float
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
 class Paced:
     """The scale of a paced run: how many times slower than the paper's, and how much traffic."""
 
-    factor: int = 30
+    factor: int = 50
     seconds: float = 5.0  # of correlated traffic, by the paper's clock
-    messages: int = 100_000  # of independent publishers, at most
+    messages: int = 60_000  # of independent publishers, at most
     patience_s: float = 2_000.0  # for a fit, by this host's clock
 
     def __post_init__(self) -> None:
@@ -135,7 +144,8 @@ class Paced:
 
     def split(self, topic: DeclaredTopic, policy: str, k: int, seed: int, *, loads_kmps: Sequence[int] = ()) -> Seen:
         """Split the topic by rates over k brokers, with the simulator's shares, and send one lap of its traffic."""
-        return program.run(self._split(Plan.of(topic, policy, k, seed, loads_kmps), topic))
+        plan = Plan.of(topic, policy, k, seed, loads_kmps)
+        return self._seen(plan, program.run(self._send(plan, topic)))
 
     def fit(self, topic: DeclaredTopic, seed: int, *, force: bool) -> tuple[Seen, Seen | None]:
         """Let the controller search by measuring, and watch the topic for a lap where it is then.
@@ -144,7 +154,7 @@ class Paced:
         """
         return program.run(self._fit(topic, seed, force=force))
 
-    async def _split(self, plan: Plan, topic: DeclaredTopic, over: asyncio.Event | None = None) -> Seen:
+    async def _send(self, plan: Plan, topic: DeclaredTopic, over: asyncio.Event | None = None) -> Recorded:
         """Send a lap; what was recorded is read when that disturbs nobody else, if `over` says when."""
         scheduled = plan.scheduled
         shares = {name: self._slowed(share) for name, share in scheduled.shares.items()}
@@ -163,26 +173,31 @@ class Paced:
             if over is not None:
                 await over.wait()
             parts = read(folder, shares, _numbers(topic))
-        pace = {name: pace_of(name, MODEL, self.factor, plan.beside, plan.seed) for name in shares}
+        return Recorded(parts, late_ms(load), report.lost)
+
+    def _seen(self, plan: Plan, recorded: Recorded) -> Seen:
+        """What became of the messages of a static split."""
+        scheduled, parts = plan.scheduled, recorded.parts
+        pace = {name: pace_of(name, MODEL, self.factor, plan.beside, plan.seed) for name in parts}
         found = self._summed_up(parts, scheduled.broker_of, scheduled.policy)
-        return Seen(found, self._simulated(parts, pace), scheduled, late_ms(load), report.lost)
+        return Seen(found, self._simulated(parts, pace), scheduled, recorded.late_p99_ms, recorded.lost)
 
     async def _fit(self, topic: DeclaredTopic, seed: int, *, force: bool) -> tuple[Seen, Seen | None]:
         scheduled = simulate(topic, brokers(), "srtm", _SLO, seed=seed)
         workload = self._laps(topic, seed, 3 + int(self.patience_s / self._lap_s(topic)))
         wish = {"policy": "srtm", "fit": "measure", "adapt": False, "lending": "off", "slo_ms": self.factor * SLO_MS}
-        over, blind = asyncio.Event(), None
+        plans = [Plan.of(topic, "max_min", k, seed) for k in range(1, BROKERS + 1)] if force else []
+        over, forced = asyncio.Event(), None
         async with self._running(BROKERS, [], fits=True) as (cluster, folder), Cluster(cluster.url) as controller:
             await create(controller, workload, self._slowed(topic.bucket), wish)
             load = Load(LoadOptions(TOPIC, workload, patience_s=_PATIENCE_S), controller)
             with hurried():
-                sending = asyncio.create_task(load.go(lambda _: hurry()))
+                sending = asyncio.create_task(load.go(lambda _: None if over.is_set() else hurry()))
                 try:
                     k = int((await self._placed(controller, sending))["k"])
                     watching = asyncio.create_task(self._watched(cluster, controller, topic, over))
                     if force:
-                        plan = await asyncio.to_thread(Plan.of, topic, "max_min", k, seed)
-                        blind = await self._split(plan, topic, over)
+                        forced = plans[k - 1], await self._send(plans[k - 1], topic, over)
                     state = await watching
                     homes = await places(controller)
                 finally:
@@ -195,7 +210,7 @@ class Paced:
         found = self._summed_up(parts, broker_of, "srtm", state["fitted"])
         met, ended = bool(state["fitted"] and state["fitted"]["met"]), bool(state["fitted"])
         aware = Seen(found, self._simulated(parts, pace), scheduled, late_ms(load), met=met, over=ended)
-        return aware, blind
+        return aware, self._seen(*forced) if forced else None
 
     async def _placed(self, controller: Cluster, sending: asyncio.Task[Any]) -> dict[str, Any]:
         """The topic after its fitting, or at the end of patience."""

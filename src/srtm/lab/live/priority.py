@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FIRST, SECOND = 10, 5
+FIRST, SECOND = 20, 15
 
 
 def hurry(priority: int = FIRST, process: int = 0) -> None:
-    """Schedule this thread, or a process, before ordinary programs; what it starts from now on is ordinary."""
+    """Schedule this thread, or a process, before ordinary programs.
+
+    Processes that this one starts are ordinary. Threads of another process inherit its priority, or one that writes a
+    recording would hold the interpreter while others keep it from running.
+    """
     with suppress(OSError, AttributeError):  # not permitted, or not Linux
-        os.sched_setscheduler(process, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+        kind = os.SCHED_RR if process else os.SCHED_RR | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(process, kind, os.sched_param(priority))
 
 
 @contextmanager
