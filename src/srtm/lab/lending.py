@@ -157,6 +157,6 @@ RESULTS = [
         ],
         draw,
         version=2,
-        repetitions=5,
+        repetitions=3,
     )
 ]
