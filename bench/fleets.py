@@ -11,7 +11,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.trace import ARRIVAL_SCHEMA, encoded, load, writing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
@@ -109,7 +111,7 @@ def growth(spark: SparkSession, folder: Path) -> None:
     law = scanned_at(110_000).law
     for topics in GROWTH:
         path = mixed(folder, topics, 100)
-        run = {
+        run: dict[str, Callable[[], Any]] = {
             "profile": partial(profile, path, spark),
             "polars": partial(polars_many, path, law.rate, law.token),
         }
