@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from srtm.client.nats import Listener, NatsConnection
 from srtm.errors import InputError
 from srtm.protocol import client as say
+from srtm.protocol.engine import parse
 from tests.broker.authority import ALL, Authority, answer
 from tests.broker.conftest import Start
 from tests.broker.running import Client, Running
@@ -105,6 +107,28 @@ def test_messages_are_with_the_engine_when_they_are_answered(kind: str, files: F
         assert engine_of(broker, "a.b")["state"] == "open"
         assert bodies(server, "a.b", len(sent), files.context()) == sent
         assert broker.get("/stats?format=json")["srtm"]["engine"]["address"] == address(server)
+
+
+@needs_nats
+def test_a_server_that_wants_tls_before_anything_is_said(files: Files, start: Start) -> None:
+    configuration = files.folder / "first.conf"
+    pair = f'cert_file: "{files.cert}", key_file: "{files.key}"'
+    configuration.write_text(f"tls {{ {pair}, handshake_first: true }}")
+    with NatsServer(files.folder, "n0", "-c", str(configuration)) as server:
+        place = address(server, f"?ca={files.ca}&handshake_first=true")
+        broker = start(engine=place)
+        with Client(broker.address) as client:
+            client.publish("t", b"x")
+        assert engine_of(broker, "t")["state"] == "open"
+
+        async def greeted() -> str:
+            engine = parse(place)
+            assert engine is not None
+            connection = await NatsConnection.open(engine, cast("Listener", None))
+            connection.close()
+            return connection.place
+
+        assert asyncio.run(greeted()) == f"127.0.0.1:{server.port}"
 
 
 @both

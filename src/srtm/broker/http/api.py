@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from srtm.broker.broker import Broker
+    from srtm.broker.http.router import Methods
     from srtm.broker.lookup import Registration
 
 
@@ -66,9 +67,8 @@ def app(broker: Broker, registration: Registration, *, tls: bool = False) -> ASG
         "/srtm/log": logs.extent,
         "/srtm/log/read": logs.read,
     }
-    pages = {path: {"POST": page} for path, page in posts.items()} | {
-        path: {"GET": page} for path, page in gets.items()
-    }
+    pages: dict[str, Methods] = {path: {"POST": page} for path, page in posts.items()}
+    pages |= {path: {"GET": page} for path, page in gets.items()}
     pages["/config/"] = {"GET": config.get, "PUT": config.put}
     return Router(pages, plain=frozenset({"/ping", "/metrics"}))
 
