@@ -223,3 +223,14 @@ def test_the_log_level_changes_while_the_broker_runs(start_on_sockets: Start) ->
         assert root.level == logging.ERROR
     finally:
         root.setLevel(before)
+
+
+@pytest.mark.memory
+def test_a_client_is_asked_before_it_is_disconnected_however_late_the_broker_is(start: Start) -> None:
+    broker = start(client_timeout_ms=200)
+    with Client(broker.address) as client:
+        client.publish("t", b"x")
+        with broker.stalled():
+            broker.sleep(1)
+        assert client.silent(0.3)
+        assert client.heartbeats

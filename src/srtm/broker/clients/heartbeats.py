@@ -25,7 +25,7 @@ class Heartbeats:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._due: list[tuple[int, int, Connection]] = []
+        self._due: list[tuple[int, int, Connection, bool]] = []  # True if it was asked before
         self._current: dict[Connection, int] = {}  # which of a client's entries counts: the last that was expected
         self._order = count()
         self._beating = False
@@ -35,7 +35,7 @@ class Heartbeats:
         interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
         beat = self._current[connection] = next(self._order)
         if interval_ns:
-            heapq.heappush(self._due, (self._turn.now_ns() + interval_ns, beat, connection))
+            heapq.heappush(self._due, (self._turn.now_ns() + interval_ns, beat, connection, False))
 
     def forget(self, connection: Connection) -> None:
         """Ask it no more."""
@@ -52,16 +52,17 @@ class Heartbeats:
             self._beating = bool(self._due) and self._due[0][0] <= now_ns
             if not self._beating:
                 break
-            due_ns, beat, connection = heapq.heappop(self._due)
+            due_ns, beat, connection, asked = heapq.heappop(self._due)
             if self._current.get(connection) != beat:
                 continue
             interval_ns = connection.protocol.identity.heartbeat_ms * NS_PER_MS
-            silent = now_ns - connection.heard_ns > 2 * interval_ns
+            silent = asked and now_ns - connection.heard_ns > 2 * interval_ns  # a late tick asks first
             if silent and (connection.choked or not connection.holds):
                 connection.close()
                 continue
             connection.send(frames.HEARTBEAT)
-            heapq.heappush(self._due, (due_ns + interval_ns, beat, connection))
+            next_ns = (due_ns if due_ns + interval_ns > now_ns else now_ns) + interval_ns  # time to answer
+            heapq.heappush(self._due, (next_ns, beat, connection, True))
         self._turn.wake()
         if self._beating:
             self._turn.loop.call_later(_BREAK_S, self._beat)
