@@ -115,7 +115,7 @@ def run(
     together: Annotated[
         int,
         typer.Option(metavar="N", help="Maximum number of paced cells at the same time", rich_help_panel=_SCALE, min=1),
-    ] = 10,
+    ] = 3,
     patience: Annotated[
         str | None,
         typer.Option(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FIRST, SECOND = 20, 15
+FIRST, SECOND = 10, 5
 
 
 def hurry(priority: int = FIRST, process: int = 0) -> None:
