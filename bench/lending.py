@@ -121,9 +121,9 @@ async def _record(cluster: LocalCluster, http: httpx.AsyncClient, verb: str, top
 
 def conformance(folder: Path, contracts: Mapping[str, Seen]) -> dict[str, Any]:
     """What `srtm conformance` says of each topic, and its exit code under an empty name."""
-    path = folder / "contracts.json"
+    path = folder.with_suffix(".json")
     path.write_text(json.dumps({"topics": [{"topic": t, "r": each.r, "b": each.b} for t, each in contracts.items()]}))
-    command = [*SRTM, "conformance", str(folder / "*.parquet"), "--contract", str(path), "--json"]
+    command = [*SRTM, "conformance", str(folder), "--contract", str(path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout:
         raise SystemExit(done.stderr)
@@ -150,7 +150,7 @@ def main() -> None:
     print(f"{'SCHED_RR' if options.realtime else 'ordinary priority'}; load average {os.getloadavg()[0]:.1f}")
     found: defaultdict[tuple[int, str], dict[str, Seen]] = defaultdict(dict)
     with tempfile.TemporaryDirectory(prefix="srtm-bench-") as name:
-        folder = Path(name)
+        folder = Path(name) / "traces"
         turns = product(range(options.seed, options.seed + options.runs), options.batches, options.rules)
         for seed, batch, rule in turns:
             topic = f"{rule}-{batch}-{seed}"

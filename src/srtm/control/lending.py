@@ -108,7 +108,13 @@ class Lending:
             self._decide(topic, None, now_ns)
             return
         kept.choosing = Choosing(
-            topic.name, placed, shares, round_trip_ns(topic), topic.contract.quantile, self._state.options.seed
+            topic.name,
+            placed,
+            shares,
+            round_trip_ns(topic),
+            topic.contract.quantile,
+            self._state.options.seed,
+            topic.contract.slo_ns,
         )
 
     def jobs(self) -> list[Choosing]:
