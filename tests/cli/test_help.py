@@ -177,16 +177,15 @@ def test_one_default_for_the_quantile_and_the_slo() -> None:
 
 
 def test_the_scale_of_live_runs_is_shown_as_it_is() -> None:
+    from srtm.lab.live.paced import Paced
     from srtm.lab.live.world import Live
 
     shown = {each.opts[0]: each.show_default for each in VERBS[("lab", "run")].params}
-    scale = Live()
+    scale, slow = Live(), Paced()
     assert shown["--publishers"] == f"{scale.publishers}"
     assert shown["--rate"] == f"{scale.rate_mps:g}"
-    assert shown["--seconds"] == f"{scale.seconds:g}"
-    assert shown["--brokers"] == f"{scale.brokers}"
-    assert shown["--slo"] == f"{scale.slo_ms:g}ms"
-    assert shown["--mcap-mps"] == f"{scale.mcap_mps:g}"
+    assert shown["--seconds"] == f"{scale.seconds:g}; {slow.seconds:g} if paced"
+    assert shown["--patience"] == f"{slow.patience_s:g}s"
     assert shown["--patience"] == f"{scale.patience_s:g}s"
 
 
