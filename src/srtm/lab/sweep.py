@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_MPS = 1_000  # of paced cells together: a message costs brokers and load about half a millisecond
+_MOST_MPS = 1_000  # of paced cells together: brokers and load must be idle most of the time
 _BATCHED = 3  # times less in batches of 10
 _APART_S = 4.0  # between two starts: starting a cluster takes processor time
 _MOST_REPETITIONS = 500  # seeds of one run must not meet those of the next, nor of a topic's history
