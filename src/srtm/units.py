@@ -99,7 +99,9 @@ def rank(count: int, quantile: Number) -> int:
 def ranks(counts: NDArray[np.int64], quantile: Number) -> NDArray[np.int64]:
     """Return the `rank` of a quantile for each of many counts, all at least 1."""
     share = _share(quantile)
-    return np.asarray(-(-products(counts, share.numerator) // share.denominator), np.int64)
+    # 64 bits may hold neither the product nor the denominator.
+    exact_counts = counts if share.denominator < 2**63 else counts.astype(object)
+    return np.asarray(-(-products(exact_counts, share.numerator) // share.denominator), np.int64)
 
 
 def products(values: NDArray[np.int64], factor: int) -> NDArray[np.int64] | NDArray[np.object_]:

@@ -43,7 +43,7 @@ def test_addresses(text: str, meant: EngineAddress | None) -> None:
         ("nsqd+tls://a?creds=x", "unknown option 'creds' for nsqd; known options: ca, cert, key"),
         (
             "nats+tls://a?insecure=1",
-            "unknown option 'insecure' for nats; known options: creds, replicas, ca, cert, key",
+            "unknown option 'insecure' for nats; known options: creds, handshake_first, replicas, ca, cert, key",
         ),
         ("nats+tls://a?ca=", "option ca is empty"),
         ("nats+tls://a?key=x", "give cert, too"),

@@ -2,10 +2,8 @@
 
 The same placement and fitting that drive live brokers run here against `SimulatedCluster`, which answers a
 `fitting.Measure` order from the law and the service model instead of the wire. Every round sees the same traffic,
-so a simulation adds no noise and depends on its seeds alone.
-
-b is split by the bursts of the very traffic or, if the cluster gets declarations, by those, as a controller does
-before brokers have measured anything (`model.declared`). The difference is what hindsight is worth.
+so a simulation adds no noise and depends on its seeds alone. b is split by the bursts of that very traffic or, as a
+controller splits it before brokers have measured anything, by declarations (`model.declared`).
 """
 
 from __future__ import annotations
@@ -340,9 +338,7 @@ def simulate(
     outcome = fitting.drive(search, cluster.measure, (int(times[-1]) - int(times[0])) / NS_PER_S)
     placed = outcome if isinstance(outcome, fitting.Placed) else outcome.best
     if placed is None:
-        raise PlacementError(
-            "no assignment is possible: the brokers' total capacity, or b, is too small for this topic"
-        )
+        raise PlacementError("no assignment is possible: the brokers' capacity, or b, is too small for this topic")
     return _summed_up(
         cluster,
         placed.broker_of,
