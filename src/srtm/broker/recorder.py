@@ -54,7 +54,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class _Notes:
-    """What the file's metadata says of each topic."""
+    """The metadata that the file holds for each topic."""
 
     births: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
     moved: dict[str, dict[str, Moved]] = field(default_factory=dict)  # by peer

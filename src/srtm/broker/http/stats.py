@@ -100,7 +100,7 @@ def _topic(topic: TopicStatistics, channel: str | None) -> dict[str, Any]:
 
 
 def _lent(lent: Lent) -> dict[str, Any]:
-    """What was lent and borrowed; with peers, and their latest round trips."""
+    """Tokens lent and borrowed, in sum and by peer, with the latest round trips."""
     peers = [
         {
             "peer": peer.name,

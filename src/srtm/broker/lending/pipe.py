@@ -80,7 +80,7 @@ class Pipe:
 
     @property
     def ready(self) -> bool:
-        """Whether there is no handshake to wait for."""
+        """Whether the TLS handshake is over, or TLS is off."""
         return self._tls is None or self._tls.ready
 
     def send(self, data: bytes) -> None:

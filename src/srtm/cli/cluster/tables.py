@@ -60,7 +60,7 @@ def lending_of(lending: dict[str, Any]) -> str:
 
 
 def lending_table(topic: dict[str, Any]) -> Table:
-    """Who lends to whom, and how fast."""
+    """A table of lenders and borrowers, with round trips."""
     numbers = ("tokens/s", "lent", "taken", "lost", "asks", "unanswered", "rtt p50", "rtt p99")
     table = new_table("lender", "borrower", *numbers, title=f"{topic['topic']}: {lending_of(topic['lending'])}")
     for pair in topic["lending"]["peers"]:
