@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from msgspec import structs
 
+from srtm.broker.gate import Gate
 from srtm.control.store import Store
 from srtm.model.bucket import Limiter
 from srtm.protocol import exchange
@@ -23,7 +24,6 @@ from srtm.units import NS_PER_S
 from tests.control.faults import Outcome, Run, options
 
 if TYPE_CHECKING:
-    from srtm.broker.gate import Gate
     from srtm.broker.message import Message
     from srtm.control.controller import Controller
     from srtm.control.options import ControllerOptions
@@ -57,11 +57,12 @@ class Promises:
     def look(self, gate: Gate) -> None:
         """Note the promises to messages that wait since the last look, or whose share has changed since."""
         kept = self._of(gate)
-        limiter, waiting = gate.limiter, len(gate.waiting)
-        if kept.share != _share(gate) or len(kept.times) > waiting:
+        limiter, waiting, ready = gate.limiter, len(gate.waiting), len(gate._ready)
+        if kept.share != _share(gate) or len(kept.times) > ready + waiting:
             kept.share = _share(gate)
-            kept.times.clear()
-        for ahead in range(len(kept.times), waiting):
+            # Those that had their token before the change leave first, as promised.
+            kept.times = deque([*kept.times, *[_NEVER] * ready][:ready])
+        for ahead in range(len(kept.times) - ready, waiting):
             kept.times.append(limiter.next_release_ns(waiting - ahead) if limiter else _NEVER)
             self.made += 1
 
@@ -184,13 +185,19 @@ class LendingRun(Run):
 
     def go(self) -> Outcome:
         """Count what is lent meanwhile."""
-        shift, world = Limiter.shift, self.world
+        shift, limit, world = Limiter.shift, Gate.limit, self.world
+
+        def limited(gate: Gate, *args: Any) -> int:
+            """A share may change twice before anything leaves: a lease ends during a pause, and then the contract."""
+            surrendered = limit(gate, *args)
+            world.promises.look(gate)
+            return surrendered
 
         def counted(limiter: Limiter, now_ns: int, ptok: int) -> None:
             world.shifted(limiter, ptok)
             shift(limiter, now_ns, ptok)
 
-        with patch.object(Limiter, "shift", counted):
+        with patch.object(Limiter, "shift", counted), patch.object(Gate, "limit", limited):
             return super().go()
 
     def _one_fault(self) -> None:
