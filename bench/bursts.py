@@ -58,7 +58,7 @@ _simulate: Any = sys.modules["srtm.sim.simulate"]  # the package exports a funct
 class ByRates(SimulatedCluster):
     """Brokers in virtual time whose shares of b are as their shares of r."""
 
-    def _shares(self, broker_of: Any, dealt: Mapping[int, Any]) -> dict[int, TokenBucket]:
+    def _shares(self, broker_of: Any, dealt: Any) -> dict[int, TokenBucket]:
         by_bursts, roster = super()._shares(broker_of, dealt), self._roster
         rates = roster.rates_by_broker(broker_of, len(self._brokers)).tolist()
         left = roster.rate - sum(rates)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,9 +20,10 @@ from srtm.lab.live.paced import Laps, Paced
 from srtm.lab.live.rows import PAPERS, row
 from srtm.lab.result import Row, Rows
 from srtm.lab.results import live
-from srtm.lab.world import PAPERS_RULE, WITH_MARGIN
+from srtm.lab.world import BROKERS, PAPERS_RULE, WITH_MARGIN
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Arrivals, Population
+from tests.programs import wait_for
 
 SMALL = Paced(100, seconds=0.2, messages=600)
 
@@ -43,6 +52,31 @@ def test_the_controller_fits_paced_brokers() -> None:
     assert blind is not None
     assert blind.found.k == aware.found.k
     assert aware.found.latency.messages > 500
+
+
+@pytest.mark.processes
+def test_an_interrupted_run_ends_its_brokers(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "srtm", "lab", "run", "fig9a", "--live", "--tiny", "--pace", "10", "--together", "1"]
+    ours = {**os.environ, "TMPDIR": str(tmp_path)}
+    ignored = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)  # noqa: E731  as shells start background jobs
+    with subprocess.Popen(
+        [*run, "--out", str(tmp_path / "out")], env=ours, preexec_fn=ignored, stderr=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None and len(_processes_in(tmp_path)) < 1 + 1 + 1 + BROKERS:  # it, a cell, a controller
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(30) == 1
+    wait_for(lambda: not _processes_in(tmp_path))
+
+
+def _processes_in(folder: Path) -> list[str]:
+    """Command lines of processes whose temporary folder this is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"TMPDIR={folder}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
 
 
 def test_laps_repeat_the_same_traffic() -> None:

@@ -166,7 +166,7 @@ _SINGLE = [
     _split("lb", 6, "fig6b", 6_000),
     _split("lb", 6, "fig7a"),
     _split("lb", 6, "fig7c", process="periodic"),
-    _split("max_min", 3, "fig8a", 8_000),
+    _split("max_min", 3, "fig8a", 4_000),
     _split("max_min", 3, "fig8c", 4_000, process="periodic"),
 ]
 _BATCHES = [
@@ -188,7 +188,7 @@ _MORE = [
     _split("conc", 2, "fig7c", 10_000, process="periodic"),
     *(_split("conc", 2, "fig7b", publishers, batch=10) for publishers in (4_000, 10_000)),
     *(_split(policy, 3, "fig8b", 8_000, batch=10) for policy in ("conc", "max_min")),
-    _split("conc", 3, "fig8a", 8_000),
+    *(_split(policy, 3, "fig8a", 8_000) for policy in ("conc", "max_min")),
     _split("max_min", 3, "fig8c", 8_000, process="periodic"),
     _split("conc", 3, "fig8d", 8_000, batch=10, process="periodic"),
     *(_split(policy, 4, "fig8a", 10_000) for policy in ("conc", "max_min")),
@@ -222,7 +222,7 @@ RESULTS = [
         ],
         draw,
         weight=4,
-        version=2,
+        version=4,
         repetitions=1,
         more=_MORE,
         columns={

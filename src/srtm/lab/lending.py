@@ -43,6 +43,12 @@ INDEPENDENT = {
     "large": {2: {0.2: 0.01, 0.5: 0.07, 2: 0.3}, 3: {0.2: 0.18, 0.5: 0.46, 2: 1.5}, 6: {0.2: 0.54, 0.5: 1.0, 2: 2.9}},
 }
 TOLERANCE = 1.3
+# Why a claim fails.
+_SPREAD_OUT = (
+    "A loan shortens the waits of a broker and lengthens those of its lender, and the rule is chosen by the half of the"
+    " traffic before. In two of 756 rows (groups of 25 on six brokers, 0.1 and 0.2 ms), p99 at the worst broker falls"
+    " from 6.65 to 3.5 ms, and that of all messages rises from 0 to 0.5 ms."
+)
 NOISE_MS = 0.05  # two such models differ by as much where p99 is close to none
 
 
@@ -152,7 +158,11 @@ RESULTS = [
                 kind="ours",
             ),
             Claim(
-                "lending is never worse than static shares by more than a round trip", "—", _never_worse, kind="ours"
+                "lending is never worse than static shares by more than a round trip",
+                "—",
+                _never_worse,
+                kind="ours",
+                why=_SPREAD_OUT,
             ),
         ],
         draw,

@@ -30,16 +30,16 @@ _PUBLISHERS["fig8c"] = (8_000, 10_000)  # where Conc does not improve
 # Why claims fail.
 _ROUND_TRIP = (
     "A broker without tokens waits for a round trip before a peer's arrive, and with more brokers that happens more"
-    " often: 0.36 and 0.61 ms on three and six brokers against 0.31 on two, with b at 99 %. All are within the SLO."
+    " often: 0.40 and 0.57 ms on three and six brokers against 0.34 on two, with b at 99 %. All are within the SLO."
 )
 _SMALL_SHARES = (
     "1,000 periodic publishers need a b of 16, or of 156 in batches of 10: a sixth of it is 3 tokens, or two batches. A"
-    " broker can borrow no more than its share holds, so a burst takes several round trips: 1.5 and 5.3 ms at the worst"
-    " broker instead of 6.4 and 49, with b at 99 %. From 4,000 publishers on, only batches at 99 % miss the SLO."
+    " broker can borrow no more than its share holds, so a burst takes several round trips: 1.3 and 4.5 ms at the worst"
+    " broker instead of 5.5 and 48, with b at 99 %. From 4,000 publishers on, only batches miss the SLO."
 )
 _OVERLOADED = (
     "Tokens are not what is missing: with 10k publishers, equal loads overload broker 1 (Fig. 8c), whose p99 of"
-    " processing is 3.4 ms; access delays are 0.2 ms."
+    " processing is 3.1 ms; access delays are 0.2 ms."
 )
 
 

@@ -112,6 +112,10 @@ def _rounds(rows: Rows) -> tuple[bool, str]:
 
 
 _PAPERS, _MARGIN = QUANTILES
+_FEWER = (
+    "The paper's b is at 99 %. With b at 99.5 %, groups of 30 meet the SLO on three or four brokers: 0.93 ms on four"
+    " here, and 4.1 on average by the paper's own search in the simulator (Table 1)."
+)
 
 
 def _fit(figure: str, shares: str = ADAPTED, b_at: str = _MARGIN, policy: str = "srtm", **kind: int | str) -> Point:
@@ -143,7 +147,7 @@ RESULTS = [
         run,
         [
             Claim("after the fit, every broker meets the SLO", "all, to groups of 30", _meets, kind="ours"),
-            Claim("brokers needed, within one of the paper's", listed(PAPER_K, "d"), _brokers, kind="ours"),
+            Claim("brokers needed, within one of the paper's", listed(PAPER_K, "d"), _brokers, kind="ours", why=_FEWER),
             Claim("no more rounds than the paper's search", listed(PAPER_ROUNDS, "d"), _rounds, kind="ours"),
             Claim("k as by the same search in the simulator", "—", _same_k, kind="ours"),
             Claim("p99 within 5 % of the simulator at the same places", "—", _near, kind="ours"),

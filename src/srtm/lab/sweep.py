@@ -13,8 +13,10 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -30,7 +32,7 @@ from srtm.lab.world import Simulated
 from srtm.workload.publishers import Population
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from srtm.lab.live.paced import Paced
     from srtm.lab.live.world import Live
@@ -205,13 +207,15 @@ def sweep_together(
     """Run cells in processes of their own, so many at a time; calls `beside` with the time that each took.
 
     All of them together send no more messages than leave brokers idle most of the time. If a cell fails, the others
-    run; the first failure is raised at the end.
+    run; the first failure is raised at the end. If this process is interrupted, so are the cells, and their brokers
+    end with them.
     """
     waiting, running, problems = list(cells), dict[Future[tuple[bytes, int, int]], Cell](), []
-    from srtm.control.local.cluster import die_with
-
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(together, context, die_with, (os.getpid(),), max_tasks_per_child=1) as pool:
+    with (
+        ProcessPoolExecutor(together, context, _interruptible, (os.getpid(),), max_tasks_per_child=1) as pool,
+        _interrupting(),
+    ):
         while waiting or running:
             room_mps = _MOST_MPS - sum(_sent_mps(cell) for cell in running.values())
             fitting = (cell for cell in waiting if _sent_mps(cell) <= room_mps or not running)
@@ -232,6 +236,26 @@ def sweep_together(
                 done(cell)
     if problems:
         raise problems[0]
+
+
+def _interruptible(parent: int) -> None:
+    """Called in the process of a cell: SIGINT ends it, even if a shell started this run with SIGINT ignored."""
+    from srtm.control.local.cluster import die_with
+
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _interrupting() -> Iterator[None]:
+    """Interrupt the processes that this one has started if the block is left by an exception."""
+    try:
+        yield
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGINT)
+        raise
 
 
 def _sent_mps(cell: Cell) -> float:

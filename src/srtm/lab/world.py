@@ -21,7 +21,7 @@ from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.publishers import Arrivals, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from srtm.workload.publishers import Population
 
@@ -43,6 +43,9 @@ class World(Protocol):
 
     def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> SimulatedTopic:
         """The publishers with their traffic, and b at this quantile of their backlog."""
+
+    def topics(self, population: Population, seed: int, quantiles: Iterable[str]) -> list[SimulatedTopic]:
+        """The same traffic with b at each of these quantiles."""
 
     def fit(
         self,
@@ -88,7 +91,11 @@ class Simulated:
         return min(self.seconds * max(1.0, min(hard, self.longest)), most / population.total_mps)
 
     def topic(self, population: Population, seed: int, quantile: str = PAPERS_RULE) -> SimulatedTopic:
-        """The topic; its bucket is profiled on the time before, or on the same time if publishers are correlated.
+        """The topic; `topics` says what its bucket is profiled on."""
+        return self.topics(population, seed, [quantile])[0]
+
+    def topics(self, population: Population, seed: int, quantiles: Iterable[str]) -> list[SimulatedTopic]:
+        """Buckets are profiled on the time before, or on the same time if publishers are correlated.
 
         The authors profiled a run before the one that they measured. Backlogs of correlated Poisson publishers are so
         rare and so large that b of one minute says little about the next: `other_minute` has the numbers.
@@ -104,7 +111,9 @@ class Simulated:
             times, senders = workload.arrivals()
             cut = int(np.searchsorted(times, length_ns))
             profiled, arrivals = times[:cut], Arrivals(times[cut:] - length_ns, senders[cut:])
-        return SimulatedTopic(workload.publishers(), arrivals, profile(profiled, quantile=quantile).bucket)
+        publishers = workload.publishers()
+        buckets = [profile(profiled, quantile=quantile).bucket for quantile in quantiles]
+        return [SimulatedTopic(publishers, arrivals, bucket) for bucket in buckets]
 
     def fit(
         self,
@@ -180,4 +189,5 @@ def facts(run: Simulation) -> Row:
 
 def variants(world: World, population: Population, seed: int) -> list[tuple[Row, SimulatedTopic]]:
     """The topic with b by the paper's rule and with a margin; a column names the variant."""
-    return [({VARIANT: name}, world.topic(population, seed, quantile)) for name, quantile in QUANTILES.items()]
+    topics = world.topics(population, seed, QUANTILES.values())
+    return [({VARIANT: name}, topic) for name, topic in zip(QUANTILES, topics, strict=True)]

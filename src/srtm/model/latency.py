@@ -45,9 +45,9 @@ class Distribution:
     p99: int
 
     @classmethod
-    def of(cls, values_ns: NDArray[np.int64]) -> Distribution:
-        """The distribution of these latencies."""
-        return cls(*percentiles(values_ns, ("0.50", "0.95", "0.99")))
+    def of(cls, values_ns: NDArray[np.int64], *, overwrite: bool = False) -> Distribution:
+        """The distribution of these latencies, whose order may change with `overwrite`."""
+        return cls(*percentiles(values_ns, ("0.50", "0.95", "0.99"), overwrite=overwrite))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,11 @@ class Latency:
     total: Distribution
 
     @classmethod
-    def of(cls, access_ns: NDArray[np.int64], processing_ns: NDArray[np.int64]) -> Latency:
-        """The summary of messages, given the access and processing latency of each."""
-        return cls(
-            len(access_ns),
-            Distribution.of(access_ns),
-            Distribution.of(processing_ns),
-            Distribution.of(access_ns + processing_ns),
-        )
+    def of(cls, access_ns: NDArray[np.int64], processing_ns: NDArray[np.int64], *, overwrite: bool = False) -> Latency:
+        """The summary of messages, given the access and processing latency of each; see `Distribution.of`."""
+        total = Distribution.of(access_ns + processing_ns, overwrite=True)
+        access, processing = (Distribution.of(each, overwrite=overwrite) for each in (access_ns, processing_ns))
+        return cls(len(access_ns), access, processing, total)
 
 
 class Sketch:

@@ -15,7 +15,6 @@ import numpy as np
 
 from srtm.errors import InputError, PlacementError, SplitError
 from srtm.model import burst, fitting, scan
-from srtm.model._compiled import compiled
 from srtm.model.broker_models import ServiceModel, broker_model
 from srtm.model.bucket import TokenBucket
 from srtm.model.declared import shares as shares_as_declared
@@ -27,6 +26,7 @@ from srtm.model.room import Demand, Others, broker_with_room
 from srtm.model.server import Background
 from srtm.model.service import processing_latencies
 from srtm.model.split import least_b, split
+from srtm.sim.dealing import deal, find_batches
 from srtm.units import NS_PER_S, percentile
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Indices = NDArray[np.int32]
+    Dealt = dict[int, tuple[Ints, Indices]]  # times and senders of each broker's messages
 
 
 _NOTHING = np.empty(0, np.int64)
@@ -148,7 +149,9 @@ class SimulatedCluster:
         self._brokers = brokers
         self._slo = slo
         self._loans = loans
-        self._lent: tuple[bytes, tuple[Rule, Lent]] | None = None  # the last assignment, and what lending did to it
+        # The last assignment, and what it dealt to each broker, with its share; what lending did to it.
+        self._last: tuple[bytes, tuple[Dealt, dict[int, TokenBucket]]] | None = None
+        self._lent: tuple[bytes, tuple[Rule, Lent]] | None = None
         scan.as_arrivals(topic.arrivals.times_ns)
         if len(topic.arrivals.publisher_of) != len(topic.arrivals.times_ns) or not (
             0 <= topic.arrivals.publisher_of.min() <= topic.arrivals.publisher_of.max() < len(topic.publishers)
@@ -156,12 +159,9 @@ class SimulatedCluster:
             raise InputError(f"every arrival must come from one of the {len(topic.publishers)} publishers of the topic")
         self._sent = np.bincount(topic.arrivals.publisher_of, minlength=len(topic.publishers))
         self._batches = np.ones(len(topic.publishers), np.int64)
-        _largest_batches(*topic.arrivals, self._batches)
-        first, last = int(topic.arrivals.times_ns[0]), int(topic.arrivals.times_ns[-1])
-        self._reads = [
-            broker.background.reads(first, last, np.random.default_rng([seed, number])) if broker.background else None
-            for number, broker in enumerate(brokers)
-        ]
+        find_batches(*topic.arrivals, self._batches)
+        self._seed = seed
+        self._reads: dict[int, Ints | None] = {}  # of background load, by broker
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -179,8 +179,7 @@ class SimulatedCluster:
 
     def observe(self, broker_of: Indices, brokers: Sequence[int]) -> dict[int, tuple[Ints, Ints]]:
         """Access and processing latencies of every message, broker by broker."""
-        dealt = self._dealt(broker_of)
-        shares = self._shares(broker_of, dealt)
+        dealt, shares = self._split(broker_of)
         borrowing = self._with_loans(broker_of, shares)
         seen = {}
         for broker in brokers:
@@ -195,11 +194,19 @@ class SimulatedCluster:
                 times + access,
                 senders,
                 self._brokers[broker].model,
-                self._reads[broker],
+                self._reads_at(broker),
                 background.batch if background else 1,
             )
             seen[broker] = (access, processing)
         return seen
+
+    def _reads_at(self, broker: int) -> Ints | None:
+        """Read events of a broker's background load; drawn once it is used."""
+        if broker not in self._reads:
+            background, times = self._brokers[broker].background, self._topic.arrivals.times_ns
+            rng = np.random.default_rng([self._seed, broker])
+            self._reads[broker] = background.reads(int(times[0]), int(times[-1]), rng) if background else None
+        return self._reads[broker]
 
     def lent(self, broker_of: Indices) -> tuple[Rule, float]:
         """The rule that brokers lend by under an assignment, and their asks per message."""
@@ -235,21 +242,28 @@ class SimulatedCluster:
             return choose(*traffic, self._slo.quantile, self._slo.limit_ns)
         return term, lending_delays(*traffic, term)
 
-    def _dealt(self, broker_of: Indices) -> dict[int, tuple[Ints, Indices]]:
+    def _dealt(self, broker_of: Indices) -> Dealt:
         """Each broker's messages in order, and those of unplaced publishers, in one pass over all of them."""
         place = broker_of - UNPLACED  # unplaced publishers come first
         counts = np.bincount(place, self._sent, len(self._brokers) + 1).astype(np.int64)
         ends = np.cumsum(counts)
         times, senders = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int32)
-        _deal(*self._topic.arrivals, place, ends - counts, times, senders)
+        deal(*self._topic.arrivals, place, ends - counts, times, senders)
         parts = zip(np.split(times, ends[:-1]), np.split(senders, ends[:-1]), strict=True)
         return dict(enumerate(parts, UNPLACED))
 
     def shares(self, broker_of: Indices) -> dict[int, TokenBucket]:
         """Sub-token buckets under an assignment; the part of unplaced publishers stays unused."""
-        return self._shares(broker_of, self._dealt(broker_of))
+        return self._split(broker_of)[1]
 
-    def _shares(self, broker_of: Indices, dealt: Mapping[int, tuple[Ints, Indices]]) -> dict[int, TokenBucket]:
+    def _split(self, broker_of: Indices) -> tuple[Dealt, dict[int, TokenBucket]]:
+        key = broker_of.tobytes()
+        if self._last is None or self._last[0] != key:
+            dealt = self._dealt(broker_of)
+            self._last = key, (dealt, self._shares(broker_of, dealt))
+        return self._last[1]
+
+    def _shares(self, broker_of: Indices, dealt: Dealt) -> dict[int, TokenBucket]:
         """Shares of r by rates, and of b by declarations or by the bursts of what was dealt to each broker."""
         if self._declared is not None:
             names = (*self.names, "")  # unplaced publishers are at the last one
@@ -274,27 +288,6 @@ class SimulatedCluster:
         least = least_b(whole.b_ntok, [int(self._batches[broker_of == broker].max()) for broker in rates])
         shared = split(whole, list(rates.values()), list(bursts.values()), min_b=least, unused=unused)
         return dict(zip(rates, shared, strict=True))
-
-
-@compiled
-def _deal(
-    times: Ints, senders: Indices, broker_of: Indices, places: Ints, out_times: Ints, out_senders: Indices
-) -> None:
-    for i in range(len(times)):
-        broker = broker_of[senders[i]]
-        place = places[broker]
-        places[broker] = place + 1
-        out_times[place] = times[i]
-        out_senders[place] = senders[i]
-
-
-@compiled
-def _largest_batches(times: Ints, senders: Indices, largest: Ints) -> None:
-    size = 0
-    for i in range(len(times)):
-        together = i > 0 and times[i] == times[i - 1] and senders[i] == senders[i - 1]
-        size = size + 1 if together else 1
-        largest[senders[i]] = max(largest[senders[i]], size)
 
 
 def simulate(
@@ -384,14 +377,18 @@ def _summed_up(
 ) -> Simulation:
     names = cluster.names
     rule, asks = cluster.lent(broker_of)
+    whole = [np.concatenate(column) for column in zip(*seen.values(), strict=True)] if len(seen) > 1 else None
+    by_broker = {  # overwrites what was seen
+        names[broker]: Latency.of(*latencies, overwrite=True) for broker, latencies in seen.items() if len(latencies[0])
+    }
     return Simulation(
         policy=policy,
         meets_slo=meets_slo,
         brokers=names,
         broker_of=broker_of,
         shares={names[broker]: share for broker, share in cluster.shares(broker_of).items()},
-        latency=Latency.of(*(np.concatenate(column) for column in zip(*seen.values(), strict=True))),
-        by_broker={names[broker]: Latency.of(*latencies) for broker, latencies in seen.items() if len(latencies[0])},
+        latency=Latency.of(*whole, overwrite=True) if whole else next(iter(by_broker.values())),
+        by_broker=by_broker,
         rounds=rounds,
         elapsed_s=elapsed_s,
         iterations=iterations,

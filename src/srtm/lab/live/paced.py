@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +19,11 @@ import numpy as np
 from srtm import program
 from srtm.client.cluster import Cluster
 from srtm.client.load import Load, LoadOptions
-from srtm.errors import ControlError, InputError
+from srtm.errors import ControlError
 from srtm.lab.live.broker import pace_of
 from srtm.lab.live.cluster import TOPIC, late_ms, limit, read, record, running, shares_of
 from srtm.lab.live.priority import hurried, hurry
-from srtm.lab.live.world import create, places
+from srtm.lab.live.world import create, places, refuse_unless_positive
 from srtm.lab.result import SLO_MS
 from srtm.lab.virtual import DeclaredTopic, Virtual
 from srtm.lab.world import BROKERS, brokers
@@ -120,14 +120,8 @@ class Paced:
     patience_s: float = 2_000.0  # for a fit, by this host's clock
 
     def __post_init__(self) -> None:
-        """List everything that is wrong at once."""
-        wrong = [
-            f"{each.name} must be positive, not {value}"
-            for each in fields(self)
-            if not 0 < (value := getattr(self, each.name)) < float("inf")
-        ]
-        if wrong:
-            raise InputError("; ".join(wrong))
+        """Refuse anything that is not positive."""
+        refuse_unless_positive(self)
 
     @property
     def name(self) -> str:

@@ -38,6 +38,17 @@ _POLL_S = 0.25
 _SLO_MS = 20.0  # nothing depends on it: shares are fixed
 
 
+def refuse_unless_positive(scale: Any) -> None:
+    """InputError that lists every field that is not a positive number."""
+    wrong = [
+        f"{each.name} must be positive, not {value}"
+        for each in fields(scale)
+        if not 0 < (value := getattr(scale, each.name)) < float("inf")
+    ]
+    if wrong:
+        raise InputError("; ".join(wrong))
+
+
 @dataclass(frozen=True, slots=True)
 class Live:
     """The scale of a live run. Publishers send single messages."""
@@ -47,14 +58,8 @@ class Live:
     seconds: float = 20.0
 
     def __post_init__(self) -> None:
-        """List everything that is wrong at once."""
-        wrong = [
-            f"{each.name} must be positive, not {value}"
-            for each in fields(self)
-            if not 0 < (value := getattr(self, each.name)) < float("inf")
-        ]
-        if wrong:
-            raise InputError("; ".join(wrong))
+        """Refuse anything that is not positive."""
+        refuse_unless_positive(self)
 
     @property
     def name(self) -> str:
