@@ -118,6 +118,7 @@ class Run:
         self.world = self.cluster(VirtualCluster if identity else Nameless)
         self.lives: dict[int, Life] = {}  # by birth
         self.current: dict[str, int] = {}  # the birth of each topic that is under contract
+        self.opened: dict[str, int] = {}  # the birth of each topic's last contract that opened
         self.publishers: dict[str, list[DeclaredPublisher]] = {}
         self.faults: list[str] = []
         self.overdrawn: list[str] = []
@@ -370,12 +371,17 @@ class Run:
                 self.overdrawn.append(
                     f"{self._at()} s {name}, birth {each}: {_texts(shares)} of {self.lives[each].most}"
                 )
-        # While a contract opens, what may be out of it and of those before it is no more than the largest of them.
+        # While a contract opens, what may be out of it and of the one before is no more than the larger of them. Shares
+        # of older ones do not count: when the one before opened, their brokers had been cut off for a lease (ADR 16).
         known = controller.topics.get(name) if controller else None
-        known_lives = [self.lives[each].most for each in held if each is not None and each in self.lives]
+        if known and known.opened:
+            self.opened[name] = known.birth
+        oldest = self.opened.get(name, 0)
+        counted = [each for each in held if each is not None and each in self.lives and each >= oldest]
+        known_lives = [self.lives[each].most for each in counted]
         if known and not known.opened and known_lives:
             largest = TokenBucket(max(m.r_mtps for m in known_lives), max(m.b_ntok for m in known_lives))
-            everything = [share for shares in held.values() for share in shares.values()]
+            everything = [share for each in counted for share in held[each].values()]
             if not within(largest, everything):
                 self.overdrawn.append(f"{self._at()} s {name}, all births: {[str(s) for s in everything]} of {largest}")
         missing = short(self.lives[birth].contract.bucket, held[birth], waiting)

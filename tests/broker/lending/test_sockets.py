@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -176,3 +177,26 @@ def test_a_wrong_token_is_refused_and_nothing_is_lent() -> None:
         assert lending.lent(here).borrowed_ntok == 0
         here.do(lambda: setattr(links(here.broker), "token", "secret"))
         lending.meet()
+
+
+def test_a_peer_that_never_greets_is_left_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("srtm.broker.lending.links._GREET_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute, running_lending(2, r=10, b=10) as lending:
+        here, address = lending.brokers[0], f"127.0.0.1:{mute.getsockname()[1]}"
+        here.do(lambda: links(here.broker).meet({"mute": address}))
+        mute.settimeout(10)
+        for _ in range(2):
+            connection, _ = mute.accept()
+            with connection:
+                connection.settimeout(10)
+                while connection.recv(100):  # until it has left
+                    pass
+        assert "no greeting within 0.2 s" in links(here.broker)._links["mute"]._problem
+
+
+def test_a_broker_that_stops_meets_nobody_any_more() -> None:
+    with running_lending(2, r=10, b=10) as lending:
+        here = lending.brokers[0]
+        here.do(lambda: links(here.broker).close())
+        here.do(lambda: links(here.broker).meet({"broker-1": lending.brokers[1].address}))
+        assert links(here.broker)._links == {}

@@ -80,9 +80,12 @@ class Links:
         self.incarnations: dict[str, int] = {}  # as last heard
         self.tls = Layers(tls_of(options), tls_to_peers(options), options.settings.tls_required)
         self._links: dict[str, Link] = {}
+        self._closed = False
 
     def meet(self, peers: Mapping[str, str]) -> None:
         """Keep connections to these, by name and address, and to no others."""
+        if self._closed:  # an exchange came while the broker stops
+            return
         for name, link in list(self._links.items()):
             if peers.get(name) != link.address:
                 self._links.pop(name).stop()
@@ -109,8 +112,9 @@ class Links:
             visitor.challenge()
 
     def close(self) -> None:
-        """Leave all."""
+        """Leave all, and meet nobody any more."""
         self.meet({})
+        self._closed = True
         for visitor in (*self.strangers, *self.visitors.values()):
             visitor.pipe.close()
 
@@ -222,7 +226,9 @@ class Link:
                 self._ended.clear()
                 self.pipe = Pipe(sock, links.turn, links.poller, self._take, self._lost, asks=True)
                 self.pipe.send(MAGIC if links.tls.used is None else MAGIC_TLS)
+                late = links.turn.loop.call_later(_GREET_S, self._check_greeting)
                 await self._ended.wait()
+                late.cancel()
                 if self.greeted:
                     backoff.reset()
                     told.clear()
@@ -252,6 +258,10 @@ class Link:
                 links.lenders.inbox += [Heard(self.name, False, entry, self.incarnation) for entry in entries]
             case _:
                 raise ProtocolError("E_INVALID", f"unexpected {type(message).__name__.lower()}")
+
+    def _check_greeting(self) -> None:
+        if self.pipe is not None and not self.greeted:
+            self.pipe.end(f"no greeting within {_GREET_S:g} s")
 
     def _lost(self, problem: str) -> None:
         if self.pipe is not None and not self.pipe.ready:

@@ -64,7 +64,7 @@ class Pipe:
         self._tls: Tls | None = None
         self._begin: Callable[[], None] | None = None  # after the handshake
         self._said: list[Entry] = []  # in this turn
-        self._writer = Writer(turn.loop, sock, lambda: None, lambda error: self._end(explained(error)))
+        self._writer = Writer(turn.loop, sock, lambda: None, lambda error: self.end(explained(error)))
         poller.add(sock, self._readable)
 
     def secure(self, tls: Tls, begin: Callable[[], None] | None = None) -> None:
@@ -106,19 +106,19 @@ class Pipe:
         except BlockingIOError:
             return
         except OSError as error:
-            self._end(explained(error))
+            self.end(explained(error))
             return
         if not data:
-            self._end("it closed the connection")
+            self.end("it closed the connection")
             return
         try:
             for message in self._decoder.feed(self._decoded(data)):
                 self._take(message)
         except (BadStream, ProtocolError) as problem:
-            self._end(str(problem))
+            self.end(str(problem))
         else:
             if self._tls is not None and self._tls.ended:
-                self._end("it closed the connection")
+                self.end("it closed the connection")
 
     def _decoded(self, data: bytes) -> bytes:
         """Bytes of the protocol; what TLS itself has to say is written at once."""
@@ -134,7 +134,8 @@ class Pipe:
             begin()
         return plain
 
-    def _end(self, problem: str) -> None:
+    def end(self, problem: str) -> None:
+        """Close the connection because of a problem, unless it is closed."""
         if self._sock.fileno() >= 0:
             self.close()
             self._lost(problem)
