@@ -59,7 +59,7 @@ def test_a_node_of_three_is_killed_in_the_middle_of_a_read(three: Three, monkeyp
     assert plain(whole) == {"read": 1001}
     leader = leader_of(three, "read")
     for victim in sorted(three.servers.servers, key=lambda server: server is leader):  # whose death costs an election
-        begun = reader.read(OffsetRange("read", three.servers.url, 1, 1001, whole["read"]["log"]))
+        begun = reader.read(OffsetRange("read", "read", three.servers.url, 1, 1001, whole["read"]["log"]))
         first = list(islice(begun, 3))
         victim.kill()
         assert [body for batch in [*first, *begun] for body in batch.column("body").to_pylist()] == x

@@ -241,7 +241,7 @@ def test_a_broker_that_is_away_keeps_its_place_and_the_others_go_on(tmp_path: Pa
 
         patient = StreamReader(settings(one, two, timeout_s=20.0))
         begun: list[list[bytes]] = []
-        range_ = source.OffsetRange("two", f"http://127.0.0.1:{port}", 0, 5)
+        range_ = source.OffsetRange("t", "two", f"http://127.0.0.1:{port}", 0, 5)
         reading = threading.Thread(target=lambda: begun.append(bodies(patient, [range_])))
         reading.start()
         with running(name="two", data_path=str(tmp_path / "two"), http_port=port):

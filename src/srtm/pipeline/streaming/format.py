@@ -65,6 +65,8 @@ class SrtmDataSource(DataSource):
 
     def _sink_settings(self) -> Settings:
         settings = self._settings()
+        if settings.several:
+            raise InputError(f"topic = {settings.topic!r}: a sink publishes to one topic; name it in option topic")
         if settings.engine:
             raise InputError(
                 "engine: a sink publishes through brokers; remove the option, and set controller or brokers"

@@ -71,10 +71,9 @@ class Streams(Logs):
         del broker, timeout_s
         return self._engine
 
-    def contract(self, brokers: dict[str, str]) -> Contract | None:
+    def contract(self) -> Contract | None:
         """The topic's bucket, from the controller or from the configured brokers."""
-        del brokers
-        return super().contract({url: url for url in self._settings.brokers})
+        return self._contract({url: url for url in self._settings.brokers})
 
     def extent(self, broker: str) -> Extent | None:
         """The extent of a stream; None if it does not exist."""

@@ -144,12 +144,20 @@ class Logs:
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{controller} is not a controller: {_CONTROLLER}") from None
 
-    def known(self, brokers: dict[str, str]) -> bool:
-        """Whether the topic exists, at a broker or under contract."""
-        return bool(brokers) or self._document() is not None
+    def part(self, name: str) -> tuple[str, str]:
+        """The topic and the broker of an offset's name."""
+        return self._settings.topic, name
 
-    def contract(self, brokers: dict[str, str]) -> Contract | None:
+    def unknown(self, brokers: dict[str, str]) -> list[str]:
+        """The topic, if it exists neither at a broker nor under contract."""
+        listed = not self._settings.brokers and bool(brokers)
+        return [] if listed or self._document() is not None else [self._settings.topic]
+
+    def contract(self) -> Contract | None:
         """The topic's bucket, from the controller or as the sum of its brokers' shares; None if it has none."""
+        return self._contract(self.look())
+
+    def _contract(self, brokers: dict[str, str]) -> Contract | None:
         if (document := self._document()) is not None:
             return Contract(document["r"], document["b"])
         topic, shares = self._settings.topic, []

@@ -1,8 +1,8 @@
 """Positions in logs: the offset of the next message, and the log it belongs to.
 
 In and out: JSON as Spark keeps it, `{"broker": {"offset": 50, "log": "5f0c…"}, …}`; if an engine has the messages, its
-stream takes the place of the broker. A plain number is an offset of the current log: users write it, and so did
-checkpoints before logs had ids.
+stream takes the place of the broker, and a query of several topics writes `topic/broker`. A plain number is an offset
+of the current log: users write it, and so did checkpoints before logs had ids.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -29,7 +30,7 @@ Keys = Literal["none", "field", "envelope"]
 class Settings:
     """The settings of a source or sink."""
 
-    topic: str
+    topic: str  # of several, what the user wrote
     controller: str = DEFAULT_CONTROLLER  # empty if there is none
     brokers: tuple[str, ...] = ()  # their HTTP URLs; replaces the controller
     engine: str | None = field(default=None, repr=False)  # NATS servers, possibly with credentials
@@ -44,6 +45,13 @@ class Settings:
     keys: Keys = "none"
     group: str | None = None
     rate: float | None = None
+    topics: tuple[str, ...] = ()  # if the user listed several
+    pattern: str | None = None  # of the names of topics
+
+    @property
+    def several(self) -> bool:
+        """Whether a query reads more than one topic, so that offsets name their topic, too."""
+        return bool(self.topics) or self.pattern is not None
 
 
 def read_settings(options: Mapping[str, str]) -> Settings:
@@ -57,28 +65,50 @@ def read_settings(options: Mapping[str, str]) -> Settings:
                 found[meant] = read(text)
             except ValueError as problem:
                 problems.append(f"{name} = {hidden(text)!r}: {problem}")
-    if "topic" not in found and not problems:
+    if "pattern" in found and "topics" in found:
+        problems.append("topic and topicPattern are both set: set only one")
+    elif "pattern" in found:
+        found["topic"] = found["pattern"]
+    elif "topics" in found:
+        names = found.pop("topics")
+        found |= {"topic": names[0]} if len(names) == 1 else {"topic": ",".join(names), "topics": names}
+    elif not problems:
         problems.append("topic is missing: set it with option('topic', …)")
     if "controller" in found and "brokers" in found:
         problems.append("controller and brokers are both set: set only one")
     if "engine" in found and "brokers" in found:
         problems.append("engine and brokers are both set: set only one")
+    if "engine" in found and "pattern" in found and "controller" not in found:
+        problems.append(
+            "topicPattern needs a controller that knows the topics: set controller, or list topics in topic"
+        )
     if "engine" in found:
         found.setdefault("controller", "")
-    names = {name.lower(): name for name in _OPTIONS}
+    known = {name.lower(): name for name in _OPTIONS}
     problems += [  # Spark has its own options, so only what resembles one of ours is refused
-        f"unknown option {unknown}; did you mean {names[close[0]]}?"
+        f"unknown option {unknown}; did you mean {known[close[0]]}?"
         for unknown in given
-        if (close := difflib.get_close_matches(unknown, names, 1, 0.8))
+        if (close := difflib.get_close_matches(unknown, known, 1, 0.8))
     ]
     if problems:
         raise InputError(f"format srtm: {'; '.join(problems)}")
     return Settings(**found)
 
 
-def _topic(text: str) -> str:
-    if not valid_name(text):
+def _topics(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(map(valid_name, names)):
         raise InputError("a topic name is 1 to 64 letters, digits, or . _ -")
+    if len(set(names)) < len(names):
+        raise InputError("a topic is named twice")
+    return names
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InputError(f"not a regular expression: {error}") from None
     return text
 
 
@@ -152,7 +182,8 @@ def _offsets(*names: str) -> Callable[[str], str | Offsets]:
 
 
 _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "topic": ("topic", _topic),
+    "topic": ("topics", _topics),
+    "topicPattern": ("pattern", _pattern),
     "controller": ("controller", _url),
     "brokers": ("brokers", _urls),
     "engine": ("engine", _engine),

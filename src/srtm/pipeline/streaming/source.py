@@ -1,4 +1,4 @@
-"""Spark as a reader of a topic on disk or in JetStream: offsets, offset ranges as partitions, rows as Arrow batches.
+"""Spark as a reader of topics on disk or in JetStream: offsets, offset ranges as partitions, rows as Arrow batches.
 
 In: the positions that Spark last committed, and how many rows it may have. Out: the next positions, and partitions that
 depend on two positions alone, so that a batch that is run again reads the same rows in the same partitions.
@@ -7,6 +7,7 @@ A position is, for each broker, the offset of its next message and the log it be
 was deleted and created again has another log, whose offsets mean other messages. A new broker joins with its oldest
 offset, and its rows come with the next batch, so the offset ranges of every batch are in Spark's own log before they
 are read. If an engine has the messages, its stream takes the place of the broker, and sequence numbers that of offsets.
+A query of several topics has a position for each broker of each (`several.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -24,9 +25,9 @@ from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, Pipeli
 from srtm.model.apportion import apportion
 from srtm.net.backoff import Backoff
 from srtm.pipeline.streaming import jetstream, positions
-from srtm.pipeline.streaming.locating import located
 from srtm.pipeline.streaming.logs import Away, Contract, Logs, patiently, read
 from srtm.pipeline.streaming.positions import Extent, Position, Positions
+from srtm.pipeline.streaming.several import find
 from srtm.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _REPLACED = "was deleted and created again, or its broker started with an empty 
 class OffsetRange(InputPartition):
     """Offsets [begin, end) of the log of one broker, or of a stream; `url` tells which."""
 
+    topic: str
     broker: str
     url: str
     begin: int
@@ -66,9 +68,9 @@ class _Reading:
 
     @property
     def _logs(self) -> Logs:
-        """Where the topic's messages are; looked up until a broker has the topic."""
+        """Where the topics' messages are; looked up until a broker has the topic."""
         if self._found is None:
-            self._found = patiently(lambda: located(self._settings), self._settings.timeout_s)
+            self._found = patiently(lambda: find(self._settings), self._settings.timeout_s)
         return self._found or Logs(self._settings)
 
     def _extents(self) -> dict[str, Extent]:
@@ -79,10 +81,9 @@ class _Reading:
             logs = self._logs
             brokers = logs.look(strict=True)
             found = {broker: extent for broker in brokers if (extent := logs.extent(broker)) is not None}
-            if not found and not logs.known({} if settings.brokers else brokers):
-                raise InputError(
-                    f"no {logs.noun} has topic {settings.topic!r}: check the name, or create the topic first"
-                )
+            held = {logs.part(name)[0] for name in found}
+            if missing := [topic for topic in logs.unknown(brokers) if topic not in held]:
+                raise InputError(f"no {logs.noun} has topic {missing[0]!r}: check the name, or create the topic first")
             return found
 
         return patiently(look, settings.timeout_s)
@@ -94,8 +95,8 @@ class _Reading:
         for broker, to in sorted(end.items()):
             at = start.get(broker, to)
             for begin in range(at.offset, at.offset + at.rows_to(to), rows):
-                url = self._logs.url(broker, timeout_s)
-                found.append(OffsetRange(broker, url, begin, min(begin + rows, to.offset), to.log or at.log))
+                url, end_of = self._logs.url(broker, timeout_s), min(begin + rows, to.offset)
+                found.append(OffsetRange(*self._logs.part(broker), url, begin, end_of, to.log or at.log))
         return found
 
     def _rows(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -109,9 +110,7 @@ class _Reading:
             yield from self._rows_of_stream(wanted)
             return
         try:
-            for batch in read(
-                wanted.url, wanted.broker, settings.topic, at, wanted.end, settings.timeout_s, wanted.log
-            ):
+            for batch in read(wanted.url, wanted.broker, wanted.topic, at, wanted.end, settings.timeout_s, wanted.log):
                 at += batch.num_rows
                 yield _shaped(batch, pa.repeat(pa.scalar(wanted.broker, pa.string()), batch.num_rows))
         except LogError as problem:
@@ -120,11 +119,11 @@ class _Reading:
             kept = self._kept(wanted, at)
             logger.warning("%s; continuing at offset %d of %d", problem, kept, wanted.end)
             if at < kept < wanted.end:
-                yield from self._rows(OffsetRange(wanted.broker, wanted.url, kept, wanted.end, wanted.log))
+                yield from self._rows(replace(wanted, begin=kept))
 
     def _rows_of_stream(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         settings, strict = self._settings, self._settings.fail_on_data_loss
-        what = wanted.url, wanted.broker, settings.topic, wanted.begin, wanted.end, settings.timeout_s, wanted.log
+        what = wanted.url, wanted.broker, wanted.topic, wanted.begin, wanted.end, settings.timeout_s, wanted.log
         try:
             for batch in jetstream.read(*what, strict=strict):
                 yield _shaped(batch, batch.column("broker"))
@@ -135,7 +134,7 @@ class _Reading:
 
     def _kept(self, wanted: OffsetRange, at: int) -> int:
         """The first offset, from `at` on, that a broker still holds."""
-        logs = Logs(self._settings)
+        logs = Logs(replace(self._settings, topic=wanted.topic, topics=(), pattern=None))
         logs.adopt(wanted.broker, wanted.url)
         extent = patiently(lambda: logs.extent(wanted.broker), self._settings.timeout_s)
         there = extent and extent.end >= wanted.end and Position(at, wanted.log).may_be_of(extent.log)
@@ -145,7 +144,8 @@ class _Reading:
         """Refuse a position that the log does not have, unless failOnDataLoss is false."""
         if not self._settings.fail_on_data_loss:
             return
-        where, at = f"topic {self._settings.topic!r} at {self._logs.noun} {broker!r}", position.offset
+        topic, name = self._logs.part(broker)
+        where, at = f"topic {topic!r} at {self._logs.noun} {name!r}", position.offset
         if extent is None:
             raise LogError(f"{where} no longer exists; messages after offset {at} are lost: {_REMEDY}")
         if not position.may_be_of(extent.log):
@@ -200,7 +200,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         """`maxRowsPerTrigger`, or the rows that the contract lets through in ten seconds."""
         if self._settings.max_rows is not None:
             return ReadMaxRows(self._settings.max_rows)
-        self._contract = patiently(lambda: self._logs.contract(self._logs.look()), self._settings.timeout_s)
+        self._contract = patiently(lambda: self._logs.contract(), self._settings.timeout_s)
         if self._contract is None:
             return ReadMaxRows(FREE_ROWS)
         return ReadMaxRows(max(1, int(self._contract.b + CATCH_UP_S * self._contract.r)))
@@ -314,8 +314,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         away_s, timeout_s = time.monotonic() - absence.since_s, self._settings.timeout_s
         absence.again_s = time.monotonic() + absence.backoff.next_s()
         if away_s > timeout_s and (self._settings.fail_on_data_loss or not broker):
-            named = f"{self._logs.noun} {broker!r} of topic {self._settings.topic!r}"
-            name = named if broker else self._settings.controller
+            topic, name = self._logs.part(broker) if broker else ("", "")
+            name = f"{self._logs.noun} {name!r} of topic {topic!r}" if broker else self._settings.controller
             text = str(problem) if isinstance(problem, Away) else "its address is unknown"
             remedy = f"start it, wait longer with option timeout, or {_REMEDY}" if broker else "start it"
             raise PipelineError(f"no response from {name} for {away_s:.0f} s ({text}): {remedy}")
