@@ -6,9 +6,6 @@ batches, and draws the envelope. Ratios are within one run.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +16,10 @@ import pyarrow as pa
 from bench import host
 from bench.groups import Memory
 from bench.measure import interleaved, show
-from bench.pipeline import ONE_THREAD, SEED, polars_many
+from bench.pipeline import ONE_THREAD, SEED, polars_many, run_named
 from srtm.model.profile import profile as model_profile
 from srtm.pipeline.groups import groups
 from srtm.pipeline.profile import TopicProfile, profile
-from srtm.pipeline.session import spark_session
 from srtm.pipeline.traces.scanning import scanned_at
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.trace import ARRIVAL_SCHEMA, encoded, load, writing
@@ -139,18 +135,5 @@ def grouping(spark: SparkSession, folder: Path) -> None:
 ALL = {"grouping": grouping, "profiles": profiles, "growth": growth}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.fleets", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which: {', '.join(ALL)} (default: all)")
-    options = parser.parse_args()
-    print(host.describe(SEED))
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        with spark_session(master="local[2]") as spark:
-            print(f"session started in {time.perf_counter() - began:.1f} s")
-            for name in options.names or ALL:
-                ALL[name](spark, Path(folder))
-
-
 if __name__ == "__main__":
-    main()
+    run_named("bench.fleets", __doc__, ALL)

@@ -23,6 +23,7 @@ from srtm.pipeline.session import spark_session
 from srtm.pipeline.traces.stretches import row_groups_of
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
+from srtm.workload.uris import footers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ def measure(spark: SparkSession, folder: Path, messages: int, seed: int, forms: 
         unit = "iso8601" if form.startswith("iso") else None if form == "parquet" else "s"
         out = folder / f"{messages}-{form}-imported"
         importing, done = timed(lambda: ingest([path], spark, out, mapping=COLUMNS, unit=unit, topic="t"))  # noqa: B023
-        assert row_groups_of(out, TRACE_COLUMNS, "arrival_ns") is not None
+        assert row_groups_of(footers_of(out), TRACE_COLUMNS, "arrival_ns") is not None
         fast, lines = min((timed(lambda: profile(out, spark)) for _ in range(3)), key=lambda run: run[0])  # noqa: B023
         slow: float | None = None
         if form == "csv":

@@ -35,7 +35,7 @@ from srtm.workload.publishers import Arrivals, Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, ArrivalWriter, encoded, load, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -312,18 +312,21 @@ def duckdb_many(path: Path, rate: int, token: int) -> int:
 ALL = {"one_topic": one_topic, "many_topics": many_topics, "placements": placements}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.pipeline", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which: {', '.join(ALL)} (default: all)")
+def run_named(
+    prog: str, description: str | None, benches: Mapping[str, Callable[[SparkSession, Path], object]]
+) -> None:
+    """Run the benches that the command line names, or all, in one Spark session."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("names", nargs="*", help=f"which: {', '.join(benches)} (default: all)")
     options = parser.parse_args()
     print(host.describe(SEED))
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         with spark_session(master="local[2]") as spark:
             print(f"session started in {time.perf_counter() - began:.1f} s")
-            for name in options.names or ALL:
-                ALL[name](spark, Path(folder))
+            for name in options.names or benches:
+                benches[name](spark, Path(folder))
 
 
 if __name__ == "__main__":
-    main()
+    run_named("bench.pipeline", __doc__, ALL)

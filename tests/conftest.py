@@ -36,7 +36,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 FIXTURES = {
     "spark": {"spark", "connect_server", "spark_cluster"},
     "browser": {"browser", "site"},
-    "processes": {"engine", "alone"},
+    "processes": {"engine", "alone", "s3"},
 }
 # These take minutes: a worker that began them last would work on alone.
 FIRST = (
@@ -172,6 +172,7 @@ PARTS = {
     "nsqd": Part("nsqd", "run tests/parts/build (it takes Go)"),
     "nsqlookupd": Part("nsqlookupd", "run tests/parts/build (it takes Go)"),
     "nsqadmin": Part("nsqadmin", "run tests/parts/build (it takes Go)"),
+    "moto_server": Part("moto_server", "run tests/parts/build (it takes Go)"),
     "go": Part("go", "install Debian's package golang"),
     "nats-server": Part("nats-server", "pip install 'srtm[nats]'"),
     "uv": Part("uv", "run make test, or pip install uv"),

@@ -45,8 +45,20 @@ class Groups:
         return Rows([task(group).to_batches() for group in groups])
 
 
+class Shipped:
+    """Rows that are still to be dealt to partitions."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def repartitionById(self, partitions: int, name: str) -> Rows:
+        numbers = self.table[name].to_pylist()
+        assert numbers == list(range(partitions))
+        return Rows([self.table.slice(number, 1).to_batches() for number in numbers])
+
+
 class LocalSpark:
-    """A session that runs `range(…).mapInArrow(…)` here; `at_once` is how many tasks it pretends to run at a time."""
+    """A session that runs tasks here; `at_once` is how many it pretends to run at a time."""
 
     def __init__(self, at_once: int) -> None:
         self.sparkContext = SimpleNamespace(defaultParallelism=at_once)
@@ -54,3 +66,6 @@ class LocalSpark:
     def range(self, begin: int, end: int, step: int, partitions: int) -> Any:
         assert (begin, step, end) == (0, 1, partitions)
         return Rows([[pa.record_batch([pa.array([number])], ["id"])] for number in range(end)])
+
+    def createDataFrame(self, table: pa.Table) -> Any:
+        return Shipped(table)

@@ -21,10 +21,10 @@ from srtm.workload.trace import (
     ArrivalWriter,
     batches,
     encoded,
-    files_of,
     load,
     writing,
 )
+from srtm.workload.uris import files_of
 
 WORKLOAD = Workload(
     (Population(100, 10.0, 5, "poisson", 10, 4 * NS_PER_MS), Population(20, prefix="q")), 20 * NS_PER_S, seed=2
@@ -169,3 +169,18 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"full\.parquet.*No space left"):
         write(full)
     assert not full.exists()
+
+
+def test_a_column_may_be_a_dictionary_or_the_name_of_a_folder(tmp_path: Path) -> None:
+    names = pa.array(["p", "q"]).dictionary_encode()
+    for number, topic in enumerate(["topic=a%2Fb", "topic=c"]):
+        folder = tmp_path / topic / f"group=g{number}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"publisher": names, "arrival_ns": [1, 2]}), folder / "t.parquet")
+    first, second = load(tmp_path)
+    assert (first.topic, second.topic) == ("a/b", "c")
+    assert [(publisher.id, publisher.group) for publisher in second.publishers] == [("p", "g1"), ("q", "g1")]
+    numbers = pa.array([1, 2]).dictionary_encode()
+    pq.write_table(pa.table({"publisher": numbers, "arrival_ns": [1, 2]}), tmp_path / "topic=c" / "t.parquet")
+    with pytest.raises(TraceError, match="column 'publisher' is int64, not string"):
+        load(tmp_path)

@@ -52,7 +52,8 @@ def lending_term(text: str | None) -> str | None:
     return text if text is None else known_term(text)
 
 
-Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Parquet file, or folder of them", show_default=False)]
+TRACE = "Parquet file or folder of them: a path, or a URI such as s3://bucket/run"
+Trace = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE, show_default=False)]
 Master = Annotated[
     str | None,
     typer.Option(
@@ -135,7 +136,7 @@ Duration = Annotated[str, typer.Option(metavar="DURATION", help="Length of the t
 
 @contextmanager
 def spark_for(
-    trace: Path | None,
+    trace: str | None,
     doing: str,
     master: str | None,
     remote: str | None,
@@ -143,16 +144,20 @@ def spark_for(
     *,
     heavy: bool = False,
 ) -> Iterator[tuple[SparkSession, Status]]:
-    """A Spark session and its line of progress; by default the session of `srtm spark up`."""
+    """A Spark session and its line of progress; by default the session of `srtm spark up`.
+
+    That server has the environment in which it was started, so it does not open traces that need credentials.
+    """
     from srtm.pipeline.session import spark_session
-    from srtm.workload.trace import files_of
+    from srtm.workload.uris import files_of, is_remote, only_spark_opens
 
     given = spark_options(options)
-    if trace is not None:
+    if trace is not None and not only_spark_opens(trace):
         files_of(trace)  # a missing file is an error before Spark starts
+    standing = trace is None or not is_remote(trace)
     with (
         Console(stderr=True).status("starting Spark") as status,
-        spark_session(master=master, remote=remote, options=given, standing=True, heavy=heavy) as spark,
+        spark_session(master=master, remote=remote, options=given, standing=standing, heavy=heavy) as spark,
     ):
         status.update(escape(f"{doing} {trace or ''}"))
         yield spark, status

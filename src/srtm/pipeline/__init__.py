@@ -2,3 +2,7 @@
 
 The only folder that imports pyspark. Spark reads, partitions, shuffles and scales; `model/` computes.
 """
+
+from srtm.pipeline.shipping import ship
+
+__all__ = ["ship"]

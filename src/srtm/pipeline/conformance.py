@@ -54,7 +54,7 @@ class TopicConformance:
 
 
 def conformance(trace: Trace, contracts: Contracts, spark: SparkSession | None = None) -> list[TopicConformance]:
-    """The verdict on every topic of a recorded trace: a DataFrame, or a path that the session reads."""
+    """The verdict on every topic of a recorded trace: a DataFrame, a path or a URI."""
     with opened(trace, spark, COLUMNS, "release_ns") as source:
         return conformance_source(source, contracts)
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from srtm.model import correlation as model
 from srtm.model import fleet
@@ -27,7 +25,6 @@ from srtm.pipeline.traces.parts import joined, packed, table_of
 from srtm.pipeline.traces.reading import opened
 from srtm.pipeline.traces.scanning import Names
 from srtm.units import NS_PER_S
-from srtm.workload.trace import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
     from srtm.pipeline.traces.reading import Trace
     from srtm.pipeline.traces.topics import Topics
 
-COLUMNS = ("topic", "publisher", "arrival_ns")
+COLUMNS = ("topic", "publisher", "group", "arrival_ns")
 _ONSET_FIELDS = "lot long, part string, rows binary"
 _LINES = "lines binary"
 _LOTS = 8  # of topics, for each task that runs at a time: some lots are heavier than others
@@ -60,30 +57,17 @@ class TopicGroups:
 def groups(
     trace: Trace, spark: SparkSession | None = None, *, options: model.Options | None = None
 ) -> list[TopicGroups]:
-    """The correlation groups of every topic of a trace: a DataFrame, or a path that the session reads."""
+    """The correlation groups of every topic of a trace: a DataFrame, a path or a URI."""
     chosen = options or model.Options()
-    columns = (*COLUMNS, "group") if _names_groups(trace, spark) else COLUMNS
-    with opened(trace, spark, columns) as source:
+    with opened(trace, spark, COLUMNS) as source:
         topics, faults = source.topics()
-        onsets = source.map(_scanning(topics, chosen, _LOTS * source.at_once), _ONSET_FIELDS, columns)
+        onsets = source.map(_scanning(topics, chosen, _LOTS * source.at_once), _ONSET_FIELDS, COLUMNS)
         found = onsets.groupBy("lot").applyInArrow(_finding(topics, chosen), _LINES).toArrow()
     lines = [line for lot in found["lines"].to_pylist() for line in pickle.loads(lot)] if found.num_rows else []
     counts = topics.counts()
     lines = [replace(line, messages=counts[line.topic]) for line in lines]
     lines += [TopicGroups(topic, messages, error=error) for topic, (messages, error) in faults.items()]
     return sorted(lines, key=lambda line: line.topic)
-
-
-def _names_groups(trace: Trace, spark: SparkSession | None) -> bool:
-    """Whether the trace has a column of declared groups; imported traces may lack it."""
-    if not isinstance(trace, str | Path):
-        return "group" in trace.columns
-    if "://" in str(trace):
-        return spark is not None and "group" in spark.read.parquet(str(trace)).columns
-    try:
-        return all("group" in pq.read_schema(file).names for file in files_of(Path(trace)))
-    except (OSError, pa.ArrowInvalid):
-        return False  # `opened` names the problem
 
 
 class _Stretch:

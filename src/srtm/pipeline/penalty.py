@@ -136,7 +136,7 @@ def penalty(
     *,
     window_ns: int = WINDOW_NS,
 ) -> list[TopicPenalty]:
-    """The account of every topic of a recorded trace: a DataFrame, or a path that the session reads."""
+    """The account of every topic of a recorded trace: a DataFrame, a path or a URI."""
     if not 1 <= window_ns <= scan.LATEST_NS:
         raise InputError(f"window = {window_ns} ns: it must be a positive time of at most 146 years")
     with opened(trace, spark, COLUMNS, grain_ns=window_ns) as source:

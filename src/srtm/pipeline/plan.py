@@ -22,6 +22,7 @@ from srtm.model.latency import SLO, Distribution, Latency
 from srtm.model.placement import POLICIES, policy_named
 from srtm.model.profile import profile
 from srtm.pipeline.traces.batches import batch_of
+from srtm.pipeline.traces.reading import resolved
 from srtm.sim.simulate import SimulatedCluster, SimulatedTopic, Simulation, assess, simulate
 from srtm.workload.publishers import Arrivals, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, Recorded, TopicArrivals, in_topics, load
@@ -114,7 +115,7 @@ def plan(
     if wrong or not brokers:
         raise PlacementError(f"k = {wrong}: choose from 1 to {len(brokers)}, the number of brokers")
     goal = slo or SLO()
-    source = _shipped(traffic)
+    source = _shipped(traffic, spark)
     first = _topic_of(source, topic, groups, bucket)
     cells = [_Cell(name, None) for name in policies if fit]
     cells += [_Cell(name, k) for name in policies for k in ks or range(1, len(brokers) + 1)]
@@ -135,13 +136,19 @@ def plan(
 
 
 def record(
-    plans: Plans, traffic: Traffic, brokers: Sequence[SimulatedBroker], folder: Path, *, seed: int = 0
+    plans: Plans,
+    traffic: Traffic,
+    brokers: Sequence[SimulatedBroker],
+    folder: Path,
+    spark: SparkSession | None = None,
+    *,
+    seed: int = 0,
 ) -> list[Path]:
     """Write the trace that a run of the chosen plan would record, one file per broker, into a new folder."""
     chosen = plans.chosen
     if chosen is None or chosen.broker_of is None:
         raise InputError("no plan to record: no cell could be placed")
-    topic = _topic_of(_shipped(traffic), plans.topic, None, plans.bucket).contract
+    topic = _topic_of(_shipped(traffic, spark), plans.topic, None, plans.bucket).contract
     cluster = SimulatedCluster(topic, brokers, plans.slo, seed, plans.loans)
     seen = cluster.observe(chosen.broker_of, sorted(set(chosen.broker_of.tolist())))
     try:
@@ -165,17 +172,18 @@ class _Named(NamedTuple):
     contract: SimulatedTopic
 
 
-def _shipped(traffic: Traffic) -> str | Workload | pa.Table:
-    """The traffic in a form that workers can use: a path, a workload, or the rows themselves."""
+def _shipped(traffic: Traffic, spark: SparkSession | None) -> str | Workload | pa.Table:
+    """The traffic in a form that workers can use: a path or URI, a workload, or the rows themselves."""
     if isinstance(traffic, Workload):
         return traffic
-    if isinstance(traffic, str | Path):
-        return str(Path(traffic).absolute())  # workers may run in another folder
-    if "group" not in traffic.columns:
+    rows = resolved(traffic, spark)
+    if isinstance(rows, str):
+        return rows
+    if "group" not in rows.columns:
         from pyspark.sql import functions as f
 
-        traffic = traffic.withColumn("group", f.lit(None).cast("string"))
-    return traffic.select(*ARRIVAL_SCHEMA.names).toArrow()
+        rows = rows.withColumn("group", f.lit(None).cast("string"))
+    return rows.select(*ARRIVAL_SCHEMA.names).toArrow()
 
 
 def _topic_of(
@@ -184,8 +192,8 @@ def _topic_of(
     """The topic to plan, with its groups and its bucket."""
     if isinstance(source, Workload):
         return _Named(name or "topic", SimulatedTopic.of(source, bucket))
-    topics = in_topics(source, "the DataFrame") if isinstance(source, pa.Table) else load(Path(source), name)
-    found = _only(topics or load(Path(source)), name)
+    topics = in_topics(source, "the DataFrame") if isinstance(source, pa.Table) else load(source, name)
+    found = _only(topics or load(source), name)
     publishers = found.publishers
     if groups is not None:
         publishers = tuple(replace(publisher, group=groups.get(publisher.id)) for publisher in publishers)

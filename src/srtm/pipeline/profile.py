@@ -181,7 +181,7 @@ def profile(
     headroom: Number = HEADROOM,
     quantile: Number = QUANTILE,
 ) -> Profiles:
-    """The profile of every topic of a trace: a DataFrame, or a path that the session reads."""
+    """The profile of every topic of a trace: a DataFrame, a path or a URI."""
     with opened(trace, spark, COLUMNS) as source:
         return profile_source(source, headroom, quantile)
 

@@ -11,8 +11,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import pyarrow.parquet as pq
-
 from srtm.model.timeline import Timeline
 from srtm.pipeline import figures
 from srtm.pipeline.conformance import conformance
@@ -20,8 +18,8 @@ from srtm.pipeline.groups import groups
 from srtm.pipeline.penalty import WINDOW_NS, penalty
 from srtm.pipeline.plan import plan
 from srtm.pipeline.profile import profile
+from srtm.pipeline.traces.reading import columns_of
 from srtm.units import NS_PER_MS, NS_PER_S, format_instant, format_ns
-from srtm.workload.trace import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +60,7 @@ class Findings:
 
 
 def findings(
-    trace: Path,
+    trace: str | Path,
     spark: SparkSession,
     *,
     contracts: Mapping[str, Timeline] | Timeline | None = None,
@@ -77,7 +75,7 @@ def findings(
     say("looking for groups")
     found = groups(trace, spark)
     penalties = verdicts = None
-    if _is_recorded(trace):
+    if {"broker", "release_ns"} <= columns_of(trace, spark):
         held = contracts or {line.topic: Timeline(line.bucket) for line in profiles if line.bucket}
         say("adding up waiting times")
         penalties = penalty(trace, held, spark, window_ns=window_ns)
@@ -108,11 +106,6 @@ def write_report(path: Path, found: Findings) -> None:
         *_plan_section(found.plans, plots),
     ]
     figures.write_text(path, figures.page(f"SRTM: {escape(Path(found.source).name)}", "\n".join(sections)))
-
-
-def _is_recorded(trace: Path) -> bool:
-    wanted = {"broker", "release_ns"}
-    return all(wanted <= set(pq.read_schema(file).names) for file in files_of(trace))
 
 
 def _largest(lines: list[Line]) -> list[Line]:

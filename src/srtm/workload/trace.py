@@ -10,8 +10,9 @@
 | `release_ns` | int64  | recorded runs only: when the bucket let the message go       |
 | `sent_ns`    | int64  | recorded runs only: written to the first subscriber          |
 
-A trace is a file or a folder of files, sorted or not. Files written here are sorted by `arrival_ns` and delta-encoded,
-in row groups of about a million messages with statistics, so readers can each take a stretch of time.
+A trace is a file or a folder of files (`uris`), sorted or not. A column of strings may be in the names of folders
+instead, as Hive has it: `topic=x/…`. Files written here are sorted by `arrival_ns` and
+delta-encoded, in row groups of about a million messages with statistics, so readers can each take a stretch of time.
 A recorded file's metadata has what its broker lent and borrowed of each topic (`moved_in`), if it lent.
 A file gets its name only when it is complete.
 """
@@ -34,6 +35,7 @@ from srtm.errors import TraceError
 from srtm.model.placement import Publisher
 from srtm.model.profile import mean_rate
 from srtm.workload.publishers import Arrivals
+from srtm.workload.uris import explained, files_of, footers_of, parquet, partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +59,6 @@ RECORDED_SCHEMA = pa.schema(
         pa.field("sent_ns", pa.int64()),
     ]
 )
-_READ = pa.schema([field.with_nullable(True) for field in ARRIVAL_SCHEMA])  # foreign files may hold nulls
 _ROW_GROUP = 1_000_000
 _STRINGS = [field.name for field in RECORDED_SCHEMA if field.type == pa.string()]
 _TIMES = [field.name for field in RECORDED_SCHEMA if field.type == pa.int64()]
@@ -74,12 +75,12 @@ class Moved(NamedTuple):
     borrowed_ptok: int
 
 
-def moved_in(path: Path) -> dict[str, dict[str, Moved]]:
+def moved_in(path: str | Path) -> dict[str, dict[str, Moved]]:
     """What brokers lent and borrowed during a recorded run, by topic and broker; only of topics that lent."""
     found: dict[str, dict[str, Moved]] = {}
-    for file in files_of(path):
+    for file, footer in footers_of(path).items():
+        about = footer.metadata or {}
         try:
-            about = pq.read_metadata(file).metadata or {}
             peers_of = json.loads(about.get(MOVED_KEY.encode(), b"{}"))
             broker = about.get(BROKER_KEY.encode(), b"").decode()
             for topic, peers in peers_of.items():
@@ -89,8 +90,8 @@ def moved_in(path: Path) -> dict[str, dict[str, Moved]]:
                     before.lent_ptok + sum(each.lent_ptok for each in more),
                     before.borrowed_ptok + sum(each.borrowed_ptok for each in more),
                 )
-        except (OSError, pa.ArrowInvalid, ValueError, TypeError, AttributeError) as error:
-            raise TraceError(f"{file} says nothing readable about lent tokens: {error}", path=str(file)) from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise TraceError(f"{file} says nothing readable about lent tokens: {error}", path=file) from None
     return found
 
 
@@ -206,41 +207,51 @@ class TopicArrivals:
     arrivals: Arrivals
 
 
-def files_of(path: Path) -> list[Path]:
-    """The Parquet files of a trace: the file itself, or those of the folder in order of name."""
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*.parquet") if file.is_file())
-        if not files:
-            raise TraceError(f"folder {path} holds no .parquet file", path=str(path))
-        return files
-    if not path.exists():
-        raise TraceError(f"no trace at {path}: check the path", path=str(path))
-    return [path]
-
-
-def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def batches(path: str | Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Some columns of a trace, row group by row group, in the order of the files; foreign files may hold nulls."""
-    wanted = pa.schema([RECORDED_SCHEMA.field(name).with_nullable(True) for name in columns])
     for file in files_of(path):
-        try:
-            with pq.ParquetFile(file) as source:
-                check_schema(file, source.schema_arrow, columns)
-                there = [name for name in columns if name in source.schema_arrow.names]
-                for group in range(source.num_row_groups):
-                    rows = source.read_row_group(group, columns=there)
-                    for name in set(columns) - set(there):
-                        rows = rows.append_column(name, pa.nulls(rows.num_rows, wanted.field(name).type))
-                    yield from rows.select(list(columns)).cast(wanted).to_batches()
-        except (OSError, pa.ArrowInvalid) as error:
-            raise TraceError(f"{file} is not a readable Parquet file: {error}", path=str(file)) from None
+        with explained(file), parquet(file) as source:
+            check_schema(file, source.schema_arrow, columns)
+            for number in range(source.num_row_groups):
+                yield from rows_of(source, file, number, plain(columns)).to_batches()
 
 
-def load(path: Path, topic: str | None = None) -> list[TopicArrivals]:
+def plain(columns: Sequence[str]) -> pa.Schema:
+    """Some columns of a trace, any of which may hold nulls."""
+    return pa.schema([RECORDED_SCHEMA.field(name).with_nullable(True) for name in columns])
+
+
+def partitions_of(file: str) -> dict[str, str | None]:
+    """The columns of a trace that the folders of a file name."""
+    return {name: value for name, value in partitions(file).items() if name in _STRINGS}
+
+
+def rows_of(source: pq.ParquetFile, file: str, number: int, schema: pa.Schema, *, topic: str | None = None) -> pa.Table:
+    """A row group in the columns and types of a schema: from the file, else from its folders, else null.
+
+    The topic is not read if it is given.
+    """
+    there = source.schema_arrow.names
+    known = {name: value for name, value in partitions_of(file).items() if name not in there}
+    if topic is not None:
+        known["topic"] = topic
+    read = [name for name in schema.names if name in there and name not in known]
+    rows = source.read_row_group(number, columns=read, use_threads=False)
+    for name in schema.names:
+        if name not in read:
+            everywhere = pa.array(np.zeros(rows.num_rows, np.int32))
+            value = pa.array([known.get(name)], RECORDED_SCHEMA.field(name).type)
+            same = value.take(everywhere) if value.null_count else pa.DictionaryArray.from_arrays(everywhere, value)
+            rows = rows.append_column(name, same)
+    return rows.select(schema.names).cast(schema)
+
+
+def load(path: str | Path, topic: str | None = None) -> list[TopicArrivals]:
     """A whole trace in memory, sorted, one entry per topic; or just the named topic, if the trace has it."""
     rows: Iterator[pa.RecordBatch] = batches(path, ARRIVAL_SCHEMA.names)
     if topic is not None:
         rows = (batch.filter(pc.equal(batch.column("topic"), topic)) for batch in rows)
-    table = pa.Table.from_batches(rows, _READ)
+    table = pa.Table.from_batches(rows, plain(ARRIVAL_SCHEMA.names))
     if not table.num_rows and (topic is None or not any(batch.num_rows for batch in batches(path, ["topic"]))):
         raise TraceError(f"{path} holds no messages", path=str(path))
     return in_topics(table, str(path))
@@ -277,20 +288,22 @@ def _one_topic(name: str, rows: pa.Table) -> TopicArrivals:
     return TopicArrivals(name, publishers, Arrivals(times[order], senders[order].astype(np.int32)))
 
 
-def check_schema(file: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
+def check_schema(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
     """Refuse a file that lacks any of the columns, or holds another type in them."""
     wrong: list[str] = []
+    known = partitions_of(file)
     for name in columns:
         wanted: Any = RECORDED_SCHEMA.field(name).type
-        if name not in schema.names and RECORDED_SCHEMA.field(name).nullable:
-            continue
-        if name not in schema.names:
+        if name in schema.names:
+            kind = schema.field(name).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if kind != wanted and not (wanted == pa.string() and kind == pa.large_string()):
+                wrong.append(f"column {name!r} is {kind}, not {wanted}")
+        elif name not in known and not RECORDED_SCHEMA.field(name).nullable:
             wrong.append(f"column {name!r} ({wanted}) is missing")
-        elif schema.field(name).type not in (wanted, pa.large_string() if wanted == pa.string() else wanted):
-            wrong.append(f"column {name!r} is {schema.field(name).type}, not {wanted}")
     if wrong:
         raise TraceError(
             f"{file} is not a trace: {'; '.join(wrong)}; its columns are {', '.join(schema.names)}."
             " Other data becomes a trace with srtm trace import",
-            path=str(file),
+            path=file,
         )

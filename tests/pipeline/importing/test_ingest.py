@@ -23,6 +23,7 @@ from srtm.pipeline.traces.stretches import row_groups_of
 from srtm.units import NS_PER_S
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import ARRIVAL_SCHEMA, RECORDED_SCHEMA, ArrivalWriter, writing
+from srtm.workload.uris import footers_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +117,7 @@ def test_every_row_is_in_the_trace_once_or_in_the_rejects(spark: SparkSession, t
     assert rows_of(done.out) == Counter(verdict for verdict in verdicts if isinstance(verdict, tuple))
     assert done.read == len(verdicts) + 5 == done.written + done.rejects
     assert done.files == 8
-    assert row_groups_of(done.out, COLUMNS, "arrival_ns") is not None
+    assert row_groups_of(footers_of(done.out), COLUMNS, "arrival_ns") is not None
     for line in done.rejected:
         assert 1 <= len(line.examples) <= min(3, line.rows)
         assert all(example.file and Path(example.file).parent == logs for example in line.examples)
@@ -137,7 +138,7 @@ def test_what_comes_back_is_the_trace_that_was(spark: SparkSession, tmp_path: Pa
     done = ingest([foreign], spark, tmp_path / "imported", form=form, unit="ns")
     assert rows_of(done.out) == rows_of(original)
     assert (done.topics, done.publishers, done.rejects) == (1, 40, 0)
-    assert row_groups_of(done.out, COLUMNS, "arrival_ns") is not None
+    assert row_groups_of(footers_of(done.out), COLUMNS, "arrival_ns") is not None
     if form == "csv":
         assert profile(done.out, spark) == profile(original, spark) == profile(frame)
 

@@ -16,6 +16,7 @@ from srtm.pipeline.importing import output
 from srtm.pipeline.profile import COLUMNS, profile
 from srtm.pipeline.traces.stretches import row_groups_of
 from srtm.workload.trace import ARRIVAL_SCHEMA
+from srtm.workload.uris import footers_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,13 +60,13 @@ def test_a_topic_larger_than_a_task_and_many_smaller_than_a_row_group(
     )
     own, shared = tmp_path / "own", tmp_path / "shared"
     assert output.write_trace(frame, own, ARRIVAL_SCHEMA, messages=6_000, topics=51).files == 6
-    groups = row_groups_of(own, COLUMNS, "arrival_ns") or []
+    groups = row_groups_of(footers_of(own), COLUMNS, "arrival_ns") or []
     big = [group.span for group in groups if group.topic == "big"]
     assert len(big) >= 4  # several tasks, none of which overlap
     assert all(before.last_ns < after.first_ns for before, after in pairwise(big))
     monkeypatch.setattr(output, "MANY_TOPICS", 50)
     output.write_trace(frame, shared, ARRIVAL_SCHEMA, messages=6_000, topics=51)
-    groups = row_groups_of(shared, COLUMNS, "arrival_ns") or []
+    groups = row_groups_of(footers_of(shared), COLUMNS, "arrival_ns") or []
     assert {group.topic for group in groups} == {"big", None}
     footers = [pq.read_metadata(file) for file in shared.iterdir()]
     assert sum(footer.num_row_groups for footer in footers) <= 7

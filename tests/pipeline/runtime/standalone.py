@@ -1,4 +1,4 @@
-"""A standalone cluster of two workers, started from the PySpark wheel."""
+"""A standalone cluster, started from the PySpark wheel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,9 @@ import pyspark
 
 from srtm.pipeline.runtime.archive import JVM_OPTIONS
 from srtm.pipeline.runtime.java import java_home
+from tests.pipeline.runtime.namespace import Namespace
 
+HOME = Path(pyspark.__file__).parent
 # A driver on it: executors that fit its workers and start quickly, and few tasks, because data in tests is small.
 OPTIONS = {
     "spark.sql.shuffle.partitions": "4",
@@ -55,9 +57,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def alive_workers(port: int) -> int:
+def alive_workers(host: str, port: int) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{host}:{port}/json/", timeout=5) as answer:
             return int(json.load(answer)["aliveworkers"])
     except (OSError, ValueError):  # it is not there yet, or its pages are not all
         return 0
@@ -70,31 +72,43 @@ def wait_for(what: Callable[[], object], within_s: float = 300) -> None:
         time.sleep(0.05)
 
 
-@contextmanager
-def standalone(folder: Path) -> Iterator[Cluster]:
-    """Master and workers, which end with the block; they work in a folder."""
-    home = Path(pyspark.__file__).parent
-    environment = os.environ | {
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
+def environment(host: str) -> dict[str, str]:
+    """What Spark's own programs need: a Java, a Python and an address."""
+    return os.environ | {
+        "SPARK_HOME": str(HOME),
+        "SPARK_LOCAL_IP": host,
         "SPARK_DAEMON_MEMORY": "512m",
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_DAEMON_JAVA_OPTS": " ".join(JVM_OPTIONS),
     }
+
+
+@contextmanager
+def standalone(folder: Path, apart: Namespace | None = None) -> Iterator[Cluster]:
+    """A master and two workers, which end with the block; they work in a folder.
+
+    Apart, the one worker runs in a namespace, where it does not know this package either.
+    """
+    host, its_host = (apart.outside, apart.inside) if apart else ("127.0.0.1", "127.0.0.1")
     port, page = free_port(), free_port()
-    master = f"spark://127.0.0.1:{port}"
-    daemons = [f"master.Master --host 127.0.0.1 --port {port} --webui-port {page}"] + [
-        f"worker.Worker --host 127.0.0.1 --cores 1 --memory 1g --webui-port 0 --work-dir {folder}/worker-{n} {master}"
-        for n in (1, 2)
-    ]
+    master = f"spark://{host}:{port}"
     processes: list[subprocess.Popen[bytes]] = []
+
+    def start(daemon: str, at: str, before: Sequence[str] = ()) -> None:
+        known = environment(at)
+        if apart:
+            known.pop("PYTHONPATH", None)
+        command = [*before, str(HOME / "bin" / "spark-class"), *f"org.apache.spark.deploy.{daemon}".split()]
+        with (folder / f"{len(processes)}.log").open("w") as log:
+            processes.append(subprocess.Popen(command, env=known, stdout=log, stderr=log))
+
     try:
-        for daemon in daemons:
-            command = [str(home / "bin" / "spark-class"), *f"org.apache.spark.deploy.{daemon}".split()]
-            with (folder / f"{len(processes)}.log").open("w") as log:
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        wait_for(lambda: alive_workers(page) == 2)
+        start(f"master.Master --host {host} --port {port} --webui-port {page}", host)
+        for number in (1,) if apart else (1, 2):
+            options = f"--host {its_host} --cores 1 --memory 1g --webui-port 0 --work-dir {folder}/worker-{number}"
+            start(f"worker.Worker {options} {master}", its_host, apart.enter if apart else ())
+        wait_for(lambda: alive_workers(host, page) == len(processes) - 1)
         yield Cluster(master, [process.pid for process in processes[1:]], folder)
     finally:
         for process in reversed(processes):

@@ -6,9 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.pipeline import profile as job
 from srtm.pipeline.profile import TopicProfile, profile, profile_source
 from srtm.pipeline.traces import files as reading_files
-from srtm.pipeline.traces import frames, stretches
+from srtm.pipeline.traces import frames, stretches, tasks
 from srtm.pipeline.traces.frames import Frame
 from srtm.pipeline.traces.stretches import Span
 from srtm.pipeline.traces.topics import Topics
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 Message = tuple[str, str, int]  # topic, publisher, arrival
 
+TOPICS = ["t", "a/b", "50% ü=_"]
 GAPS_NS = [0, 0, 0, 1, 999, 10**6, 10**8, 10**9, 11 * 10**9, 3 * 86_400 * 10**9]
 
 
@@ -37,11 +40,11 @@ GAPS_NS = [0, 0, 0, 1, 999, 10**6, 10**8, 10**9, 11 * 10**9, 3 * 86_400 * 10**9]
 def messages(draw: st.DrawFn) -> list[Message]:
     """Messages of a few topics in order of time: equal times, bursts, gaps of days."""
     rows, at = [], draw(st.integers(-(10**12), 10**12))
-    topics = draw(st.integers(1, 3))
+    topics = draw(st.integers(1, len(TOPICS)))
     for _ in range(draw(st.integers(1, 40))):
         at += draw(st.sampled_from(GAPS_NS))
         topic, publisher = draw(st.integers(0, topics - 1)), draw(st.integers(0, 3))
-        rows += [(f"t{topic}", f"p{publisher}", at)] * draw(st.sampled_from([1, 1, 2, 7]))
+        rows += [(TOPICS[topic], f"p{publisher}", at)] * draw(st.sampled_from([1, 1, 2, 7]))
     return rows
 
 
@@ -77,15 +80,29 @@ def table_of(rows: list[Message]) -> pa.Table:
     return pa.table(arrays, names=["topic", "publisher", "arrival_ns"])
 
 
-def _otherwise(field: pa.Field) -> pa.Field:
-    kind = pa.large_string() if field.type == pa.string() else field.type
-    return pa.field(field.name, kind, nullable=False)
+def _otherwise(field: pa.Field, strings: pa.DataType) -> pa.Field:
+    return pa.field(field.name, strings if field.type == pa.string() else field.type, nullable=False)
+
+
+def _write(folder: Path, number: int, table: pa.Table, row_group_size: int, *, partitioned: bool) -> None:
+    """A file, or one of each topic, whose folder has the topic's name as Hive and Spark write it."""
+    if not partitioned:
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=row_group_size)
+        return
+    topics = table["topic"].cast(pa.string())
+    for topic in topics.unique().to_pylist():
+        rows = table.filter(pc.equal(topics, topic)).drop_columns("topic")
+        (place := folder / f"topic={quote(topic, safe='')}").mkdir(exist_ok=True)
+        pq.write_table(rows, place / f"{number}.parquet", row_group_size=row_group_size)
 
 
 @settings(max_examples=min(100, settings().max_examples))
 @given(messages(), st.data())
 def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.DataObject) -> None:
-    """Messages dealt to files at random or by time, row groups of any size, sorted or not, batches of any size."""
+    """Messages dealt to files at random or by time, row groups of any size, sorted or not, batches of any size.
+
+    Topics are a column or the names of folders.
+    """
     files: list[list[Message]] = [[] for _ in range(data.draw(st.integers(1, 4)))]
     by_time = data.draw(st.booleans())
     for number, row in enumerate(rows):
@@ -98,13 +115,15 @@ def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.D
             size = data.draw(st.integers(1, 20))
             table = table_of(its_rows)
             if data.draw(st.booleans()):  # another writer, with other habits
-                table = table.cast(pa.schema([_otherwise(field) for field in table.schema]))
-            pq.write_table(table, Path(folder, f"{number}.parquet"), row_group_size=size)
+                strings = data.draw(st.sampled_from([pa.large_string(), pa.dictionary(pa.int8(), pa.string())]))
+                table = table.cast(pa.schema([_otherwise(field, strings) for field in table.schema]))
+            _write(Path(folder), number, table, size, partitioned=data.draw(st.booleans()))
         spark = cast("SparkSession", LocalSpark(data.draw(st.integers(1, 5))))
         with (
             patch.multiple(stretches, _SMALL=0, _REREAD=1000),
             patch.object(reading_files, "_BATCH", data.draw(st.integers(1, 50))),
             patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
+            patch.object(tasks, "_SMALL", data.draw(st.sampled_from([0, 2**17]))),
         ):
             assert profile(folder, spark) == expected(rows)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,7 +78,7 @@ def create(
     r: R = None,
     b: B = None,
     trace: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="TRACE", help="Trace to profile (r, b) from", rich_help_panel=_CONTRACT),
     ] = None,
     slo_p99: Slo = SLO_P99,
@@ -236,7 +235,7 @@ def _contract(topic: dict[str, Any]) -> str:
     return f"topic {topic['topic']}: {bucket}, p99 within {topic['slo_ms']:g} ms, {topic['policy']}{kept}"
 
 
-def _from_trace(name: str, trace: Path) -> tuple[TokenBucket, list[dict[str, Any]]]:
+def _from_trace(name: str, trace: str) -> tuple[TokenBucket, list[dict[str, Any]]]:
     """(r, b) and the publishers of a trace's topic: its only one, or the one of that name."""
     from srtm.model.profile import profile
     from srtm.workload.trace import load

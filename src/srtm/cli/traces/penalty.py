@@ -27,6 +27,7 @@ from srtm.cli.common import (
 )
 from srtm.units import PICO_PER_TOKEN, format_instant, format_ns, parse_duration_ns
 from srtm.workload.trace import moved_in
+from srtm.workload.uris import only_spark_opens
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,7 +63,7 @@ def penalty(
     contracts = contracts_from(r, b, contract)
     with spark_for(trace, "adding up", master, remote, spark_conf) as (spark, _):
         lines = run(trace, contracts, spark, window_ns=parse_duration_ns(window))
-    moved = moved_in(trace) if trace.exists() else {}
+    moved = {} if only_spark_opens(trace) else moved_in(trace)
     if as_json or form is Format.JSON:
         print_json({"topics": [facts(line, moved.get(line.topic)) for line in lines]})
     else:

@@ -14,6 +14,7 @@ from rich.console import Console
 from srtm.cli.common import (
     BROKERS,
     SLO_P99,
+    TRACE,
     AsJson,
     Batch,
     BrokerModel,
@@ -54,10 +55,10 @@ if TYPE_CHECKING:
 
 def plan(
     trace: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="TRACE",
-            help="Parquet file, or folder of them; without it, a synthetic workload",
+            help=f"{TRACE}; without it, a synthetic workload",
             show_default=False,
         ),
     ] = None,
@@ -156,7 +157,7 @@ def plan(
     slo = SLO(parse_duration_ns(slo_p99, bare="ms"))
     fleet = fleet_from(brokers, model, calibration, mcap_mps, load, load_batch)
     loans = Loans(term, parse_duration_ns(round_trip, bare="ms")) if (term := known_term(lending)) != "off" else None
-    traffic: Path | Workload
+    traffic: str | Workload
     if trace is None:
         population = Population(publishers, rate, batch, process, group_size, parse_duration_ns(jitter, bare="ms"))  # type: ignore[arg-type]
         traffic = Workload((population,), parse_duration_ns(duration), seed)
@@ -177,8 +178,8 @@ def plan(
             seed=seed,
             loans=loans,
         )
-    if record:
-        job.record(plans, traffic, fleet, record, seed=seed)
+        if record:
+            job.record(plans, traffic, fleet, record, spark, seed=seed)
     if figure:
         from srtm.pipeline import figures
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srtm.errors import InputError, TraceError
+from srtm.workload.uris import absolute, is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -72,7 +73,11 @@ def find(inputs: Iterable[str | Path], form: str | None = None) -> dict[Path, st
     if form is not None and form not in FORMS:
         raise InputError(f"unknown file format {form!r}; known: {', '.join(FORMS)}", value=form)
     found: dict[Path, str] = {}
-    for name in map(str, inputs):
+    for given in map(str, inputs):
+        if is_remote(given):
+            remedy = "copy it here, or pass a DataFrame that Spark reads from it to ingest.normalise"
+            raise TraceError(f"cannot import {given}, which is not a file of this machine: {remedy}", path=given)
+        name = absolute(given) if given.startswith("file:") else given
         path = Path(name)
         matches = [path] if path.exists() else [Path(match) for match in sorted(glob(name, recursive=True))]  # noqa: PTH207
         if not matches:

@@ -1,13 +1,14 @@
-"""Cells: independent computations, one Spark task each, whose results arrive one by one as they finish.
+"""Cells: independent computations on Spark, whose results arrive soon after each is finished.
 
-Each cell is a job of its own, as many at a time as Spark has cores: the tasks of a single job would answer together,
-but callers that save finished cells want each as soon as it is done. Cells start in the given order, so put the longest
-first.
+A job of its own for every cell would cost a fifth of a second each, and the tasks of a single job would answer
+together, but callers want to save finished cells early. So jobs take a few seconds: one long cell, or several short
+ones. As many run at a time as Spark has cores. Cells start in the given order, so put the longest first.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Cell = TypeVar("Cell")
+_JOB_S = 3.0
+_MOST = 40  # cells of a job
 
 
 def run_cells(spark: SparkSession, cells: Sequence[Cell], work: Callable[[Cell], bytes]) -> Iterator[tuple[int, bytes]]:
@@ -28,18 +31,30 @@ def run_cells(spark: SparkSession, cells: Sequence[Cell], work: Callable[[Cell],
     `work` and the cells are pickled to workers; `work` must depend on its cell alone. An exception in it ends the run.
     """
 
-    def on_spark(number: int) -> tuple[int, bytes]:
-        cell = cells[number]
+    def on_spark(numbers: range) -> tuple[range, list[bytes], float]:
+        some, began_s = [cells[number] for number in numbers], time.monotonic()
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for _ in batches:
-                yield pa.record_batch([pa.array([work(cell)], pa.binary())], ["found"])
+                yield pa.record_batch([pa.array([work(cell) for cell in some], pa.binary())], ["found"])
 
-        return number, spark.range(0, 1, 1, 1).mapInArrow(task, "found binary").toArrow()["found"][0].as_py()
+        found = spark.range(0, 1, 1, 1).mapInArrow(task, "found binary").toArrow()["found"].to_pylist()
+        return numbers, found, time.monotonic() - began_s
 
-    pool = ThreadPoolExecutor(parallelism(spark), thread_name_prefix="cell")
+    together = parallelism(spark)
+    pool = ThreadPoolExecutor(together, thread_name_prefix="cell")
+    running, begun, size = set[Future[tuple[range, list[bytes], float]]](), 0, 1
     try:
-        for future in as_completed([pool.submit(on_spark, number) for number in range(len(cells))]):
-            yield future.result()
+        while running or begun < len(cells):
+            while len(running) < together and begun < len(cells):
+                # The last ones are dealt out evenly.
+                numbers = range(begun, begun + max(1, min(size, (len(cells) - begun) // together)))
+                running.add(pool.submit(on_spark, numbers))
+                begun = numbers.stop
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in finished:
+                numbers, found, took_s = each.result()
+                size = max(1, min(_MOST, round(_JOB_S * len(numbers) / took_s)))
+                yield from zip(numbers, found, strict=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

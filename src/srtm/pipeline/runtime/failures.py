@@ -41,8 +41,11 @@ def explained(place: Place) -> Iterator[None]:
         raise explanation(_text(error), place) from error
 
 
-def check_reachable(place: Place) -> None:
-    """Refuse an address that does not respond; Spark itself would try for minutes."""
+def check_reachable(place: Place) -> str | None:
+    """Refuse an address that does not respond; Spark itself would try for minutes.
+
+    Returns the address of this machine that a master or server at another address sees.
+    """
     scheme, _, hosts = place.address.partition("://")
     if not re.match(r"local(\[.+\])?$|spark://|k8s://|sc://|yarn$", place.address):
         raise InputError(
@@ -50,14 +53,15 @@ def check_reachable(place: Place) -> None:
             "Connect server (sc://host)"
         )
     if scheme not in ("spark", "sc"):
-        return
+        return None
     problems = []
     for host in hosts.split(","):
         at = urlsplit(f"//{host}")
         try:
             port = at.port or {"spark": 7077, "sc": 15002}[scheme]
-            socket.create_connection((at.hostname or "localhost", port), timeout=REACHED_WITHIN_S).close()
-            return
+            with socket.create_connection((at.hostname or "localhost", port), timeout=REACHED_WITHIN_S) as way:
+                host = str(way.getsockname()[0])
+                return f"[{host}]" if ":" in host else host
         except (OSError, ValueError) as error:
             problems.append(str(getattr(error, "strerror", None) or error).lower())
     kind = "Spark master" if scheme == "spark" else "Spark Connect server"
@@ -76,7 +80,7 @@ def explanation(text: str, place: Place) -> SRTMError:
     for pattern, message in _CAUSES:
         if found := re.search(pattern, text):
             return PipelineError(message(found, place), address=place.address)
-    return PipelineError(f"Spark on {place.address} failed: {_first_line(text)}", address=place.address)
+    return PipelineError(f"Spark on {place.address} failed: {first_line(text)}", address=place.address)
 
 
 _CAUSES: list[tuple[str, Callable[[re.Match[str], Place], str]]] = [
@@ -152,7 +156,7 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {said}"
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
     """The cause that Spark names, without the text around it."""
     raised = re.findall(r"^([A-Za-z_][\w.]*(?:: [^\n]+)?)$", text.partition("Traceback (most recent")[2], re.MULTILINE)
     caused = (

@@ -35,6 +35,10 @@ def serve(idle_s: float) -> None:
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
+        # As Spark's own server. Without them, files that a client sends are every client's: tasks look for them when
+        # that client has left, and fail.
+        "spark.sql.artifact.isolation.enabled": "true",
+        "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
         # A session whose client died silently counts as use until this timeout.
         "spark.connect.session.manager.defaultSessionTimeout": f"{max(1, int(idle_s))}s",
         # A long-lived JVM repays full compilation.

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from srtm.errors import TraceError
 from srtm.model.scan import is_sorted
 from srtm.pipeline.runtime.cores import parallelism
 from srtm.pipeline.traces.batches import batch_of
 from srtm.pipeline.traces.parts import PART_FIELDS, joined, packed, table_of
 from srtm.pipeline.traces.stretches import RowGroup, Stretch, floor, in_order
+from srtm.pipeline.traces.tasks import spread
 from srtm.pipeline.traces.topics import Topics
-from srtm.workload.trace import RECORDED_SCHEMA
+from srtm.workload.trace import RECORDED_SCHEMA, plain, rows_of
+from srtm.workload.uris import explained, parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _BATCH = 1_000_000  # messages per batch, about a row group
 _MIXED = 16  # times as many if row groups hold several topics: fewer batches of each
 _NAMES = pa.dictionary(pa.int32(), pa.string())
+_FOR_EACH = 4  # tasks that read rows for Spark, for each that runs at a time
 _SPAN_FIELDS = "topic string, messages long, first_ns long, last_ns long"
 _EMPTY = pa.record_batch([pa.array([], _NAMES), pa.array([], pa.int64())], ["topic", "key"])
 
@@ -89,13 +90,10 @@ class Files:
         if before_ns:
             stretches = [self._reaching_back(stretch, before_ns) for stretch in stretches]
 
-        def task(batches: Batches) -> Batches:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    stretch = stretches[number]
-                    yield from work(stretch.begin_ns, _merged(stretch, key, wanted, before_ns, grain_ns))
+        def task(stretch: Stretch) -> Batches:
+            yield from work(stretch.begin_ns, _merged(stretch, key, wanted, before_ns, grain_ns))
 
-        return self.spark.range(0, len(stretches), 1, len(stretches)).mapInArrow(task, fields)
+        return spread(self.spark, stretches, task, fields)
 
     def _number(self, time_ns: int) -> int:
         return bisect_right(self.stretches, time_ns, key=lambda stretch: stretch.begin_ns) - 1
@@ -105,6 +103,20 @@ class Files:
         near = self.stretches[max(0, self._number(begin)) : self._number(stretch.begin_ns) + 1]
         reached = {group for earlier in near for group in earlier.row_groups if group.span.last_ns >= begin}
         return stretch._replace(row_groups=in_order(reached))
+
+
+def frame_of(spark: SparkSession, footers: Mapping[str, Any], columns: Sequence[str]) -> DataFrame:
+    """Files in which nothing tells stretches apart, as rows for Spark to sort; tasks read them, too."""
+    groups = [(file, number) for file, footer in footers.items() for number in range(footer.num_row_groups)]
+    schema, tasks = plain(columns), min(len(groups), _FOR_EACH * parallelism(spark))
+
+    def task(mine: list[tuple[str, int]]) -> Batches:
+        for file, number in mine:
+            with explained(file), parquet(file) as source:
+                yield from rows_of(source, file, number, schema).to_batches()
+
+    fields = ", ".join(f"`{field.name}` {'string' if field.type == pa.string() else 'long'}" for field in schema)
+    return spread(spark, [groups[number::tasks] for number in range(tasks)], task, fields)
 
 
 def _merged(stretch: Stretch, key: str, columns: list[str], before_ns: int, grain_ns: int) -> Batches:
@@ -133,27 +145,13 @@ def _merged(stretch: Stretch, key: str, columns: list[str], before_ns: int, grai
 
 def _read(row_group: RowGroup, columns: list[str], files: ExitStack, opened_files: dict[str, Any]) -> pa.Table:
     strings = [name for name in columns if RECORDED_SCHEMA.field(name).type == pa.string()]
-    try:
+    schema = pa.schema([(name, _NAMES if name in strings else pa.int64()) for name in columns])
+    with explained(f"{row_group.path}, row group {row_group.number}"):
         if row_group.path not in opened_files:
-            file = pq.ParquetFile(row_group.path, read_dictionary=strings, pre_buffer=False)
-            opened_files[row_group.path] = files.enter_context(file)
+            opened_files[row_group.path] = files.enter_context(parquet(row_group.path, strings))
         # A topic that the footer names need not be read.
-        wanted = columns if row_group.topic is None else [name for name in columns if name != "topic"]
-        rows = opened_files[row_group.path].read_row_group(row_group.number, columns=wanted, use_threads=False)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise TraceError(f"{row_group.path}, row group {row_group.number}: {error}", path=row_group.path) from None
-    if row_group.topic is not None:
-        everywhere = np.zeros(rows.num_rows, np.int32)
-        rows = rows.append_column("topic", pa.DictionaryArray.from_arrays(everywhere, pa.array([row_group.topic])))
-    # Writers differ in which columns they call nullable or large; tables must agree to be joined.
-    kinds = [_NAMES if name in strings else pa.int64() for name in columns]
-    return pa.Table.from_arrays(
-        [
-            rows[name] if rows[name].type == kind else rows[name].cast(kind)
-            for name, kind in zip(columns, kinds, strict=True)
-        ],
-        names=columns,
-    )
+        source = opened_files[row_group.path]
+        return rows_of(source, row_group.path, row_group.number, schema, topic=row_group.topic)
 
 
 def _sorted(tables: list[pa.Table], key: str) -> pa.Table:

@@ -155,9 +155,10 @@ def _checked(counted: pa.Table, columns: list[str]) -> tuple[Topics, Faults]:
     return Topics.total(counted.filter(complete)), faults
 
 
-def check_columns(trace: DataFrame, columns: Sequence[str]) -> None:
-    """Refuse a frame that lacks these columns, or has them with other types."""
+def checked_columns(trace: DataFrame, columns: Sequence[str]) -> list[str]:
+    """The columns that a frame has of these; refuse one that lacks a required column, or has another type in one."""
     types = dict(trace.dtypes)
+    columns = [name for name in columns if name in types or not RECORDED_SCHEMA.field(name).nullable]
     wanted = {name: "string" if RECORDED_SCHEMA.field(name).type == pa.string() else "bigint" for name in columns}
     wrong = [
         f"column {name!r} must be {kind}, but is {types.get(name, 'missing')}"
@@ -169,6 +170,7 @@ def check_columns(trace: DataFrame, columns: Sequence[str]) -> None:
             f"not a trace: {'; '.join(wrong)}; its columns are {', '.join(types)}."
             " Convert other data with srtm trace import, or with ingest.normalise"
         )
+    return columns
 
 
 def _gathered(batches: Batches, key: str, grain_ns: int, faults: set[str]) -> Batches:

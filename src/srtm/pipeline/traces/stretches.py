@@ -10,15 +10,10 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from srtm.errors import TraceError
-from srtm.workload.trace import RECORDED_SCHEMA, check_schema, files_of
+from srtm.workload.trace import RECORDED_SCHEMA, check_schema, partitions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
 BEGINNING, END = -(2**63), 2**63  # around every time that a file can hold, sensible or not
 _LONGEST = 64_000_000  # messages in a stretch: what a lost executor loses
@@ -58,38 +53,39 @@ class Stretch(NamedTuple):
     row_groups: tuple[RowGroup, ...]
 
 
-def row_groups_of(path: Path, columns: Sequence[str], key: str) -> list[RowGroup] | None:
-    """The row groups of a trace in order of their first time; None if a footer lacks the statistics."""
+def row_groups_of(footers: Mapping[str, Any], columns: Sequence[str], key: str) -> list[RowGroup] | None:
+    """The row groups of files in order of their first time; None if a footer lacks the statistics."""
     found = []
-    for file in files_of(path):
-        try:
-            footer = pq.read_metadata(file)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise TraceError(f"{file} is not a readable Parquet file: {error}", path=str(file)) from None
-        check_schema(file, footer.schema.to_arrow_schema(), columns)
-        for number in range(footer.num_row_groups):
-            group = footer.row_group(number)
+    for file, known in footers.items():
+        check_schema(file, known.schema.to_arrow_schema(), columns)
+    for file, known in footers.items():
+        for number in range(known.num_row_groups):
+            group = known.row_group(number)
             if not group.num_rows:
                 continue
-            described = _described(str(file), number, group, columns, key)
+            described = _described(file, number, group, columns, key)
             if described is None:
                 return None
             found.append(described)
-    if not found:
-        raise TraceError(f"{path} holds no messages", path=str(path))
     return list(in_order(found))
 
 
 def _described(path: str, number: int, group: Any, columns: Sequence[str], key: str) -> RowGroup | None:
     described = [group.column(column) for column in range(group.num_columns)]
     statistics = {column.path_in_schema: column.statistics for column in described}
-    times, topics = statistics[key], statistics["topic"]
+    times, named = statistics[key], partitions_of(path)
     if times is None or not times.has_min_max:
         return None
-    required = [statistics[name] for name in columns if not RECORDED_SCHEMA.field(name).nullable]
-    if any(known is None or not known.has_null_count or known.null_count for known in required):
+    required = [name for name in columns if not RECORDED_SCHEMA.field(name).nullable]
+    if any(named[name] is None for name in required if name not in statistics):
         return None
-    topic = topics.min if topics.has_min_max and topics.min == topics.max else None
+    known = [statistics[name] for name in required if name in statistics]
+    if any(about is None or not about.has_null_count or about.null_count for about in known):
+        return None
+    topics = statistics.get("topic")
+    topic = (
+        named["topic"] if topics is None else topics.min if topics.has_min_max and topics.min == topics.max else None
+    )
     return RowGroup(path, number, topic, Span(group.num_rows, times.min, times.max))
 
 
