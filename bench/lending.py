@@ -1,9 +1,10 @@
 """`python -m bench.lending [--runs 3]`: a topic spread over four brokers, with and without lending, in turn.
 
 A live cluster for each run: publishers are placed by `lb`, singly or in batches, and r and b are what their schedule
-needs. p99 access delay is that of the last ten seconds, over all brokers and at the worst; these seconds are recorded,
-and `srtm conformance` judges the recordings of all runs at the end. CPU is that of all brokers for each message, from
-the moment at which all publishers are connected until recording begins.
+needs. Ten seconds are recorded: p99 access delay is that of the recorded messages, over all brokers and at the worst.
+Beside it stands what static shares and one bucket would have done to the very same arrivals, so that a host that sends
+in clumps does not decide. `srtm conformance` judges the recordings of all runs at the end. CPU is that of all brokers
+for each message, from the moment at which all publishers are connected until recording begins.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
+import pyarrow.parquet as pq
 
 from bench import host, peers
 from bench.measure import show
 from srtm.cli.servers.trials import cpu_ns
 from srtm.control.local.cluster import LocalCluster, LocalOptions
+from srtm.model import scan
+from srtm.model.bucket import TokenBucket
+from srtm.units import NS_PER_MS, percentile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +48,8 @@ class Seen:
 
     access_ms: float
     worst_ms: float
+    static_ms: float  # by the law, over the same arrivals
+    single_ms: float
     cpu_us: float
     asks: float  # for each message
     lost: float  # part of the tokens that were lent
@@ -88,8 +96,7 @@ async def run(topic: str, batch: int, rule: str, seed: int, options: argparse.Na
     report = json.loads(out)
     lent = seen["lending"]
     return Seen(
-        seen["access_ms"]["p99"],
-        max(each["access_ms"]["p99"] for each in seen["brokers"] if each["access_ms"]),
+        *_access_ms(folder, topic, seen),
         used / messages / 1e3,
         lent["asked"] / report["received"],
         lent["lost"] / lent["lent"] if lent["lent"] else 0.0,
@@ -99,6 +106,24 @@ async def run(topic: str, batch: int, rule: str, seed: int, options: argparse.Na
         seen["r"],
         seen["b"],
     )
+
+
+def _access_ms(folder: Path, topic: str, seen: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """p99 access delays of all recorded messages, at the worst broker, with static shares, and with one bucket."""
+    shares = [(each["broker"], TokenBucket.of(each["r"], each["b"])) for each in seen["brokers"] if each["r"]]
+    traces = [pq.read_table(folder / f"{topic}-{broker}.parquet").to_pydict() for broker, _ in shares]
+    arrivals = [np.array(trace["arrival_ns"], np.int64) for trace in traces]
+    waits = [np.array(trace["release_ns"], np.int64) - times for trace, times in zip(traces, arrivals, strict=True)]
+    static = [scan.access_delays(np.sort(a), share) for a, (_, share) in zip(arrivals, shares, strict=True)]
+    single = scan.access_delays(np.sort(np.concatenate(arrivals)), TokenBucket.of(seen["r"], seen["b"]))
+    p99s = (
+        percentile(np.concatenate(waits), "0.99"),
+        max(percentile(each, "0.99") for each in waits),
+        percentile(np.concatenate(static), "0.99"),
+        percentile(single, "0.99"),
+    )
+    all_ms, worst_ms, static_ms, single_ms = (each / NS_PER_MS for each in p99s)
+    return all_ms, worst_ms, static_ms, single_ms
 
 
 def _used_ns(cluster: LocalCluster) -> int:
@@ -158,7 +183,7 @@ def main() -> None:
             found[batch, rule][topic] = seen
             print(f"run {seed}, batches of {batch}, {rule}: {seen}", flush=True)
         judged = conformance(folder, {topic: seen for runs in found.values() for topic, seen in runs.items()})
-    columns = ["load, lending", "p99 access ms", "worst broker", "CPU µs/msg", "asks/msg", "lost", "round trip ms"]
+    columns = ["load, lending", "p99 access ms", "static", "one bucket", "worst broker", "CPU µs/msg", "asks/msg", "lost", "round trip ms"]
     rows = []
     numbers = [each.name for each in fields(Seen) if each.type == "float"]
     for (batch, rule), runs in found.items():
@@ -170,6 +195,8 @@ def main() -> None:
             [
                 f"batches of {batch}, {rule}" + (f" ({', '.join(chosen)})" if rule == "auto" else ""),
                 ", ".join(f"{seen.access_ms:.2f}" for seen in runs.values()),
+                ", ".join(f"{seen.static_ms:.2f}" for seen in runs.values()),
+                ", ".join(f"{seen.single_ms:.2f}" for seen in runs.values()),
                 f"{each['worst_ms']:.2f}",
                 ", ".join(f"{seen.cpu_us:.0f}" for seen in runs.values()),
                 f"{each['asks']:.3f}",
