@@ -1,12 +1,16 @@
 """Options of a program: the fields of one frozen dataclass, each with its default and the help of its flag.
 
-`srtm.cli.flags` derives flags and environment variables from the fields that have a help text.
+Every field that has a help text has a flag (`flags`). `srtm.cli.flags` makes commands of them, and `srtm.cli.plain`
+reads plain command lines without typer.
 """
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from dataclasses import Field, dataclass, field, fields
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+
+from srtm.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +35,53 @@ def option(
     return field(default=default, metadata={**how, "shown": shown, "limits": limits})
 
 
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The flag of a field: its names, and the kind of value that it takes."""
+
+    field: Field[Any]
+    kind: Any
+
+    @property
+    def name(self) -> str:
+        """The name, which turns a switch on."""
+        given: str | None = self.field.metadata["flag"]
+        return given or f"--{self.field.name.replace('_', '-')}"
+
+    @property
+    def off(self) -> str | None:
+        """The name that turns off a switch that is on by default; None of all other flags."""
+        return f"--no-{self.name[2:]}" if self.kind is bool and self.field.default is True else None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may be given several times, and each value counts."""
+        return get_origin(self.kind) is tuple
+
+    def value(self, given: Any) -> Any:
+        """The value of the field; `given` is the flag's text if the field parses it, a list if it is repeatable."""
+        parse = self.field.metadata["parse"]
+        if parse is not None:
+            return self.field.default if given is None else parse(given)
+        return tuple(given or ()) if self.repeatable else given
+
+
+def flags(options: type) -> list[Flag]:
+    """The flags of a program, in the order of its fields."""
+    flagged = [each for each in fields(options) if "help" in each.metadata]
+    kinds = get_type_hints(SimpleNamespace(__annotations__={each.name: each.type for each in flagged}))
+    return [Flag(each, kinds[each.name]) for each in flagged]
+
+
 # Shared by every program that writes a log.
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = (LOG_FORMATS[0], f"Log format: {' or '.join(LOG_FORMATS)}", "FORMAT")
 LOG_LEVEL = (f"Minimum log level: {', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}", "LEVEL")
+
+
+def check_logs(form: str, level: str) -> None:
+    """Refuse an unknown log format or level."""
+    for flag, value, known in (("--log-format", form, LOG_FORMATS), ("--log-level", level, LOG_LEVELS)):
+        if value not in known:
+            raise InputError(f"{flag} must be {' or '.join(known)}, not {value!r}", value=value)

@@ -14,13 +14,12 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import TYPE_CHECKING, SupportsFloat
 
-import numpy as np
-
 from srtm.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 NS_PER_US = 1_000
@@ -101,7 +100,7 @@ def ranks(counts: NDArray[np.int64], quantile: Number) -> NDArray[np.int64]:
     share = _share(quantile)
     # 64 bits may hold neither the product nor the denominator.
     exact_counts = counts if share.denominator < 2**63 else counts.astype(object)
-    return np.asarray(-(-products(exact_counts, share.numerator) // share.denominator), np.int64)
+    return (-(-products(exact_counts, share.numerator) // share.denominator)).astype("int64", copy=False)
 
 
 def products(values: NDArray[np.int64], factor: int) -> NDArray[np.int64] | NDArray[np.object_]:
@@ -139,6 +138,6 @@ def percentile(values: NDArray[np.int64], quantile: Number) -> int:
 
 def histogram_percentile(counts: NDArray[np.int64], quantile: Number) -> int:
     """Return the `percentile` of values given as a histogram: `counts[v]` values are equal to v."""
-    below = np.cumsum(counts)
+    below = counts.cumsum()
     total = int(below[-1]) if len(below) else 0
-    return int(np.searchsorted(below, rank(total, quantile)))
+    return int(below.searchsorted(rank(total, quantile)))

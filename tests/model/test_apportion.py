@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import SplitError
-from srtm.model.apportion import apportion, proportional_table
+from srtm.model.apportion import apportion
+from srtm.model.rounding import proportional_table
 from tests.strategies import weights
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from srtm.units import percentiles
 
 if TYPE_CHECKING:
@@ -43,6 +41,8 @@ class MemoryStatistics:
 
 def statistics() -> MemoryStatistics:
     """A snapshot of this process."""
+    import numpy as np  # here, because a broker that starts must not wait for it
+
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     pauses_ns = np.array(_pauses_ns or [0], dtype=np.int64)
     longest, p99, p95 = (pause_ns // _NS_PER_US for pause_ns in percentiles(pauses_ns, ("1", "0.99", "0.95")))

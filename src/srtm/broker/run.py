@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import errno
 import gc
+import sys
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from srtm import program
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _IDLE_S = 0.5
 _MOST_OBJECTS = 200_000  # new containers that may pile up before they are looked at in spite of traffic
+_SWITCH_S = 0.0005  # the loop waits no longer than this for a thread that loads modules
 
 
 @contextlib.asynccontextmanager
@@ -92,6 +95,7 @@ async def run(options: BrokerOptions, turns: Callable[..., Turn] = Turn) -> None
         with timed_collections(), _no_collector():
             tidying = asyncio.create_task(_tidy(broker))
             print(f"broker {options.name}: {', '.join(places)}", flush=True)
+            await _load_the_rest()
             await stopped.wait()
             tidying.cancel()
 
@@ -106,6 +110,15 @@ def _no_collector() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+async def _load_the_rest() -> None:
+    """Load what sums up the first second of messages, numpy, while the broker serves already."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    await asyncio.to_thread(import_module, "numpy")
+    sys.setswitchinterval(usual_s)
+    gc.freeze()
 
 
 async def _tidy(broker: Broker) -> None:

@@ -14,12 +14,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from srtm.model.latency import Distribution, Sketch
 from srtm.units import NANO_PER_TOKEN, NS_PER_S, PICO_PER_TOKEN
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from srtm.model.bucket import TokenBucket
@@ -232,19 +231,6 @@ class Recent:
 
     def close(self, at_ns: int, waiting: int, max_backlog_ntok: int) -> SecondStatistics:
         """End the second, and return its summary; with an SLO, sketches for the controller, too."""
-        access, total = np.frombuffer(self.access, np.int64), np.frombuffer(self.total, np.int64)
-        processing = np.frombuffer(self.processing, np.int64)
-        sketched: dict[str, Any] = {}
-        if self.slo_ns is not None and len(access):
-            over = int(((total if len(total) else access) > self.slo_ns).sum())
-            sketched = {
-                "over": over,
-                "access_sketch": Sketch.of(access),
-                "total_sketch": Sketch.of(total),
-                "processing_sketch": Sketch.of(processing),
-            }
-        if self.slo_ns is not None and len(self.backlogs):
-            sketched["backlog_sketch"] = Sketch.of(_found(self.backlogs, self.arrivals))
         second = SecondStatistics(
             at_ns,
             self.messages,
@@ -254,14 +240,27 @@ class Recent:
             waiting,
             max_backlog_ntok,
             self.largest_batch,
-            _distribution(access),
-            _distribution(processing),
-            _distribution(total),
-            **sketched,
+            **self._latencies(),
         )
         self.history.append(second)
         self._clear()
         return second
+
+    def _latencies(self) -> dict[str, Any]:
+        """Distributions and, with an SLO, sketches. Seconds without messages have none, and do not wait for numpy."""
+        if not (self.access or self.total or self.backlogs):
+            return {"access": None, "processing": None, "total": None}
+        import numpy as np  # here, because a broker that starts must not wait for it
+
+        values = {name: np.frombuffer(getattr(self, name), np.int64) for name in ("access", "processing", "total")}
+        found: dict[str, Any] = {name: Distribution.of(each) if len(each) else None for name, each in values.items()}
+        if self.slo_ns is not None and len(values["access"]):
+            judged = values["total"] if len(values["total"]) else values["access"]
+            found["over"] = int((judged > self.slo_ns).sum())
+            found |= {f"{name}_sketch": Sketch.of(each) for name, each in values.items()}
+        if self.slo_ns is not None and self.backlogs:
+            found["backlog_sketch"] = Sketch.of(_found(self.backlogs, self.arrivals))
+        return found
 
     @property
     def last_messages(self) -> int:
@@ -274,12 +273,10 @@ class Recent:
         return len(self.total) >= _MOST
 
 
-def _distribution(values: NDArray[np.int64]) -> Distribution | None:
-    return Distribution.of(values) if len(values) else None
-
-
 def _found(backlogs: list[int], arrivals: list[int]) -> NDArray[np.int64]:
     """The backlog that each message found, itself included, in whole tokens: arrivals of a turn come a token apart."""
+    import numpy as np
+
     last = np.ceil(np.array(backlogs, np.float64) / PICO_PER_TOKEN).astype(np.int64)
     counts = np.array(arrivals, np.int64)
     behind = np.repeat(np.cumsum(counts), counts) - np.arange(1, counts.sum() + 1)

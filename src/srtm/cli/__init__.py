@@ -11,13 +11,20 @@ def main() -> None:
     # SIGTERM from a service manager cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if sys.argv[1:2] == ["broker"]:
-            from srtm.cli.servers.alone import run
-        else:
-            from srtm.cli.app import run
-
-        code = run(sys.argv[1:])
+        code = _run(sys.argv[1:])
     except KeyboardInterrupt:  # typer handles Ctrl-C in commands, but not in its own code
         print("srtm: stopped", file=sys.stderr)
         code = 1
     sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["broker"]:
+        from srtm.cli.servers import alone
+
+        code = alone.run(arguments)
+        if code is not None:
+            return code
+    from srtm.cli import app
+
+    return app.run(arguments)

@@ -55,4 +55,4 @@ def _options(
 
 def run(arguments: list[str]) -> int:
     """Run one command line; return its exit code."""
-    return outcome.run(app, arguments)
+    return outcome.run(lambda: app(arguments, prog_name="srtm"), arguments)

@@ -1,33 +1,29 @@
-"""Flags from options: one for each field of a program's options that has a help text."""
+"""Commands from options: the flags of a program (`srtm.options`), as typer knows them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, fields
 from functools import wraps
 from inspect import Parameter, Signature
-from types import SimpleNamespace
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from srtm.errors import InputError
-from srtm.options import LOG_FORMATS, LOG_LEVELS
+from srtm.options import Flag, flags
 
 T = TypeVar("T")
 
 
 def flags_of(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
     """Turn a function of options into a command with a flag for every field that has a help text."""
-    flagged = [each for each in fields(options) if "help" in each.metadata]  # type: ignore[arg-type]
-    kinds = get_type_hints(SimpleNamespace(__annotations__={each.name: each.type for each in flagged}))
+    found = flags(options)
 
     def command(run: Callable[[T], None]) -> Callable[..., None]:
         @wraps(run)
         def wrapped(**given: Any) -> None:
-            run(options(**{each.name: _value(each, kinds[each.name], given[each.name]) for each in flagged}))
+            run(options(**{each.field.name: each.value(given[each.field.name]) for each in found}))
 
-        parameters = [_parameter(each, kinds[each.name]) for each in flagged]
+        parameters = [_parameter(each) for each in found]
         wrapped.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
         return wrapped
@@ -35,18 +31,15 @@ def flags_of(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., 
     return command
 
 
-def _parameter(field: Field[Any], kind: Any) -> Parameter:
-    how = field.metadata
-    name = how["flag"] or f"--{field.name.replace('_', '-')}"
-    names = [f"{name}/--no-{name[2:]}" if kind is bool and field.default is True else name]
-    default = field.default
+def _parameter(flag: Flag) -> Parameter:
+    how, kind, default = flag.field.metadata, flag.kind, flag.field.default
     shown = how["shown"] or True
     if how["parse"]:
         kind, default, shown = str | None, None, how["shown"] or str(default)
-    elif get_origin(kind) is tuple:
+    elif flag.repeatable:
         kind, default = list[str] | None, None
-    flag = typer.Option(
-        *names,
+    option = typer.Option(
+        f"{flag.name}/{flag.off}" if flag.off else flag.name,
         help=how["help"],
         metavar=how["metavar"],
         envvar=how["envvar"],
@@ -54,17 +47,4 @@ def _parameter(field: Field[Any], kind: Any) -> Parameter:
         show_default=shown,
         **how["limits"],
     )
-    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, flag])
-
-
-def _value(field: Field[Any], kind: Any, given: Any) -> Any:
-    if field.metadata["parse"]:
-        return field.default if given is None else field.metadata["parse"](given)
-    return tuple(given or ()) if get_origin(kind) is tuple else given
-
-
-def check_logs(form: str, level: str) -> None:
-    """Refuse an unknown log format or level."""
-    for flag, value, known in (("--log-format", form, LOG_FORMATS), ("--log-level", level, LOG_LEVELS)):
-        if value not in known:
-            raise InputError(f"{flag} must be {' or '.join(known)}, not {value!r}", value=value)
+    return Parameter(flag.field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])

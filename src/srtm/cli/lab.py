@@ -21,11 +21,12 @@ from srtm.cli.common import (
     print_table,
     spark_options,
 )
-from srtm.cli.flags import check_logs, flags_of
+from srtm.cli.flags import flags_of
 from srtm.cli.help import App
 from srtm.cli.latency import jitter
 from srtm.errors import InputError
 from srtm.lab.live.options import PacedOptions
+from srtm.options import check_logs
 from srtm.units import NS_PER_MS, NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from srtm.cli.extras import remedy
 from srtm.errors import InputError, SRTMError
@@ -12,10 +11,10 @@ from srtm.errors import InputError, SRTMError
 STOPPED = 130  # the exit code that stands for Ctrl-C
 
 
-def run(app: Callable[..., Any], arguments: list[str]) -> int:
-    """Run one command line; the exit code is 0 (done), 1 (failed) or 2 (bad usage); `srtm check` has its own."""
+def run(command: Callable[[], object], arguments: list[str]) -> int:
+    """Run the command of a line; the exit code is 0 (done), 1 (failed) or 2 (bad usage); `srtm check` has its own."""
     try:
-        app(arguments, prog_name="srtm")
+        command()
     except SystemExit as end:  # typer has printed usage errors itself
         if end.code == STOPPED:
             print("srtm: stopped", file=sys.stderr)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from srtm.model.latency import Sketch
 
 KEPT_ROUND_TRIPS = 256  # of each peer
@@ -54,7 +52,11 @@ class Account:
     @property
     def sketch(self) -> Sketch:
         """The latest round trips."""
-        return Sketch.of(np.array(self.round_trips_ns, np.int64)) if self.round_trips_ns else Sketch()
+        if not self.round_trips_ns:
+            return Sketch()
+        import numpy as np  # here, because a broker that starts must not wait for it
+
+        return Sketch.of(np.array(self.round_trips_ns, np.int64))
 
 
 @dataclass(slots=True)

@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from srtm.errors import InputError
 from srtm.units import NS_PER_MS, Number, exact, percentiles, rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 _SUB_BITS = 5  # of a bin: 32 bins per doubling, so values are known to 1 in 32
@@ -81,6 +80,8 @@ class Sketch:
     @classmethod
     def of(cls, values_ns: NDArray[np.int64]) -> Sketch:
         """The sketch of these latencies; negative ones count as zero."""
+        import numpy as np  # here, because a broker that starts must not wait for it
+
         values = np.maximum(values_ns, 0)
         shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 1 - _SUB_BITS, 0)
         bins, counts = np.unique((shift << _SUB_BITS) + (values >> shift), return_counts=True)

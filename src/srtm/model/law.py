@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -296,17 +295,17 @@ def _soonest(state: Ints) -> tuple[int, int]:
 
 
 def scan_lending(
-    arrivals: Ints, broker_of: Indices, queue: Ints, state: Ints, round_trip: int, worth: int, out: Ints
+    arrivals: Ints, broker_of: Indices, queue: Ints, state: Ints, peers: Ints, round_trip: int, worth: int, out: Ints
 ) -> tuple[int, int, int, int]:
     """Access delays at brokers that lend each other tokens: `lending.Lending` at each, and no message lost.
 
     Arrivals are in order of time and broker: those of a broker at one time are one turn of its loop. `queue` lists
-    the messages of one broker after another. Each way takes half of `round_trip`; arrivals go before messages of
-    brokers at the same time. Returns (asks, tokens lent, tokens lost of these, peak).
+    the messages of one broker after another; `fill_lending` has filled `state` and `peers`. Each way takes half of
+    `round_trip`; arrivals go before messages of brokers at the same time. Returns (asks, tokens lent, tokens lost of
+    these, peak).
     """
     brokers, at = state.shape[1], 0
-    believed = np.zeros((brokers, brokers), np.int64)  # backlogs of peers, as last heard
-    heard = np.full((brokers, brokers), arrivals[0])
+    believed, heard = peers[0], peers[1]  # backlogs of peers as last heard, and when
     asks = lent = lost = peak = 0
     first, soon = 0, _NEVER  # of the brokers with an event to come, and when
     while True:
@@ -356,16 +355,18 @@ def scan_lending(
     return asks, lent, lost, peak
 
 
-def lending_state(laws: Ints, start: int, heads: Ints, worth: int) -> Ints:
-    """Full buckets at `start`: `laws` are the rates, bursts and horizons, `heads` where each broker's queue begins."""
-    state = np.zeros((LENDING_ROWS, laws.shape[1]), np.int64)
+def fill_lending(state: Ints, peers: Ints, laws: Ints, start: int, heads: Ints, worth: int) -> None:
+    """Full buckets at `start`: `laws` are the rates, bursts and horizons, `heads` where each broker's queue begins.
+
+    `state` has LENDING_ROWS rows, `peers` two tables of brokers by brokers; both are zero.
+    """
+    peers[1] = start
     state[: len(laws)] = laws
     state[_LAST] = start
     state[_HEAD] = state[_TAIL] = heads
     state[_WHEN] = _NEVER
     most = int(laws[_BURST].max())
     state[_CALM] = [calm_level(worth, int(burst), most) for burst in laws[_BURST]]
-    return state
 
 
 LENDING = (evens_out, lendable, in_need, look_again_ns, wanted, _release, _advance, _ask, _soonest)

@@ -70,9 +70,11 @@ class Lenders:
         counts = np.bincount(self._brokers, minlength=len(shares))
         columns = np.array([(pico.rate, pico.burst, pico.horizon) for pico in self._laws], np.int64)
         worth = plain.WORTH if rule == "early" else 0
-        state = plain.lending_state(columns.T, int(times[0]), np.cumsum(counts) - counts, worth)
+        brokers = len(shares)
+        state, peers = np.zeros((plain.LENDING_ROWS, brokers), np.int64), np.zeros((2, brokers, brokers), np.int64)
+        plain.fill_lending(state, peers, columns.T, int(times[0]), np.cumsum(counts) - counts, worth)
         delays = np.empty(len(times), np.int64)
-        found = _scan_lending(times, self._brokers, self._queue, state, round_trip_ns, worth, delays)
+        found = _scan_lending(times, self._brokers, self._queue, state, peers, round_trip_ns, worth, delays)
         asks, lent, lost, peak = found
         scan.check_peak(self._laws[0], int(peak))
         out = np.empty(len(times), np.int64)

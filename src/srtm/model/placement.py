@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from srtm.errors import PlacementError
-from srtm.model.apportion import proportional_table
+from srtm.model.rounding import proportional_table
 from srtm.units import Number, exact
 
 if TYPE_CHECKING:

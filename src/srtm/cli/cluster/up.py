@@ -11,11 +11,10 @@ import typer
 
 from srtm.cli.common import BrokerModel, Calibration, Mcap
 from srtm.cli.extras import require
-from srtm.cli.flags import check_logs
 from srtm.control.options import port_or_none
 from srtm.errors import ControlError
 from srtm.model.broker_models import DEFAULT_BROKER_MODEL
-from srtm.options import LOG_FORMAT, LOG_LEVEL
+from srtm.options import LOG_FORMAT, LOG_LEVEL, check_logs
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

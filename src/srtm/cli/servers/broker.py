@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from srtm.broker.options import BrokerOptions
-from srtm.cli.flags import check_logs, flags_of
+from srtm.cli.flags import flags_of
+from srtm.cli.servers.alone import serve
 
 
 @flags_of(BrokerOptions)
@@ -22,9 +23,4 @@ def broker(options: BrokerOptions) -> None:
         srtm broker --data-path data
         curl -X POST 'localhost:4151/topic/limit?topic=traffic&r=11000&b=6001'
     """
-    from srtm import program
-    from srtm.broker.run import run
-
-    check_logs(options.log_format, options.log_level)
-    program.log_to_stderr(options.log_format, options.log_level)
-    program.run(run(options))
+    serve(options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from srtm.cli.flags import check_logs, flags_of
+from srtm.cli.flags import flags_of
 from srtm.control.options import ControllerOptions
+from srtm.options import check_logs
 
 
 @flags_of(ControllerOptions)
