@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench import discovery, fitting, host, model, protocol
+from bench import discovery, fitting, host, model, path, protocol
 
 SEED = 1
 ALL = {
@@ -18,6 +18,7 @@ ALL = {
     "growth": fitting.many_brokers,
     "tokens": fitting.whole_tokens,
     "protocol": protocol.parsing,
+    "path": path.stages,
     "discovery": discovery.registrations,
 }
 

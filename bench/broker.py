@@ -9,7 +9,7 @@ p99 beside it: the least hides what the host does, but also a peer's own rare st
 
 Parts, the first two unless named (about 6 minutes): `loads` (fixed rates), `highest` (the highest rate within a p99),
 `features` (what ours cost), `idle` (10,000 silent clients), `collector` (Python's garbage collector as we run it, and
-as it is by default).
+as it is by default), `drain` (a full topic, emptied by one subscriber as fast as both can).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ STEPS = 28  # of a rate ladder, each 12 % above the last
 _LADDER = 1.12
 _IDLE = 10_000
 _SPARE_FILES = 1_200
+_FULL = {100: 200_000, 1_000: 100_000}  # messages in a full topic, by the size of bodies
 
 
 class Bench:
@@ -249,7 +250,38 @@ def collector(turns: int, seed: int, *, realtime: bool) -> None:
     show("Garbage collector", ["", "CPU µs/msg", "p50 µs", "p99 µs", "p99.9 µs", "longest µs"], rows)
 
 
-ALONE = {"features": features, "idle": idle, "collector": collector}
+def drain(turns: int, seed: int, *, realtime: bool) -> None:
+    """A full topic, and one subscriber with RDY 2500 that takes all of it; `seed` changes nothing."""
+    del seed
+    room = ("--max-held-messages", "1000000", "--max-held-bytes", "1000000000")
+    made = gather(
+        {
+            "srtm": lambda: peers.srtm(bucket=False, flags=room),
+            "nsqd": lambda: peers.nsqd(buffer_ms=250),  # its default, and its fastest
+            "unbuffered": peers.nsqd,
+        }
+    )
+    rows = []
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(peers.running(peer, realtime=realtime)) for peer in made]
+        for body, messages in _FULL.items():
+            drains: dict[str, list[peers.Drain]] = {peer.peer.name: [] for peer in found}
+            for turn in range(turns):
+                for peer in found:
+                    drains[peer.peer.name].append(peer.drain(messages, body, f"full-{body}-{turn}"))
+            rates = {name: statistics.median(each.rate for each in mine) for name, mine in drains.items()}
+            buffered = rates.get("nsqd, 250 ms buffer")
+            for name, mine in drains.items():
+                cpu_us = statistics.median(each.cpu_us for each in mine)
+                times = f"{rates[name] / buffered:.2f}" if buffered else "–"
+                own = statistics.median(each.own_load for each in mine)
+                rows.append(
+                    [f"{body:,} bytes: {name}", f"{rates[name] / 1_000:,.0f}", times, f"{cpu_us:.2f}", f"{own:.0%}"]
+                )
+    show("A full topic, emptied", ["", "thousand msg/s", "× nsqd, buffered", "CPU µs/msg", "load's core"], rows)
+
+
+ALONE = {"drain": drain, "features": features, "idle": idle, "collector": collector}
 PARTS = ("loads", "highest", *ALONE)
 
 

@@ -7,6 +7,9 @@
  * Publishers' answers are read seldom, so that what a remote client would pay is not charged to the broker's core: on
  * loopback, a sender pays for waking its peer. All of them are counted in the end. The broker's CPU is read from its
  * process clock at the first and the last message of the measured time.
+ *
+ * With --fill there is no schedule: so many messages are published before the subscriber takes any, and the line says how
+ * long it takes to empty the topic.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -38,6 +41,7 @@ static int nats, port, publishers = 1000, batch = 1, body = 100, mpub = 1, ready
 static int buffer_ms = -1, pid = 0, epoll_fd;
 static double rate = 10000, seconds = 2, warm_up = 0.3, grace = 0.5;
 static const char *path = "/dev/null", *topic = "bench";
+static int64_t fill = 0;
 static uint64_t seed = 1, run_id; /* so that what another run left behind is not mistaken for ours */
 
 static struct publisher *all;
@@ -317,6 +321,37 @@ static void leave_nothing(int64_t messages, int64_t sent) { /* for the next run 
     usleep(50000);
 }
 
+static void empty_full_topic(void) {
+    char text[32];
+    int wanted = ready;
+    fill -= fill % batch;
+    publishers = 1, ready = 0;
+    due_ns = calloc(fill / batch, sizeof *due_ns);
+    latency_ns = malloc(fill * sizeof *latency_ns);
+    for (int64_t i = 0; i < fill; i++) latency_ns[i] = -1;
+    subscribe(); /* so that the channel has all messages */
+    connect_publishers();
+    for (int64_t first = 0; first < fill; first += batch) {
+        for (int i = 0; i < batch; i++) {
+            uint64_t index = first + i;
+            memcpy(request + index_at[i], &index, 8);
+        }
+        put(all[0].fd, request, request_size);
+    }
+    while (answers < fill / batch) answers_of(&all[0]), usleep(1000);
+    usleep(300000);
+    fcntl(subscriber, F_SETFL, 0);
+    int64_t cpu = broker_cpu_ns(), own_cpu = now_ns(CLOCK_PROCESS_CPUTIME_ID), began = now_ns(CLOCK_MONOTONIC);
+    snprintf(text, sizeof text, "RDY %d\n", wanted);
+    say(subscriber, text);
+    while (received < fill) read_messages(fill);
+    double wall = (now_ns(CLOCK_MONOTONIC) - began) / 1e9;
+    cpu = broker_cpu_ns() - cpu, own_cpu = now_ns(CLOCK_PROCESS_CPUTIME_ID) - own_cpu;
+    usleep(50000); /* it reads the last FINs */
+    printf("{\"messages\":%ld,\"duplicates\":%ld,\"cpu_ns\":%ld,\"wall_s\":%.6f,\"own_load\":%.4f}\n", fill, duplicates, cpu,
+           wall, own_cpu / 1e9 / wall);
+}
+
 static int by_value(const void *a, const void *b) {
     int64_t x = *(int64_t *)a, y = *(int64_t *)b;
     return (x > y) - (x < y);
@@ -339,8 +374,18 @@ int main(int argc, char **argv) {
         else if (!strcmp(flag, "--heartbeat-ms")) heartbeat_ms = atoi(value);
         else if (!strcmp(flag, "--seed")) seed = strtoull(value, NULL, 10) * 2654435761u + 88172645463325252ULL;
         else if (!strcmp(flag, "--topic")) topic = value;
+        else if (!strcmp(flag, "--fill")) fill = atoll(value);
+        else if (!strcmp(flag, "--body")) body = atoi(value);
         else if (!strcmp(flag, "--out")) path = value;
         else return fprintf(stderr, "load: what is %s?\n", flag), 2;
+    }
+    if (fill) {
+        in = malloc(READ_SIZE);
+        fins = malloc(READ_SIZE);
+        epoll_fd = epoll_create1(0);
+        run_id = now_ns(CLOCK_REALTIME);
+        prepare();
+        return empty_full_topic(), 0;
     }
     int64_t events = (int64_t)((seconds + warm_up) * rate / batch), messages = events * batch;
     due_ns = malloc(events * sizeof *due_ns);

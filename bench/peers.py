@@ -76,6 +76,15 @@ class Run:
         return self.complete and self.percentile_us(0.99) * 1_000 <= limit_ns
 
 
+@dataclass(frozen=True)
+class Drain:
+    """A full topic, emptied by one subscriber."""
+
+    rate: float
+    cpu_us: float  # of the broker, a message
+    own_load: float
+
+
 def can_be_realtime() -> bool:
     """Whether this process may run others ahead of what else happens on this host."""
     try:
@@ -105,12 +114,12 @@ def compiled(name: str) -> str:
     return str(_scratch() / name)
 
 
-def srtm(*without: str, name: str = "srtm", bucket: bool = True) -> Peer:
+def srtm(*without: str, name: str = "srtm", bucket: bool = True, flags: tuple[str, ...] = ()) -> Peer:
     """Our broker, all features on but those named."""
     command = (
         ("-m", "bench.variant", *without)
         if without
-        else ("-m", "srtm", "broker", "--tcp-port", "0", "--http-port", "0")
+        else ("-m", "srtm", "broker", "--tcp-port", "0", "--http-port", "0", *flags)
     )
     if importlib.util.find_spec("uvloop") is None:
         raise Missing("our broker needs uvloop: pip install 'srtm[broker]'")
@@ -219,20 +228,7 @@ class Running:
             "warm-up": warm_up,
         }
         flags |= {"seed": seed, "out": out} | {name.replace("_", "-"): value for name, value in more.items()}
-        done = subprocess.run(
-            [
-                compiled("load"),
-                *(str(word) for name, value in flags.items() for word in (f"--{name}", value)),
-                *self.peer.load,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=seconds + warm_up + 60,
-            preexec_fn=functools.partial(settle, LOAD_CORE, realtime=self.realtime),
-        )
-        if done.returncode:
-            raise RuntimeError(f"{self.peer.name}, {rate:.0f} msg/s: {done.stderr.strip()}")
-        found = json.loads(done.stdout)
+        found = self._run(flags, seconds + warm_up + 60)
         latency = np.fromfile(out, np.int64)
         latency[latency < 0] = 60 * NS_PER_S  # it never came
         return Run(
@@ -244,6 +240,32 @@ class Running:
             found["own_load"],
             found["lag_p99_ns"],
         )
+
+    def drain(self, messages: int, body: int, topic: str) -> Drain:
+        """Fill a topic, and have one subscriber empty it."""
+        with self._awake():
+            found = self._run(
+                {"port": self.port, "pid": self.pid, "fill": messages, "body": body, "batch": 100, "topic": topic}, 120
+            )
+        assert not found["duplicates"]
+        wall_s, cpu_us = found["wall_s"], found["cpu_ns"] / 1_000
+        return Drain(messages / wall_s, cpu_us / messages, found["own_load"])
+
+    def _run(self, flags: dict[str, Any], timeout_s: float) -> Any:
+        done = subprocess.run(
+            [
+                compiled("load"),
+                *(str(word) for name, value in flags.items() for word in (f"--{name}", value)),
+                *self.peer.load,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            preexec_fn=functools.partial(settle, LOAD_CORE, realtime=self.realtime),
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.peer.name}, {flags}: {done.stderr.strip()}")
+        return json.loads(done.stdout)
 
     def peak_mb(self) -> float:
         status = Path(f"/proc/{self.pid}/status").read_text()
