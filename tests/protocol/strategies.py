@@ -18,9 +18,15 @@ names = st.builds(
 )
 bodies = st.one_of(st.binary(min_size=1, max_size=40), st.sampled_from([b"\n", b"PUB t\n", b"\0" * 8, b"  V2"]))
 ids = st.integers(0, 2**64 - 1).map(lambda number: b"%016x" % number)
+fins = ids.map(lambda each: Fin([each]))
+
+
+def _each_fin(several: list[bytes]) -> bytes:
+    return b"".join(map(client.fin, several))
+
 
 _ENCODERS: dict[type, Callable[..., bytes]] = {
-    Sub: client.sub, Pub: client.pub, Mpub: client.mpub, Dpub: client.dpub, Rdy: client.rdy, Fin: client.fin,
+    Sub: client.sub, Pub: client.pub, Mpub: client.mpub, Dpub: client.dpub, Rdy: client.rdy, Fin: _each_fin,
     Req: client.req, Touch: client.touch, Cls: client.cls, Nop: client.nop,
 }  # fmt: skip
 
@@ -42,7 +48,7 @@ def publishing(settings: Settings) -> st.SearchStrategy[Any]:
 def consuming(settings: Settings) -> st.SearchStrategy[Any]:
     return st.one_of(
         st.builds(Rdy, st.integers(0, settings.max_rdy_count)),
-        st.builds(Fin, ids),
+        fins,
         st.builds(Req, ids, st.integers(0, settings.max_req_timeout_ms)),
         st.builds(Touch, ids),
         publishing(settings),
@@ -56,7 +62,7 @@ def sessions(draw: st.DrawFn, settings: Settings) -> tuple[bytes, list[Command]]
     if draw(st.booleans()):
         commands += [Sub(draw(names), draw(names)), *draw(st.lists(consuming(settings), max_size=8))]
         if draw(st.booleans()):
-            commands += [Cls(), *draw(st.lists(st.builds(Fin, ids), max_size=3))]
+            commands += [Cls(), *draw(st.lists(fins, max_size=3))]
     return b"".join(map(encode, commands)), commands
 
 

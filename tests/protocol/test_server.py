@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import ProtocolError
-from srtm.protocol import commands, identify
+from srtm.protocol import client, commands, identify
 from srtm.protocol.commands import Cls, Dpub, Event, Fin, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
 from srtm.protocol.identify import Declared, Identity
 from srtm.protocol.names import MAGIC_V2, MAX_LINE, Settings
@@ -34,7 +34,7 @@ def opened(settings: Settings = SETTINGS, sent: bytes = b"") -> ServerProtocol:
 def read(parts: Iterable[bytes], settings: Settings = SETTINGS) -> list[object]:
     """What the parts make; errors as the bytes that nsqd would send."""
     protocol = ServerProtocol(settings)
-    found = [plain(event) for part in parts for event in feed(protocol, part)]
+    found = [plain(event) for part in parts for event in apart(feed(protocol, part))]
     return [*found, plain(protocol.end())]
 
 
@@ -44,6 +44,15 @@ def feed(protocol: ServerProtocol, part: bytes) -> list[Event]:
     while protocol.paused:
         found += protocol.feed(protocol.take_unparsed())
     return found
+
+
+def apart(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events, with each FIN for itself: how many are one command depends on how the stream was cut."""
+    for event in events:
+        if isinstance(event, Fin):
+            yield from (Fin([each]) for each in event.ids)
+        else:
+            yield event
 
 
 def plain(event: Event | None) -> object:
@@ -59,12 +68,12 @@ COMMANDS: list[tuple[bytes, list[Event]]] = [
     (mpub(b"a", b"bb").replace(b"@T", b"t"), [Mpub("t", [b"a", b"bb"])]),
     (b"SUB t c\n", [Sub("t", "c")]),
     (b"SUB t c\nRDY 2500\nRDY\nRDY \n", [Sub("t", "c"), Rdy(2500), Rdy(1), Rdy(0)]),
-    (b"SUB t c\nFIN %b\nFIN %b\r\nFIN %b x\n" % (ID, ID, ID), [Sub("t", "c"), Fin(ID), Fin(ID), Fin(ID)]),
-    (b"SUB t c\nFIN !!!!!!!!!!!!!!!!\n", [Sub("t", "c"), Fin(b"!" * 16)]),
+    (b"SUB t c\nFIN %b\nFIN %b\r\nFIN %b x\n" % (ID, ID, ID), [Sub("t", "c"), Fin([ID]), Fin([ID]), Fin([ID])]),
+    (b"SUB t c\nFIN !!!!!!!!!!!!!!!!\n", [Sub("t", "c"), Fin([b"!" * 16])]),
     (b"SUB t c\nREQ %b 5\nREQ %b 9999999999\n" % (ID, ID), [Sub("t", "c"), Req(ID, 5), Req(ID, 3_600_000)]),
     (b"SUB t c\nREQ %b 18446744073709551615\n" % ID, [Sub("t", "c"), Req(ID, 0)]),
     (b"SUB t c\nTOUCH %b\n" % ID, [Sub("t", "c"), Touch(ID)]),
-    (b"SUB t c\nCLS\nRDY 1\nFIN %b\n" % ID, [Sub("t", "c"), Cls(), Fin(ID)]),
+    (b"SUB t c\nCLS\nRDY 1\nFIN %b\n" % ID, [Sub("t", "c"), Cls(), Fin([ID])]),
     (b"NOP\nNOP\r\nNOP x\n", [Nop(), Nop(), Nop()]),
 ]  # fmt: skip
 
@@ -77,6 +86,14 @@ def test_commands_whole_byte_by_byte_and_with_trailing_bytes(sent: bytes, wanted
     one_by_one = opened()
     found = [event for byte in sent + trailing for event in one_by_one.feed(bytes([byte]))]
     assert list(map(plain, found)) == list(map(plain, whole))
+
+
+def test_fins_in_a_row_are_one_command() -> None:
+    several = [b"%016x" % number for number in range(3)]
+    fins = b"".join(map(client.fin, several))
+    protocol = opened(sent=b"SUB t c\n")
+    assert protocol.feed(fins + b"NOP\n" + fins[:-1]) == [Fin(several), Nop(), Fin(several[:2])]
+    assert protocol.feed(b"\n") == [Fin(several[2:])]
 
 
 @pytest.mark.parametrize("trailing", [b"NOP\n", b"\n", b"\0", b"PUB t\n" + sized(b"x")])

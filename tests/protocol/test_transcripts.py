@@ -119,7 +119,9 @@ class Broker:
             case commands.Cls():
                 self.ready = 0
                 return frames.CLOSE_WAIT
-            case commands.Fin(message_id) | commands.Req(message_id) | commands.Touch(message_id):
+            case commands.Fin(several):
+                return b"".join(self.settle(event, each) for each in several)
+            case commands.Req(message_id) | commands.Touch(message_id):
                 return self.settle(event, message_id)
             case commands.Nop():
                 return b""

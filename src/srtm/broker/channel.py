@@ -179,12 +179,13 @@ class Channel:
             for consumer in consumers:
                 consumer.attend()
 
-    def finish(self, message: Message) -> None:
-        """A consumer has done what there was to do with a message."""
-        self.finished += 1
-        self.bytes -= len(message.body)
+    def finish(self, messages: list[Message]) -> None:
+        """A consumer has done what there was to do with these messages."""
+        self.finished += len(messages)
+        self.bytes -= sum([len(message.body) for message in messages])
         if self.cursor is not None:
-            self.cursor.finish(message.offset)
+            for message in messages:
+                self.cursor.finish(message.offset)
 
     def _taken(self, verb: str, consumer: Consumer, message_id: bytes) -> Message:
         message = consumer.flights.pop(message_id, None)

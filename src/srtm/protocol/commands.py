@@ -62,9 +62,9 @@ class Rdy(NamedTuple):
 
 
 class Fin(NamedTuple):
-    """Acknowledge a message."""
+    """Acknowledge messages: FINs in a row are one command, for consumers finish many at once."""
 
-    id: bytes
+    ids: list[bytes]
 
 
 class Req(NamedTuple):
@@ -168,7 +168,7 @@ def rdy(params: list[bytes], settings: Settings) -> Rdy:
 
 def fin(params: list[bytes]) -> Fin:
     """Read the line of a FIN."""
-    return Fin(_id("FIN", params, 2))
+    return Fin([_id("FIN", params, 2)])
 
 
 def req(params: list[bytes], settings: Settings) -> Req:

@@ -12,7 +12,7 @@ nsqd refuses without looking at a topic becomes nsqd's error, which is the last 
     AUTH       [size 4][secret]
 
 Always holds:
-- the same bytes give the same commands, however they are split;
+- the same bytes give the same commands, however they are split; only how many FINs in a row are one command may differ;
 - only the beginning of one command is kept between calls: at most a line and a body within its limit (of an MPUB, its
   complete messages and the beginning of one);
 - a size is checked before a byte of its body is kept;
@@ -51,7 +51,6 @@ from srtm.protocol.mpub import MpubBody
 from srtm.protocol.names import ID_SIZE, MAGIC_V2, MAX_LINE, Settings
 
 _KNOWN_LINES: Final = 64  # lines of one publisher that need no second check
-_FIN_LINE: Final = len(b"FIN \n") + ID_SIZE
 # FINs in a row. An id of letters and digits contains no space or CR, which would end it.
 _fins_at = re.compile(rb"(?:FIN [0-9A-Za-z]{%d}\n)++" % ID_SIZE).match
 _P: Final = ord("P")
@@ -175,8 +174,9 @@ class ServerProtocol:
         consumer = self.state != INIT
         while pos < end:
             if consumer and (fins := _fins_at(data, pos)):
-                out += [_new(Fin, (data[at : at + ID_SIZE],)) for at in range(pos + 4, fins.end(), _FIN_LINE)]
-                pos = fins.end()
+                stop = fins.end()
+                append(Fin(data[pos + 4 : stop - 1].split(b"\nFIN ")))
+                pos = stop
                 continue
             newline = find(b"\n", pos, pos + MAX_LINE)
             if newline < 0:

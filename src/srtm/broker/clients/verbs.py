@@ -281,15 +281,10 @@ class Verbs:
         self.connection.keeper.turn.to_pump[subscription.channel] = None
 
     def FIN(self, event: Fin, _arrival_ns: int) -> None:
-        """Finish a message."""
-        subscription = self.subscription
-        assert subscription is not None
-        message = subscription.flights.pop(event[0], None)
-        if message is not None:
-            subscription.finished += 1
-            subscription.channel.finish(message)
-        else:
-            self.connection.send(frames.error(subscription.channel.refusal("FIN", event.id)))
+        """Finish messages."""
+        assert self.subscription is not None
+        for problem in self.subscription.finish(event.ids):
+            self.connection.send(frames.error(problem))
 
     def REQ(self, event: Req, _arrival_ns: int) -> None:
         """Give a message back, for later."""
