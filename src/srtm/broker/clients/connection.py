@@ -147,12 +147,18 @@ class Connection:
         read_into, self.read_into = self.read_into, keeper.buffers.whole
         now_ns, poller = keeper.turn.now_ns(), keeper.poller
         if now_ns > poller.late_ns:
-            keeper.buffers.read_late(self.sock, read_into, (poller.began_ns, now_ns), self.read)
+            keeper.buffers.read_late(self.sock, read_into, (poller.began_ns, now_ns), self._read_on)
         else:
             self.read(read_into)
 
-    def read(self, read_into: list[memoryview], late_since_ns: int = 0) -> bool:
+    def _read_on(self, read_into: list[memoryview], late_since_ns: int) -> bool:
         """Read once; returns whether more may be read, though the disk may have to store this first."""
+        if not self.read(read_into, late_since_ns) or self.closing or self.closed:
+            return False
+        return not (self.transport is not None and self.transport.more) and self.speaker.attentive()
+
+    def read(self, read_into: list[memoryview], late_since_ns: int = 0) -> bool:
+        """Read once, and carry out what it says; returns whether there was anything to read."""
         try:
             size, ancillary, _, _ = self.sock.recvmsg_into(read_into, _ANCILLARY)
         except BlockingIOError:
@@ -178,9 +184,7 @@ class Connection:
             self._take(buffers.view[:size], arrival_ns, arrival_ns - heard_ns, late_since_ns)
         else:
             self._receive(self.transport, buffers.view[:size], arrival_ns, arrival_ns - heard_ns, late_since_ns)
-        if self.closing or self.closed or (self.transport is not None and self.transport.more):
-            return False
-        return self.speaker.attentive()
+        return True
 
     def _take(self, data: bytes | memoryview, arrival_ns: int, gap_ns: int, late_since_ns: int = 0) -> None:
         self.speaker.hear(self.protocol.feed(data), arrival_ns, gap_ns, late_since_ns)
