@@ -6,6 +6,7 @@ from collections.abc import Callable
 from struct import Struct
 
 from bench.measure import interleaved, show
+from srtm.broker.message import Message
 from srtm.protocol import client, frames
 from srtm.protocol.client import ClientProtocol
 from srtm.protocol.names import MAGIC_V2, Settings
@@ -24,7 +25,7 @@ def parsing(seed: int) -> None:
     server.feed(MAGIC_V2)
     consumer.feed(MAGIC_V2 + client.sub("sensors", "c"))
     reader = ClientProtocol()
-    batch = [(1, 1, ID, BODY)] * COUNT
+    batch = [Message(ID, 1, BODY, "p")] * COUNT
     pub = client.pub("sensors", BODY)
     pubs = pub * COUNT
     reads = [pubs[i : i + 4096] for i in range(0, len(pubs), 4096)]
@@ -39,11 +40,6 @@ def parsing(seed: int) -> None:
     def in_reads() -> None:
         for data in reads:
             server.feed(data)
-
-    def appended() -> None:
-        out = bytearray()
-        for message in batch:
-            frames.append_message(out, *message)
 
     def least() -> None:
         """Cut frames at their sizes and keep the bodies: no verb, no name, no check."""
@@ -60,8 +56,7 @@ def parsing(seed: int) -> None:
         "MPUB, per message": lambda: server.feed(mpub),
         "FIN": lambda: consumer.feed(fins),
         "RDY": lambda: consumer.feed(rdys),
-        "message frame, appended": appended,
-        "message frames, joined": lambda: frames.messages(batch),
+        "message frame": lambda: frames.messages(batch),
         "message frame, read by a client": lambda: reader.feed(sent),
         "cutting at sizes alone": least,
     }

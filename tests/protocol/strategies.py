@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,6 +19,18 @@ names = st.builds(
 )
 bodies = st.one_of(st.binary(min_size=1, max_size=40), st.sampled_from([b"\n", b"PUB t\n", b"\0" * 8, b"  V2"]))
 ids = st.integers(0, 2**64 - 1).map(lambda number: b"%016x" % number)
+
+
+@dataclass
+class Sent:
+    """A message as a server sends it."""
+
+    arrival_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
 fins = ids.map(lambda each: Fin([each]))
 
 

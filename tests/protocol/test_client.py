@@ -18,7 +18,7 @@ from srtm.protocol import client, frames, orders
 from srtm.protocol.client import ClientProtocol, Error, Event, Heartbeat, Message, Response
 from srtm.protocol.names import MAGIC_V2
 from srtm.protocol.orders import Migrate, Throttle
-from tests.protocol.strategies import bodies, cuts, ids, pieces
+from tests.protocol.strategies import Sent, bodies, cuts, ids, pieces
 from tests.protocol.test_transcripts import nsqd
 
 ID = b"0123456789abcdef"
@@ -43,8 +43,8 @@ FRAMES: list[tuple[bytes, list[object]]] = [
     (frames.response(b""), [Response(b"")]),
     (frames.error(REFUSED), [("E_FIN_FAILED", "FIN x failed", False)]),
     (frames.error(ProtocolError("E_BAD_PROTOCOL")), [("E_BAD_PROTOCOL", "", True)]),
-    (frames.messages([(1, 2, ID, b"body")]), [Message(1, 2, ID, b"body")]),
-    (frames.messages([(-1, 65535, ID, b"")]), [Message(-1, 65535, ID, b"")]),
+    (frames.messages([Sent(1, 2, ID, b"body")]), [Message(1, 2, ID, b"body")]),
+    (frames.messages([Sent(-1, 65535, ID, b"")]), [Message(-1, 65535, ID, b"")]),
     (orders.encode(Throttle("t", 20)), [Throttle("t", 20)]),
     (orders.encode(Migrate("t", ("a:1", "b:2"))), [Migrate("t", ("a:1", "b:2"))]),
     (frames.response(b'_srtm_ {"order":"dance","topic":"t"}'), []),
@@ -67,9 +67,8 @@ def test_frames_whole_byte_by_byte_and_with_trailing_bytes(sent: bytes, wanted: 
 
 
 def test_the_layout_of_a_message() -> None:
-    out = bytearray(b"before")
-    frames.append_message(out, 0x0102030405060708, 0x090A, ID, b"body")
-    assert out == b"before" + bytes.fromhex("00000022 00000002 0102030405060708 090a") + ID + b"body"
+    found = frames.messages([Sent(0x0102030405060708, 0x090A, ID, b"body")])
+    assert found == bytes.fromhex("00000022 00000002 0102030405060708 090a") + ID + b"body"
     assert frames.message_id(255) == b"00000000000000ff"
 
 
@@ -129,11 +128,9 @@ message_events = st.builds(Message, st.integers(-(2**63), 2**63 - 1), st.integer
 
 @given(st.data(), st.lists(message_events, max_size=8))
 def test_messages_round_trip_in_any_cut(data: st.DataObject, events: list[Message]) -> None:
-    one_by_one = bytearray()
-    for event in events:
-        frames.append_message(one_by_one, *event)
-    assert one_by_one == frames.messages(events)
-    assert read(data.draw(cuts(bytes(one_by_one)))) == events
+    sent = frames.messages(Sent(*event) for event in events)
+    assert sent == b"".join(frames.messages([Sent(*event)]) for event in events)
+    assert read(data.draw(cuts(sent))) == events
 
 
 @given(st.data())

@@ -16,6 +16,7 @@ from srtm.protocol import commands, frames, identify, server
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
 from srtm.protocol.names import Settings
 from tests.conftest import PARTS
+from tests.protocol.strategies import Sent
 from tests.protocol.transcripts import (
     DEPARTURES,
     ERROR,
@@ -101,7 +102,7 @@ class Broker:
             message_id = frames.message_id(self.ids)
             message[1] = attempts + 1
             self.in_flight[message_id] = message
-            frames.append_message(out, 1_600_000_000 * 10**9, attempts + 1, message_id, body)
+            out += frames.messages([Sent(1_600_000_000 * 10**9, attempts + 1, message_id, body)])
 
     def answer(self, event: commands.Event) -> bytes:
         match event:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
-from typing import Final
+from typing import Final, Protocol
 
 from srtm.errors import ProtocolError
 from srtm.protocol.names import ID_SIZE
@@ -44,17 +44,23 @@ HEARTBEAT: Final = response(b"_heartbeat_")
 CLOSE_WAIT: Final = response(b"CLOSE_WAIT")
 
 
-def append_message(out: bytearray, timestamp_ns: int, attempts: int, message_id: bytes, body: bytes) -> None:
-    """Append a message frame to an output buffer; `attempts` includes this delivery."""
-    out += _pack_message(len(body) + _REST, MESSAGE, timestamp_ns, attempts, message_id)
-    out += body
+class Outgoing(Protocol):
+    """A message to send; `attempts` includes this delivery."""
+
+    arrival_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
 
 
-def messages(batch: Iterable[tuple[int, int, bytes, bytes]]) -> bytes:
-    """Return the frames of many messages (timestamp_ns, attempts, id, body), for one write."""
+def messages(batch: Iterable[Outgoing]) -> bytes:
+    """Return the frames of many messages, for one write."""
     parts: list[bytes] = []
-    for timestamp_ns, attempts, message_id, body in batch:
-        parts += (_pack_message(len(body) + _REST, MESSAGE, timestamp_ns, attempts, message_id), body)
+    append = parts.append
+    for message in batch:
+        body = message.body
+        append(_pack_message(len(body) + _REST, MESSAGE, message.arrival_ns, message.attempts, message.id))
+        append(body)
     return b"".join(parts)
 
 

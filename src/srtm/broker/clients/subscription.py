@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from srtm.protocol import frames
 from srtm.protocol.commands import Fin
-from srtm.protocol.frames import append_message
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ class Subscription:
         """Send it messages, at the end of this turn."""
         if not self.delivered:
             self._turn.to_deliver.append(self._connection)
-        out = self._out
-        for message in messages:
-            append_message(out, message.arrival_ns, message.attempts, message.id, message.body)
+        self._out += frames.messages(messages)
         self.delivered += messages
         self.messages += len(messages)
 
