@@ -183,7 +183,17 @@ def main() -> None:
             found[batch, rule][topic] = seen
             print(f"run {seed}, batches of {batch}, {rule}: {seen}", flush=True)
         judged = conformance(folder, {topic: seen for runs in found.values() for topic, seen in runs.items()})
-    columns = ["load, lending", "p99 access ms", "static", "one bucket", "worst broker", "CPU µs/msg", "asks/msg", "lost", "round trip ms"]
+    columns = [
+        "load, lending",
+        "p99 access ms",
+        "static",
+        "one bucket",
+        "worst broker",
+        "CPU µs/msg",
+        "asks/msg",
+        "lost",
+        "round trip ms",
+    ]
     rows = []
     numbers = [each.name for each in fields(Seen) if each.type == "float"]
     for (batch, rule), runs in found.items():
