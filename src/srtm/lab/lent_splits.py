@@ -30,8 +30,8 @@ _PUBLISHERS["fig8c"] = (8_000, 10_000)  # where Conc does not improve
 # Why claims fail.
 _FEW_TOKENS = (
     "A sixth of b is 4 tokens, and a broker asks early only for two of them: an ask costs as much as a message. With a"
-    " threshold of one token p99 was 0.97 ms, or 0.65 with b at 99.5 %, and brokers asked 0.7 times a message instead of"
-    " 0.25."
+    " threshold of one token p99 was 0.97 ms, or 0.65 with b at 99.5 %, and brokers asked 0.7 times a message instead"
+    " of 0.25."
 )
 _ROUND_TRIP = (
     "A broker without tokens waits for a round trip before a peer's arrive, and with more brokers that happens more"
