@@ -81,9 +81,7 @@ class Sketch:
     @classmethod
     def of(cls, values_ns: NDArray[np.int64]) -> Sketch:
         """The sketch of these latencies; negative ones count as zero."""
-        values = np.maximum(values_ns, 0)
-        shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 1 - _SUB_BITS, 0)
-        bins, counts = np.unique((shift << _SUB_BITS) + (values >> shift), return_counts=True)
+        bins, counts = np.unique(bins_of(np.maximum(values_ns, 0)), return_counts=True)
         return cls(dict(zip(bins.tolist(), counts.tolist(), strict=True)))
 
     @classmethod
@@ -147,6 +145,20 @@ class Sketch:
                 below += self.counts[bins[at]]
             found.append(_top(bins[at]))
         return found
+
+
+def bins_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bin of each value, none of which is negative."""
+    shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 1 - _SUB_BITS, 0)
+    bins: NDArray[np.int64] = (shift << _SUB_BITS) + (values >> shift)
+    return bins
+
+
+def tops_of(bins: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The largest value of each bin."""
+    shift = np.maximum((bins >> _SUB_BITS) - 1, 0)
+    tops: NDArray[np.int64] = ((bins - (shift << _SUB_BITS) + 1) << shift) - 1
+    return tops
 
 
 def _top(bin_: int) -> int:
