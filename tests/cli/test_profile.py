@@ -95,5 +95,5 @@ def test_a_store_keeps_hours_and_prints_them_without_the_trace(tmp_path: Path) -
     ]
     for flags, said in refused:
         done = srtm("profile", *flags)
-        assert done.returncode == 1, done.stdout
+        assert done.returncode == 2, done.stdout
         assert said in done.stderr
