@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bench import host
 from bench.groups import Memory
 from bench.measure import interleaved, show
 from bench.pipeline import ONE_THREAD, SEED, polars_many, run_named
+from srtm.model.bucket import TokenBucket
 from srtm.model.profile import profile as model_profile
+from srtm.model.timeline import Timeline
 from srtm.pipeline.groups import groups
+from srtm.pipeline.penalty import penalty
 from srtm.pipeline.profile import TopicProfile, profile
 from srtm.pipeline.traces.scanning import scanned_at
 from srtm.units import NS_PER_MS, NS_PER_S
-from srtm.workload.trace import ARRIVAL_SCHEMA, encoded, load, writing
+from srtm.workload.trace import ARRIVAL_SCHEMA, RECORDED_SCHEMA, encoded, load, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +55,24 @@ def bursting(folder: Path, topics: int, publishers: int = 50, bursts: int = 10) 
     by = np.repeat(np.arange(count, dtype=np.int32), bursts)
     order = np.argsort(times, kind="stable")
     return written(folder / f"bursting-{topics}.parquet", times[order], by[order] // publishers, by[order])
+
+
+def recorded(folder: Path, topics: int, each: int, brokers: int = 3) -> Path:
+    """The messages of `mixed` as a run at brokers recorded them: one in ten waited, up to 10 ms."""
+    table = pq.read_table(mixed(folder, topics, each))
+    rng, count = np.random.default_rng(SEED), len(table)
+    waits = np.where(rng.random(count) < 0.1, rng.integers(0, 10 * NS_PER_MS, count), 0)
+    names = pa.array([f"broker-{number}" for number in range(brokers)])
+    table = table.append_column("broker", names.take(pa.array(rng.integers(0, brokers, count))))
+    released = pa.array(table["arrival_ns"].to_numpy() + waits)
+    table = table.append_column("release_ns", released).append_column("sent_ns", released)
+    path = folder / f"recorded-{topics}.parquet"
+    with writing(path, RECORDED_SCHEMA, {}) as writer:
+        strings = [pa.types.is_string(column.type) for column in table.columns]
+        columns = [c.dictionary_encode() if coded else c for c, coded in zip(table.columns, strings, strict=True)]
+        rows = pa.table(columns, schema=encoded(RECORDED_SCHEMA)).unify_dictionaries().combine_chunks()
+        writer.write_table(rows, row_group_size=ROWS)
+    return path
 
 
 def written(path: Path, times: NDArray[np.int64], in_topic: NDArray[np.int32], by: NDArray[np.int32]) -> Path:
@@ -119,6 +141,18 @@ def growth(spark: SparkSession, folder: Path) -> None:
     print(host.jitter_line())
 
 
+def penalties(spark: SparkSession, folder: Path) -> None:
+    """What a topic costs `penalty` as topics become more: 100 messages of each, at three brokers."""
+    rows, contract = [], Timeline(TokenBucket.of(10, 20))
+    for topics in GROWTH:
+        path = recorded(folder, topics, 100)
+        taken = interleaved({"penalty": partial(penalty, path, contract, spark)}, 2)["penalty"]
+        path.unlink()
+        rows.append([f"{topics:,}", f"{taken:.2f}", f"{taken / topics * 1e6:.0f}"])
+    show("Growth of penalty", ["topics × 100 messages", "s", "µs a topic"], rows)
+    print(host.jitter_line())
+
+
 def grouping(spark: SparkSession, folder: Path) -> None:
     """Groups of topics with 50 publishers each, and the memory of all processes together."""
     rows = []
@@ -132,7 +166,7 @@ def grouping(spark: SparkSession, folder: Path) -> None:
     print(host.jitter_line())
 
 
-ALL = {"grouping": grouping, "profiles": profiles, "growth": growth}
+ALL = {"grouping": grouping, "profiles": profiles, "growth": growth, "penalties": penalties}
 
 
 if __name__ == "__main__":

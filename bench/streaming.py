@@ -1,7 +1,7 @@
-"""`python -m bench.streaming [--rows N] [--turns N]`: the format `srtm`, from brokers in processes of their own.
+"""`python -m bench.streaming [--rows N] [--turns N] [--cores N]`: the format `srtm`; brokers in processes of their own.
 
-Spark has one core (`local[1]`), so rows a second are rows a second and core; brokers and publishers use what else there
-is. Bodies of 100 bytes. Medians of turns; on a busy machine turns differ by half and more, so all of them are shown.
+Spark has one core by default (`local[1]`), so rows a second are rows a second and core; brokers and publishers use what
+else there is. Bodies of 100 bytes. Medians of turns; on a busy machine turns differ by half and more, so all are shown.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def streamed(spark: SparkSession, options: dict[str, str], folder: Path) -> float:
-    """Read a topic to its end into nothing; rows a second of a batch, the median of the query without its first."""
-    rows = spark.readStream.format("srtm").options(**options, maxRowsPerTrigger="100000").load()
+def streamed(spark: SparkSession, options: dict[str, str], batch: int, folder: Path) -> float:
+    """Read topics to their end into nothing; rows a second of a batch, the median of the query without its first."""
+    rows = spark.readStream.format("srtm").options(**options, maxRowsPerTrigger=str(batch)).load()
     with tempfile.TemporaryDirectory(dir=folder) as checkpoint:
         sink = rows.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = sink.trigger(availableNow=True).start()
@@ -86,29 +86,34 @@ def streamed(spark: SparkSession, options: dict[str, str], folder: Path) -> floa
 def into_and_back(spark: SparkSession, brokers: list[tuple[str, str]], rows: int, turns: int, folder: Path) -> None:
     """A backlog into Spark, as a table and as a stream; rows of Spark into a topic."""
     for tcp, http in brokers:
-        create(http, "in")
+        for topic in ("in", "left", "right"):
+            create(http, topic)
+            fill(tcp, topic, rows // len(brokers) // (1 if topic == "in" else 2))
         create(http, "out")
-        fill(tcp, "in", rows // len(brokers))
     addresses = ",".join(http for _, http in brokers)
     source, sink = {"brokers": addresses, "topic": "in"}, {"brokers": addresses, "topic": "out"}
+    several = {"brokers": addresses, "topic": "left,right"}
     table = spark.read.format("srtm").options(**source).load()
-    bodies = spark.range(rows).selectExpr("repeat('x', 100) AS body").coalesce(1)
+    few = rows // 4
+    bodies = spark.range(few).selectExpr("repeat('x', 100) AS body").coalesce(1)
 
-    def rate(frame: DataFrame, form: str, **options: str) -> float:
-        return rows / timed(lambda: frame.write.format(form).options(**options).mode("append").save())
+    def rate(frame: DataFrame, count: int, form: str, **options: str) -> float:
+        return count / timed(lambda: frame.write.format(form).options(**options).mode("append").save())
 
     works: dict[str, Callable[[], float]] = {
-        "from a topic, as a table": lambda: rate(table, "noop"),
-        "from a topic, as a stream of 100,000 a batch": lambda: streamed(spark, source, folder),
-        "into a topic": lambda: rate(bodies, "srtm", **sink),
-        "into a topic, keys=envelope": lambda: rate(bodies, "srtm", **sink, keys="envelope"),
+        "from a topic, as a table": lambda: rate(table, rows, "noop"),
+        "from a topic, as a stream of 100,000 a batch": lambda: streamed(spark, source, 100_000, folder),
+        "from a topic, as a stream of 500,000 a batch": lambda: streamed(spark, source, 500_000, folder),
+        "from two topics, as a stream of 500,000 a batch": lambda: streamed(spark, several, 500_000, folder),
+        "into a topic": lambda: rate(bodies, few, "srtm", **sink),
+        "into a topic, keys=envelope": lambda: rate(bodies, few, "srtm", **sink, keys="envelope"),
     }
     lines = []
     for name, work in works.items():
         work()  # the first is slow: processes are started, code is compiled
         rates = sorted(work() for _ in range(turns))
         lines.append([name, f"{statistics.median(rates):,.0f}", ", ".join(f"{rate / 1000:,.0f}" for rate in rates)])
-    show(f"{rows:,} rows, one core of Spark", ["", "rows/s, median", "turns, thousands/s"], lines)
+    show(f"{rows:,} rows out of topics, {few:,} into them", ["", "rows/s, median", "turns, thousands/s"], lines)
 
 
 def until_visible(spark: SparkSession, brokers: list[tuple[str, str]], seconds: float, folder: Path) -> None:
@@ -152,7 +157,8 @@ def until_visible(spark: SparkSession, brokers: list[tuple[str, str]], seconds: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.streaming", description=__doc__)
-    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=30.0)
     options = parser.parse_args()
@@ -163,7 +169,7 @@ def main() -> None:
         for name in names:
             (folder / name).mkdir()
         brokers = [stack.enter_context(broker(folder / name, name)) for name in names]
-        spark = stack.enter_context(spark_session(master="local[1]", options=FASTER, heavy=True))
+        spark = stack.enter_context(spark_session(master=f"local[{options.cores}]", options=FASTER, heavy=True))
         into_and_back(spark, brokers, options.rows, options.turns, folder)
         until_visible(spark, brokers, options.seconds, folder)
 

@@ -72,6 +72,16 @@ def parse_duration_ns(text: Number, *, bare: str = "s") -> int:
     return round(Fraction(match[1]) * _UNIT_NS[match[2] or bare])
 
 
+def parse_instant_ns(text: str) -> int:
+    """Return the nanoseconds since 1970 of a date or time such as '2026-11-18' or '2026-11-18T03', in UTC."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError(f"{text!r} is not a date or time: write 2026-11-18 or 2026-11-18T03:00", value=text) from None
+    aware = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * NS_PER_US
+
+
 def format_ns(duration_ns: SupportsFloat) -> str:
     """Format a duration for people: three significant digits in a suitable unit."""
     value = float(duration_ns)

@@ -65,3 +65,35 @@ def test_a_trace_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = srtm("profile", tmp_path / "nowhere")
     assert done.returncode == 1
     assert done.stderr.strip().endswith(f"srtm: no trace at {tmp_path / 'nowhere'}: check the path")
+
+
+@pytest.mark.processes
+def test_a_store_keeps_hours_and_prints_them_without_the_trace(tmp_path: Path) -> None:
+    path, store = tmp_path / "t.parquet", tmp_path / "store"
+    assert run(["trace", "synth", "--publishers", "20", "--duration", "90m", "--out", str(path)]) == 0
+    added = srtm("profile", path, "--store", store, "--groups", "--json")
+    assert added.returncode == 0, added.stderr
+    document = json.loads(added.stdout)
+    assert document["added_hours"] == [0, 3_600 * 10**9]
+    path.unlink()
+    again = srtm("profile", "--store", store, "--json")
+    assert json.loads(again.stdout)["periods"] == document["periods"]
+    (period,) = document["periods"]
+    assert (period["topic"], period["publishers"]) == ("topic", 20)
+    assert 1 <= period["b_at_least"] <= period["b"]
+    hours = json.loads(srtm("profile", "--store", store, "--every", "1h", "--json").stdout)["periods"]
+    assert sum(hour["messages"] for hour in hours) == period["messages"]
+    assert [hour["rate_change"] is None for hour in hours] == [True, False]
+    shown = srtm("profile", "--store", store, "--from", "1970-01-01T01")
+    assert "3600 s" in shown.stdout
+    refused: list[tuple[list[str | Path], str]] = [
+        (["--store", store, "--from", "soon"], "'soon' is not a date or time"),
+        (["--store", store, "--to", "1970-01-01"], "holds no hour of this time"),
+        (["--store", store, "--every", "90m"], "whole hours"),
+        ([path, "--every", "1h"], "name it with --store"),
+        ([], "no trace"),
+    ]
+    for flags, said in refused:
+        done = srtm("profile", *flags)
+        assert done.returncode == 2, done.stdout
+        assert said in done.stderr

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import ArrivalsError, InputError
-from srtm.model import scan, timeline
+from srtm.model import fleet, scan, timeline
 from srtm.model.bucket import Limiter, TokenBucket
-from srtm.model.timeline import Timeline
+from srtm.model.timeline import Timeline, Timelines
 from tests import naive
 from tests.strategies import changes_during, traffic
 
@@ -118,6 +118,36 @@ def test_delays_stretch_by_stretch_are_those_of_the_whole(case: tuple[list[int],
         delays += some.tolist()
         assert joined == state
     assert delays == timeline.access_delays(times, history).tolist()
+
+
+@given(st.lists(stretches_of_traffic(), min_size=1, max_size=3))
+def test_many_topics_at_once_wait_as_each_does_alone(
+    cases: list[tuple[list[int], Timeline, list[list[int]]]],
+) -> None:
+    timelines = Timelines.of([history for _, history, _ in cases])
+    summaries, before = [], []
+    for topic, (_, history, stretches) in enumerate(cases):
+        state = timeline.BEGINNING
+        for stretch in stretches:
+            summary = timeline.summarise(stretch, history)
+            summaries.append((topic, *summary))
+            before.append(tuple(state))
+            state = timeline.left_by(summary, state, history)
+    rows = np.array(summaries)
+    assert [tuple(row) for row in timelines.waiting(rows[:, 0], rows[:, 1:]).tolist()] == before
+    times = np.concatenate([np.array(arrivals) for arrivals, _, _ in cases])
+    ends = np.cumsum([len(arrivals) for arrivals, _, _ in cases])
+    segments = np.column_stack([np.arange(len(cases)), np.concatenate([[0], ends[:-1]]), ends])
+    states, delays = fleet.no_states(len(cases)), np.empty(len(times), np.int64)
+    states[:, :2] = timeline.BEGINNING
+    timelines.waits(times, segments, states, delays)
+    assert delays.tolist() == [
+        delay for arrivals, history, _ in cases for delay in timeline.access_delays(arrivals, history).tolist()
+    ]
+    alone = fleet.no_states(len(cases))
+    timelines.waits(times, segments, alone, np.empty(0, np.int64))
+    whole = [timeline.summarise(arrivals, history) for arrivals, history, _ in cases]
+    assert alone[:, :2].tolist() == [[summary.backlog, summary.last_ns] for summary in whole]
 
 
 @given(stretches_of_traffic())

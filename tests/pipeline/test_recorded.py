@@ -23,6 +23,7 @@ from srtm.model.timeline import Timeline
 from srtm.pipeline.conformance import TopicConformance, conformance, conformance_frame
 from srtm.pipeline.penalty import Cost, TopicPenalty, Waits, Window, penalty, penalty_frame
 from srtm.pipeline.traces import files, quantiles, reading, stretches
+from srtm.units import percentiles
 from tests.pipeline.local import LocalSpark
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ def expected_conformance(rows: list[Sent], contracts: dict[str, Timeline]) -> li
     return lines
 
 
+def waits_of(delays: np.ndarray) -> Waits:
+    p50, p95, p99 = percentiles(delays, ["0.50", "0.95", "0.99"])
+    return Waits(len(delays), int((delays > 0).sum()), sum(delays.tolist()), p50, p95, p99, int(delays.max()))
+
+
 def expected_penalty(rows: list[Sent], contracts: dict[str, Timeline]) -> list[TopicPenalty]:
     lines = []
     for topic in sorted({row.topic for row in rows}):
@@ -77,7 +83,7 @@ def expected_penalty(rows: list[Sent], contracts: dict[str, Timeline]) -> list[T
             here: np.ndarray, known: model.Penalty = known, brokers: np.ndarray = brokers
         ) -> tuple[Cost, dict[str, Cost]]:
             def cost(some: np.ndarray) -> Cost:
-                return Cost(Waits.of(known.split_ns[some]), Waits.of(known.one_ns[some]))
+                return Cost(waits_of(known.split_ns[some]), waits_of(known.one_ns[some]))
 
             return cost(here), {name: cost(here & (brokers == name)) for name in sorted(set(brokers[here].tolist()))}
 

@@ -32,11 +32,13 @@ BACKLOG, LAST, PEAK, SIGN = range(4)  # columns of a table of states
 class Segments(NamedTuple):
     """Rows sorted by topic: segment s is those of topic `topics[s]`, from `begins[s]` to `ends[s]`.
 
-    From `adds[s]` on they are the batch's, and from `news[s]` on the stretch's.
+    From `adds[s]` on they are the batch's, and from `news[s]` on the stretch's. The sender of row i is `senders[i −
+    behind]`; old rows have none.
     """
 
     times: Ints
     senders: Indices
+    behind: int
     topics: Ints
     begins: Ints
     adds: Ints
@@ -63,19 +65,16 @@ def dealt(
 ) -> Segments:
     """Rows sorted by topic and, within a topic, as they come: old ones, then a batch's, of which `early` are not new.
 
-    `count` is the number of topics. Old rows have no senders: theirs are undefined.
+    `count` is the number of topics. Rows of one topic alone are not copied if they need not be.
     """
     old, rows = len(old_times), len(old_times) + len(times)
     if not rows:
         nothing = np.empty(0, np.int64)
-        return Segments(nothing, np.empty(0, np.int32), *[nothing] * 5)
+        return Segments(nothing, np.empty(0, np.int32), 0, *[nothing] * 5)
     lone = int(topics[0]) if len(topics) else int(old_topics[0])
     if count == 1 or (not (old_topics != lone).any() and not (topics != lone).any()):
-        all_times, all_senders = (times, senders) if not old else (np.empty(rows, np.int64), np.empty(rows, np.int32))
-        if old:
-            all_times[:old], all_times[old:], all_senders[old:] = old_times, times, senders
         bounds = np.array([lone, 0, old, old + early, rows])
-        return Segments(all_times, all_senders, *bounds[:, None])
+        return Segments(np.concatenate([old_times, times]) if old else times, senders, old, *bounds[:, None])
     counts = np.zeros(count, np.int64)
     _count_rows(old_topics, counts)
     before = counts.copy()
@@ -90,7 +89,7 @@ def dealt(
     _deal_rows(topics, times, places, all_times)
     present = np.flatnonzero(counts)
     columns = np.stack([begins, begins + before, begins + until_new, ends])
-    return Segments(all_times, all_senders, present, *columns[:, present])
+    return Segments(all_times, all_senders, 0, present, *columns[:, present])
 
 
 def dealt_alone(topics: Indices, times: Ints, count: int) -> Segments:

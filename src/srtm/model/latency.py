@@ -82,9 +82,7 @@ class Sketch:
         """The sketch of these latencies; negative ones count as zero."""
         import numpy as np  # here, because a broker that starts must not wait for it
 
-        values = np.maximum(values_ns, 0)
-        shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 1 - _SUB_BITS, 0)
-        bins, counts = np.unique((shift << _SUB_BITS) + (values >> shift), return_counts=True)
+        bins, counts = np.unique(bins_of(np.maximum(values_ns, 0)), return_counts=True)
         return cls(dict(zip(bins.tolist(), counts.tolist(), strict=True)))
 
     @classmethod
@@ -148,6 +146,24 @@ class Sketch:
                 below += self.counts[bins[at]]
             found.append(_top(bins[at]))
         return found
+
+
+def bins_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bin of each value, none of which is negative."""
+    import numpy as np
+
+    shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 1 - _SUB_BITS, 0)
+    bins: NDArray[np.int64] = (shift << _SUB_BITS) + (values >> shift)
+    return bins
+
+
+def tops_of(bins: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The largest value of each bin."""
+    import numpy as np
+
+    shift = np.maximum((bins >> _SUB_BITS) - 1, 0)
+    tops: NDArray[np.int64] = ((bins - (shift << _SUB_BITS) + 1) << shift) - 1
+    return tops
 
 
 def _top(bin_: int) -> int:

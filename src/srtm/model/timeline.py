@@ -20,7 +20,7 @@ import numpy as np
 
 from srtm.errors import InputError, SRTMError
 from srtm.model import excess as plain
-from srtm.model import scan
+from srtm.model import scan, waiting
 from srtm.model._compiled import callable_from_compiled, compiled
 from srtm.model.scan import Summary
 from srtm.units import PICO_PER_TOKEN
@@ -38,6 +38,9 @@ callable_from_compiled(plain.drain_excess, plain.scan_excess, plain.interval_at,
 _scan_excess = compiled(plain.scan_excess)
 _scan_excesses = compiled(plain.scan_excesses)
 _enter_excesses = compiled(plain.enter_excesses)
+callable_from_compiled(waiting.carried, waiting.wait_ns)
+_scan_waits = compiled(waiting.scan_waits)
+_enter_waits = compiled(waiting.enter_waits)
 
 BEGINNING = scan.State(0, scan.EARLIEST_NS)
 
@@ -220,6 +223,19 @@ class Timelines(NamedTuple):
         """Rows (work, last, work left when the stretch begins) from summaries by topic and time: `checked_state`."""
         out = np.empty((len(topics), 3), np.int64)
         _enter_excesses(topics, summaries, self.table, self.places, out)
+        return out
+
+    def waits(self, times: Ints, segments: Ints, states: Ints, out: Ints) -> None:
+        """`waits` of many topics: rows of `segments` are (topic, begin, end) and in order of time.
+
+        `states` has a row (backlog, last, peak) by topic and is carried on; delays go into `out` unless it is empty.
+        """
+        _scan_waits(times, segments, self.table, self.places, states, out)
+
+    def waiting(self, topics: Ints, summaries: Ints) -> Ints:
+        """Rows (backlog, last) before each stretch, from summaries by topic and time: `left_by`."""
+        out = np.empty((len(topics), 2), np.int64)
+        _enter_waits(topics, summaries, self.table, self.places, out)
         return out
 
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from srtm.pipeline.traces.batches import Batches, Ints, Work
+    from srtm.pipeline.traces.files import Files
+    from srtm.pipeline.traces.frames import Frame
+    from srtm.pipeline.traces.hourly import ByHour
     from srtm.pipeline.traces.reading import Trace
     from srtm.pipeline.traces.topics import Topics
 
@@ -58,11 +61,16 @@ def groups(
     trace: Trace, spark: SparkSession | None = None, *, options: model.Options | None = None
 ) -> list[TopicGroups]:
     """The correlation groups of every topic of a trace: a DataFrame, a path or a URI."""
-    chosen = options or model.Options()
     with opened(trace, spark, COLUMNS) as source:
-        topics, faults = source.topics()
-        onsets = source.map(_scanning(topics, chosen, _LOTS * source.at_once), _ONSET_FIELDS, COLUMNS)
-        found = onsets.groupBy("lot").applyInArrow(_finding(topics, chosen), _LINES).toArrow()
+        return groups_source(source, options)
+
+
+def groups_source(source: Files | Frame | ByHour, options: model.Options | None = None) -> list[TopicGroups]:
+    """`groups` of an open trace."""
+    chosen = options or model.Options()
+    topics, faults = source.topics()
+    onsets = source.map(_scanning(topics, chosen, _LOTS * source.at_once), _ONSET_FIELDS, COLUMNS)
+    found = onsets.groupBy("lot").applyInArrow(_finding(topics, chosen), _LINES).toArrow()
     lines = [line for lot in found["lines"].to_pylist() for line in pickle.loads(lot)] if found.num_rows else []
     counts = topics.counts()
     lines = [replace(line, messages=counts[line.topic]) for line in lines]

@@ -7,13 +7,11 @@ cannot be profiled does not fail the others: its error is in its line of the res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from srtm.model import burst, fleet, scan
 from srtm.model import profile as model
@@ -21,6 +19,7 @@ from srtm.model.bucket import TokenBucket
 from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.pipeline.traces.frames import Frame
 from srtm.pipeline.traces.joining import Stretches, corrections, publishers_of, tallies, values_at, widest
+from srtm.pipeline.traces.lines import Lines
 from srtm.pipeline.traces.parts import PART_FIELDS, joined, rows_of
 from srtm.pipeline.traces.reading import opened
 from srtm.pipeline.traces.scanning import REACH_NS, correcting, scanned_at, scanning, widening
@@ -131,39 +130,17 @@ def _structs(starts: Ints, **fields: Ints) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), values)
 
 
-class Profiles(Sequence[TopicProfile]):
-    """The lines of all topics in order of name, kept as columns: a line is made when it is asked for."""
+class Profiles(Lines[TopicProfile]):
+    """The lines of all topics in order of name, kept as columns."""
 
     def __init__(self, columns: _Columns, faults: Faults) -> None:
-        self._columns, self._faults = columns, list(faults.items())
-        names = [columns.topics.names, pa.array(faults, pa.string())]
-        self._order = pc.sort_indices(pa.concat_arrays(names)).to_numpy()
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @overload
-    def __getitem__(self, place: int) -> TopicProfile: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[TopicProfile]: ...
-    def __getitem__(self, place: int | slice) -> TopicProfile | list[TopicProfile]:
-        if isinstance(place, slice):
-            return [self._line(number) for number in self._order[place].tolist()]
-        return self._line(int(self._order[place]))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(list(self))
+        super().__init__(columns.topics.names, faults)
+        self._columns = columns
 
     def _line(self, number: int) -> TopicProfile:
-        known = len(self._columns.topics)
-        if number < known:
-            return self._columns.line(number)
-        topic, (messages, error) = self._faults[number - known]
+        return self._columns.line(number)
+
+    def _fault(self, topic: str, messages: int, error: str) -> TopicProfile:
         return TopicProfile(topic, messages, error=error)
 
     def table(self) -> pa.Table:

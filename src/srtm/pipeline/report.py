@@ -78,7 +78,7 @@ def findings(
     if {"broker", "release_ns"} <= columns_of(trace, spark):
         held = contracts or {line.topic: Timeline(line.bucket) for line in profiles if line.bucket}
         say("adding up waiting times")
-        penalties = penalty(trace, held, spark, window_ns=window_ns)
+        penalties = list(penalty(trace, held, spark, window_ns=window_ns))
         say("checking conformance")
         verdicts = conformance(trace, held, spark)
     plans = []

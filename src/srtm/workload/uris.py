@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from srtm.errors import TraceError
+from srtm.workload import delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,7 +78,7 @@ class Location(NamedTuple):
 
 def files_of(trace: Trace) -> list[str]:
     """The Parquet files of a trace: the file itself, or those of the folder in order of name."""
-    place = _located(trace)
+    place = located(trace)
     with explained(str(trace)):
         info = place.files.get_file_info(place.path)
         if info.type == fs.FileType.NotFound:
@@ -85,9 +86,14 @@ def files_of(trace: Trace) -> list[str]:
         if info.type != fs.FileType.Directory:
             return [place.prefix + place.path]
         inside = place.files.get_file_info(fs.FileSelector(place.path, recursive=True))
+        if any(entry.path == f"{place.path}/{delta.LOG}" for entry in inside):
+            active = delta.active_files(place.files, place.path, str(trace))
+            if not active:
+                raise TraceError(f"{trace} is a Delta table without files", path=str(trace))
+            return [place.prefix + path for path in active]
     if any(_IN_TABLES.search(entry.path, len(place.path)) for entry in inside):
         remedy = "pass the DataFrame that Spark reads from it to the function in Python"
-        told = f"{trace} is a Delta or Iceberg table, which also keeps files that it no longer uses: {remedy}"
+        told = f"{trace} is an Iceberg table or holds tables, which also keep files that they no longer use: {remedy}"
         raise TraceError(told, path=str(trace))
     paths = [
         entry.path
@@ -115,7 +121,7 @@ def _is_hidden(path: str, folder: str) -> bool:
 
 def absolute(trace: Trace) -> str:
     """The trace as a string that means the same in workers, which may run in another folder."""
-    place = _located(trace)
+    place = located(trace)
     return place.prefix + place.path
 
 
@@ -145,7 +151,7 @@ def partitions(file: str) -> dict[str, str | None]:
 @contextmanager
 def parquet(file: str, dictionaries: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     """An open Parquet file of `files_of`; some columns, if it has them, are read as dictionaries."""
-    place = _located(file)
+    place = located(file)
     with place.files.open_input_file(place.path) as stream:
         known = pq.read_metadata(stream)
         encoded = [name for name in dictionaries if name in known.schema.names]
@@ -162,7 +168,7 @@ def footers_of(trace: Trace) -> dict[str, Any]:
 
 
 def _footer(file: str) -> Any:
-    place = _located(file)
+    place = located(file)
     with explained(file), place.files.open_input_file(place.path) as stream:
         return pq.read_metadata(stream)
 
@@ -182,7 +188,7 @@ def explained(uri: str) -> Iterator[None]:
         raise TraceError(f"{uri} is not a readable Parquet file: {said}", path=uri) from None
 
 
-def _located(trace: Trace) -> Location:
+def located(trace: Trace) -> Location:
     """The file system and the path of a trace."""
     found = _URI.fullmatch(str(trace))
     if not found:

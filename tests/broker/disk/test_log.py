@@ -24,6 +24,7 @@ from srtm.broker.disk.file import FILE
 from srtm.broker.disk.log import Log, LogOptions, Retention
 from srtm.broker.disk.work import Call
 from srtm.errors import InputError, LogError, LogFull, OffsetTrimmed, SRTMError
+from tests.broker.disk.test_batch import in_rows
 from tests.conftest import ROOT
 
 KILLS = int(os.environ.get("SRTM_KILLS", "25"))
@@ -82,6 +83,8 @@ def test_any_history_reads_as_a_dict_would(steps: list[tuple[str, str, int, int]
                 assert found == records[number : number + len(found)]
                 assert found or number == len(records)
                 assert sum(len(record.body) for record in found[1:]) <= size
+                columns = in_rows(log.pieces(topic, number, limit=20, max_bytes=size))
+                assert columns == [(record.arrival_ns, record.publisher, record.body) for record in found]
             elif step == "trim":
                 log.trim(topic, number)
                 log.call()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import struct
+from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,6 +79,45 @@ def decode(value: bytes, begin: int = 0, end: int | None = None) -> list[Record]
         identity = value[own : own + ID_BYTES]
         records.append(Record(identity, arrivals[index], publisher, body, group, attempts[index], due_ns))
     return records
+
+
+class Piece(NamedTuple):
+    """Messages of a value in columns, as they are stored: little-endian numbers, and bodies one after the other.
+
+    `senders` are indices into `publishers`.
+    """
+
+    messages: int
+    arrivals: bytes
+    senders: bytes
+    lengths: bytes
+    bodies: bytes
+    publishers: list[str]
+
+
+def piece(value: bytes, begin: int, end: int, max_bytes: int, at_least: int = 0) -> Piece:
+    """The messages at [begin, end) of a value, as columns: at most `max_bytes` of bodies, but `at_least` messages."""
+    count, names_bytes = _HEAD.unpack_from(value)
+    at = _HEAD.size + names_bytes
+    names = json.loads(value[_HEAD.size : at])
+    if isinstance(names, dict):
+        names = names["names"]
+    end, first, last = min(end, count), at + (18 + ID_BYTES) * count, len(value)
+    if begin or end < count or last - first > max_bytes:
+        lengths = struct.unpack_from(f"<{count}I", value, at + 12 * count)
+        places = list(accumulate(lengths, initial=first))
+        first = places[begin]
+        end = max(begin + at_least, min(end, bisect_right(places, first + max_bytes) - 1))
+        last = places[end]
+    senders, sizes = at + 8 * count, at + 12 * count
+    return Piece(
+        end - begin,
+        value[at + 8 * begin : at + 8 * end],
+        value[senders + 4 * begin : senders + 4 * end],
+        value[sizes + 4 * begin : sizes + 4 * end],
+        value[first:last],
+        [publisher for publisher, _ in names],
+    )
 
 
 def check(records: Sequence[Record]) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from srtm.broker.channel import Channel
-    from srtm.broker.disk.batch import Record
+    from srtm.broker.disk.batch import Piece
     from srtm.broker.message import Message
     from srtm.broker.options import BrokerOptions
     from srtm.broker.topic import Sender, Topic
@@ -211,9 +211,9 @@ class Durable:
         name, log = topic.name, self._log
         return LogExtent(log.identity(name), log.begin(name), log.end(name), log.size(name))
 
-    async def read(self, topic: Topic, begin: int, limit: int, log: str | None = None) -> list[Record]:
-        """Read a range of the log in a thread; LogReplaced if the topic no longer has the given log."""
-        return await self._readers.read(topic, begin, limit, log)
+    async def read(self, topic: Topic, begin: int, limit: int, log: str | None = None) -> list[Piece]:
+        """Read a range of the log, as columns, in a thread; LogReplaced if the topic no longer has the given log."""
+        return await self._readers.pieces(topic, begin, limit, log)
 
     async def trim(self, topic: Topic, before: int, *, finished: bool = False, log: str | None = None) -> None:
         """Delete messages before an offset, or only those that all channels have `finished`.

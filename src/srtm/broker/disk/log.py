@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from srtm.broker.disk.batch import Record, check, cut, decode, encode
+from srtm.broker.disk.batch import Piece, Record, check, cut, decode, encode
 from srtm.broker.disk.cursor import Cursor
 from srtm.broker.disk.rows import Known, Retention, TopicState
 from srtm.broker.disk.store import Store
@@ -66,7 +66,7 @@ class SavedQueue(NamedTuple):
 
 
 class Log:
-    """The log of one broker. All methods but `read` belong to the thread of the loop."""
+    """The log of one broker. All methods but `read` and `pieces` belong to the thread of the loop."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop | None, options: LogOptions) -> None:
         self._store = store
@@ -159,6 +159,13 @@ class Log:
         """
         state = self.check_offset(topic, begin, log)
         return self._store.read(state, begin, limit, max_bytes) if begin < state.end and limit > 0 else []
+
+    def pieces(
+        self, topic: str, begin: int, limit: int = 1_000, max_bytes: int = 1 << 20, *, log: str | None = None
+    ) -> list[Piece]:
+        """Return the messages of `read` as columns, many times faster."""
+        state = self.check_offset(topic, begin, log)
+        return self._store.pieces(state, begin, limit, max_bytes) if begin < state.end and limit > 0 else []
 
     def check_offset(self, topic: str, offset: int, log: str | None = None) -> TopicState:
         """Raise LogError for an offset that the topic no longer holds or does not hold yet; its end is valid."""

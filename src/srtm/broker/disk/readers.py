@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from srtm.broker.channel import Channel
-    from srtm.broker.disk.batch import Record
+    from srtm.broker.disk.batch import Piece, Record
     from srtm.broker.disk.log import Log
     from srtm.broker.topic import Topic
     from srtm.broker.topics import Topics
@@ -60,6 +60,10 @@ class Readers:
     async def read(self, topic: Topic, begin: int, limit: int, log: str | None = None) -> list[Record]:
         """Read a range of the log in a thread; LogReplaced if it is not the log that was named."""
         return await self._turn.loop.run_in_executor(None, partial(self._log.read, topic.name, begin, limit, log=log))
+
+    async def pieces(self, topic: Topic, begin: int, limit: int, log: str | None = None) -> list[Piece]:
+        """`read`, as columns."""
+        return await self._turn.loop.run_in_executor(None, partial(self._log.pieces, topic.name, begin, limit, log=log))
 
     async def follow(self, topic: Topic, channel: Replay) -> None:
         """Give a replay what it is behind with, as long as it exists."""

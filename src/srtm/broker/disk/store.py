@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from srtm.broker.disk.batch import Record, decode
+from srtm.broker.disk.batch import Piece, Record, decode, piece
 from srtm.broker.disk.file import FILE, PAGE, connect, damaged, errors, lock
 from srtm.broker.disk.rows import OFFSET_BITS, Batch, Known, Retention, SavedCursor, TopicState
 from srtm.errors import OffsetTrimmed
@@ -131,6 +131,41 @@ class Store:
         """Return messages from `begin` on: at most `limit`, at most `max_bytes` of bodies but at least one."""
         stop = min(begin + limit, state.end)
         records: list[Record] = []
+        with self._batches(state, begin, stop) as batches:
+            for batch in batches:
+                at = begin + len(records)
+                skipped = at - (batch.key - state.keys[0])
+                if not 0 <= skipped < batch.messages:
+                    break
+                for record in decode(batch.data, skipped, skipped + stop - at):
+                    max_bytes -= len(record.body)
+                    if max_bytes < 0 and records:
+                        return records
+                    records.append(record)
+        _check_found(records, state, begin, stop)
+        return records
+
+    def pieces(self, state: TopicState, begin: int, limit: int, max_bytes: int) -> list[Piece]:
+        """Return the messages of `read` as columns."""
+        stop, at = min(begin + limit, state.end), begin
+        found: list[Piece] = []
+        with self._batches(state, begin, stop) as batches:
+            for batch in batches:
+                skipped = at - (batch.key - state.keys[0])
+                if not 0 <= skipped < batch.messages:
+                    break
+                some = piece(batch.data, skipped, skipped + stop - at, max_bytes, at_least=0 if found else 1)
+                found.append(some)
+                at += some.messages
+                max_bytes -= len(some.bodies)
+                if skipped + some.messages < batch.messages:
+                    break
+        _check_found(found, state, begin, stop)
+        return found
+
+    @contextmanager
+    def _batches(self, state: TopicState, begin: int, stop: int) -> Iterator[Iterator[Batch]]:
+        """Batches from the one that holds `begin` on, if it is still there, verified as they are read."""
         find = (
             f"SELECT {_COLUMNS} FROM batch"
             " WHERE key >= (SELECT max(key) FROM batch WHERE key <= ?) AND key < ? ORDER BY key"
@@ -140,23 +175,9 @@ class Store:
         with reading, self.errors("read"):
             rows = db.execute(find, (state.key(begin), state.key(stop)))
             try:
-                for row in rows:
-                    batch = Batch(*row)
-                    verify(self.path, batch)
-                    at = begin + len(records)
-                    skipped = at - (batch.key - state.keys[0])
-                    if not 0 <= skipped < batch.messages:
-                        break
-                    for record in decode(batch.data, skipped, skipped + stop - at):
-                        max_bytes -= len(record.body)
-                        if max_bytes < 0 and records:
-                            return records
-                        records.append(record)
+                yield (verify(self.path, Batch(*row)) for row in rows)
             finally:
                 rows.close()
-        if not records and begin < stop:  # trimmed since the caller looked
-            raise OffsetTrimmed(f"offset {begin} was trimmed", offset=begin, begin=state.begin)
-        return records
 
     def _connection(self) -> tuple[sqlite3.Connection, threading.Lock]:
         found: tuple[sqlite3.Connection, threading.Lock] | None = getattr(self._reader, "found", None)
@@ -325,11 +346,18 @@ class Store:
             os.close(self._lock)
 
 
-def verify(path: Path, batch: Batch) -> None:
-    """Raise LogError if a batch differs from what was written."""
+def verify(path: Path, batch: Batch) -> Batch:
+    """Return a batch; raise LogError if it differs from what was written."""
     if zlib.crc32(batch.data) != batch.crc:
         offset = batch.key & ((1 << OFFSET_BITS) - 1)
         raise damaged(path, f"the messages at offset {offset} of topic number {batch.key >> OFFSET_BITS} are corrupt")
+    return batch
+
+
+def _check_found(found: Sequence[object], state: TopicState, begin: int, stop: int) -> None:
+    """Raise OffsetTrimmed if messages were trimmed since the caller looked."""
+    if not found and begin < stop:
+        raise OffsetTrimmed(f"offset {begin} was trimmed", offset=begin, begin=state.begin)
 
 
 def _insert(batches: Sequence[Batch]) -> tuple[str, list[Any]]:

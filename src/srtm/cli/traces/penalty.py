@@ -62,7 +62,7 @@ def penalty(
 
     contracts = contracts_from(r, b, contract)
     with spark_for(trace, "adding up", master, remote, spark_conf) as (spark, _):
-        lines = run(trace, contracts, spark, window_ns=parse_duration_ns(window))
+        lines = list(run(trace, contracts, spark, window_ns=parse_duration_ns(window)))
     moved = {} if only_spark_opens(trace) else moved_in(trace)
     if as_json or form is Format.JSON:
         print_json({"topics": [facts(line, moved.get(line.topic)) for line in lines]})

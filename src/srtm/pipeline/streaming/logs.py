@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -227,11 +228,14 @@ class Spools(Logs):
 def read(
     url: str, broker: str, topic: str, begin: int, end: int, timeout_s: float, log: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of an offset range of a broker's log; a LogError if the broker does not have them all."""
-    import pyarrow as pa
+    """The rows of an offset range of a broker's log; a LogError if the broker does not have them all.
 
-    at = begin
-    while at < end:
+    The broker prepares the next rows while Spark takes the last ones.
+    """
+
+    def fetch(at: int) -> pa.Table:
+        import pyarrow as pa
+
         limit = min(_ROWS, end - at)
         some = partial(ask, f"{url}/srtm/log/read", topic=topic, begin=at, limit=limit, **_named(log))
         try:
@@ -239,11 +243,22 @@ def read(
         except Refused as refused:
             raise _explained(refused, topic, broker) from None
         with pa.ipc.open_stream(data) as stream:
-            table = stream.read_all()
-        if not table.num_rows:
-            raise LogError(f"the log of topic {topic!r} at broker {broker!r} ends at {at}, before {end}")
-        at += table.num_rows
-        yield from table.to_batches()
+            return stream.read_all()
+
+    at = begin
+    ahead = ThreadPoolExecutor(1, "srtm-read-ahead")
+    try:
+        coming = ahead.submit(fetch, at)
+        while at < end:
+            table = coming.result()
+            if not table.num_rows:
+                raise LogError(f"the log of topic {topic!r} at broker {broker!r} ends at {at}, before {end}")
+            at += table.num_rows
+            if at < end:
+                coming = ahead.submit(fetch, at)
+            yield from table.to_batches()
+    finally:
+        ahead.shutdown(wait=False, cancel_futures=True)
 
 
 def _named(log: str | None) -> dict[str, str]:

@@ -63,7 +63,7 @@ class Files:
         """The topics, from the footers if these tell them apart, and those that cannot be judged."""
         row_groups = {row_group for stretch in self.stretches for row_group in stretch.row_groups}
         if any(row_group.topic is None for row_group in row_groups):
-            found = joined(self.run(_counting(self.key), PART_FIELDS, ("topic",)))["topics"]
+            found = joined(self.run(counting(self.key), PART_FIELDS, ("topic",)))["topics"]
         else:
             rows = [(row_group.topic, *row_group.span) for row_group in row_groups]
             found = pa.Table.from_batches([batch_of(_SPAN_FIELDS, rows)])
@@ -170,7 +170,9 @@ def _parted(table: pa.Table, key: str, at_ns: int) -> tuple[pa.Table, pa.Table]:
     return table.slice(0, cut), table.slice(cut)
 
 
-def _counting(key: str) -> Work:
+def counting(key: str) -> Work:
+    """Work over batches: rows (topic, messages, first_ns, last_ns), of which a topic may have several."""
+
     def work(_: int, batches: Batches) -> Batches:
         counted = [_counted(batch, key) for batch in batches]
         yield from packed({"topics": pa.concat_tables(counted or [_counted(_EMPTY, "key")])})

@@ -6,6 +6,7 @@ changes the histogram, but only until the queue has been empty once both with it
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -102,6 +103,34 @@ def publishers_of(received: pa.Table, topics: int) -> Ints:
             senders.append(meaning[table["sender"].to_numpy()])
     found, _ = fleet.distinct_pairs(np.concatenate(numbers), np.concatenate(senders), topics)
     return np.bincount(found, minlength=topics)
+
+
+def renumbered(received: pa.Table, column: str) -> tuple[pa.StringArray, dict[str, pa.Table]]:
+    """Names that tasks numbered by themselves, in order, and `parts.joined` with their numbers in a column; −1 stays.
+
+    Tasks send the names of their numbers before the tables that use them.
+    """
+    known, meaning = pa.array([], pa.string()), np.array([-1])
+    tables: dict[str, list[pa.Table]] = defaultdict(list)
+    for part, table in unpacked(received):
+        if part == "names":
+            names = table["name"].combine_chunks()
+            known = pa.concat_arrays([known, names.filter(pc.is_null(pc.index_in(names, value_set=known)))])
+            meaning = np.append(pc.index_in(names, value_set=known).to_numpy(), -1)
+        else:
+            tables[part].append(_translated(table, column, meaning))
+    order = pc.sort_indices(known).to_numpy()
+    places = np.full(len(known) + 1, -1)
+    places[order] = np.arange(len(known))
+    found = {part: _translated(pa.concat_tables(some), column, places) for part, some in tables.items()}
+    return known.take(pa.array(order)), found
+
+
+def _translated(table: pa.Table, column: str, meaning: Ints) -> pa.Table:
+    if column not in table.schema.names:
+        return table
+    numbers = pa.array(meaning[table[column].to_numpy()].astype(np.int64))
+    return table.set_column(table.schema.get_field_index(column), column, numbers)
 
 
 def tallies(*tables: pa.Table | Ints) -> Ints:

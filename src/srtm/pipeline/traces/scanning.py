@@ -41,12 +41,12 @@ def scanning(topics: Topics, laws: Ints, kept: int) -> Work:
         found, names = _Scan(len(topics), laws, kept), Names()
         for batch in batches:
             numbers, times = topics.numbered(batch.column("topic")), batch.column("arrival_ns").to_numpy()
-            senders = names.numbered(batch.column("publisher"))
+            senders, meaning = names.coded(batch.column("publisher"))
             if numbers.min(initial=0) < 0:
                 known = numbers >= 0
                 numbers, times, senders = numbers[known], times[known], senders[known]
             early = int(np.searchsorted(times, begin_ns)) if begin_ns > -(2**63) else 0
-            found.add(numbers, times, senders, len(names.all), early)
+            found.add(numbers, times, senders, meaning, early)
         yield from packed({"names": table_of(name=names.all), **found.parts()})
 
     return work
@@ -60,15 +60,20 @@ class Names:
 
     def numbered(self, column: pa.DictionaryArray) -> Indices:
         """The number of each row's name."""
+        codes, meaning = self.coded(column)
+        numbered: Indices = meaning[codes]
+        return numbered
+
+    def coded(self, column: pa.DictionaryArray) -> tuple[Indices, Indices]:
+        """A code for each row's name, and the number that each code means: few to look up if rows are many."""
         numbers = pc.index_in(column.dictionary, value_set=self.all)
         if numbers.null_count:
             self.all = pa.concat_arrays([self.all, column.dictionary.filter(pc.is_null(numbers))])
             numbers = pc.index_in(column.dictionary, value_set=self.all)
-        known, indices = numbers.to_numpy(), column.indices
+        meaning, codes = numbers.to_numpy(), column.indices
         if column.null_count:
-            known, indices = np.append(known, np.int32(0)), pc.fill_null(indices, -1)
-        numbered: Indices = known[indices.to_numpy()]
-        return numbered
+            meaning, codes = np.append(meaning, np.int32(0)), pc.fill_null(codes, len(meaning))
+        return codes.to_numpy(), meaning
 
 
 class _Recent:
@@ -77,10 +82,10 @@ class _Recent:
     def __init__(self) -> None:
         self.numbers, self.times = _NO_NUMBERS, _NO_TIMES
 
-    def advance(self, numbers: Indices, times: Ints) -> None:
-        """Add the rows of a batch, and forget what no later row can be in a window with."""
+    def advance(self, numbers: Indices, times: Ints, *, lone: bool = False) -> None:
+        """Add the rows of a batch, of a `lone` topic or several; forget what no later row can be in a window with."""
         until = times[-1] - REACH_NS
-        if scan.is_sorted(times):  # no later row comes before this time
+        if lone or scan.is_sorted(times):  # no later row comes before this time
             late, early = int(np.searchsorted(times, until, side="right")), self.times > until
             new_numbers, new_times = numbers[late:], times[late:]
         else:  # rows come topic by topic: only the last one may go on
@@ -107,8 +112,8 @@ class _Scan:
         self._sizes: list[Ints] = []
         self._pairs: list[tuple[Indices, Indices]] = []  # the first of them merged already
 
-    def add(self, numbers: Indices, times: Ints, senders: Indices, publishers: int, early: int) -> None:
-        """Take the next arrivals, those of a topic in order.
+    def add(self, numbers: Indices, times: Ints, senders: Indices, meaning: Indices, early: int) -> None:
+        """Take the next arrivals, those of a topic in order; `meaning[sender]` is the number of a publisher.
 
         The first `early` of them belong to the stretch before and only fill its last windows.
         """
@@ -116,7 +121,7 @@ class _Scan:
             return
         recent = self._recent
         rows = fleet.dealt(recent.numbers, recent.times, numbers, times, senders, early, len(self._messages))
-        recent.advance(numbers, times)
+        recent.advance(numbers, times, lone=len(rows.topics) == 1)
         if self._left:
             kept = slice(early, early + self._left)
             self._beginning.append((numbers[kept], times[kept]))
@@ -131,9 +136,10 @@ class _Scan:
         self._messages[topics] += ends - news
         segments = np.column_stack([topics, news, ends])
         self._needs.append(fleet.histograms(rows.times, segments, self._laws, self._states))
-        sizes, pairs = burst.topics_batches(rows.times, rows.senders, segments, publishers)
+        of_batch = np.column_stack([topics, news - rows.behind, ends - rows.behind])
+        sizes, pairs = burst.topics_batches(rows.times[rows.behind :], rows.senders, of_batch, len(meaning))
         self._sizes.append(sizes.copy())
-        self._pairs.append((pairs[0].copy(), pairs[1].copy()))
+        self._pairs.append((pairs[0].copy(), meaning[pairs[1]]))
         if sum(len(some) for some, _ in self._pairs[1:]) > max(_MOST_PAIRS, len(self._pairs[0][0])):
             self._pairs = [self._distinct_pairs()]
 
