@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from srtm.broker.arrivals import Arrivals
     from srtm.broker.channel import Channel
     from srtm.broker.message import Message
     from srtm.broker.recorder import Recorder
@@ -74,7 +75,7 @@ class Turn:
         self.to_flush: list[Flushed] = []
         self.disk: Flushed | None = None
         self.engine: Flushed | None = None
-        self.recorder: Recorder | None = None
+        self.recorder: Recorder | Arrivals | None = None
         self.pressure = Backpressure(self.wake, now_ns)
         self.farewells = Farewells(loop, self.touch)
         self.lag_ns = 0  # the largest delay of a tick in the last second

@@ -8,7 +8,7 @@ import typer
 
 import srtm
 from srtm.cli import lab, latency, outcome
-from srtm.cli.cluster import check, debug, generate, top, topic, up
+from srtm.cli.cluster import advise, check, debug, generate, top, topic, up
 from srtm.cli.help import App
 from srtm.cli.messages import load, pub, sub
 from srtm.cli.servers import broker, calibrate, controller
@@ -17,7 +17,7 @@ from srtm.cli.traces import conformance, groups, penalty, plan, profile, report,
 app = App("Scalable real-time messaging: hold each topic's tail latency on as few brokers as possible.", name="srtm")
 for heading, verbs in {
     "Run a cluster": (up.up, controller.controller, broker.broker, calibrate.calibrate, latency.latency),
-    "Manage topics": (("topic", topic.app), top.top, check.check),
+    "Manage topics": (("topic", topic.app), top.top, check.check, advise.advise),
     "Send and receive": (pub.pub, sub.sub, load.load),
     "Analyze traces (Spark)": (
         ("trace", trace.app),

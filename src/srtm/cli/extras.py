@@ -16,6 +16,7 @@ _EXTRA = {
     "pub": "client",
     "sub": "client",
     "load": "client",
+    "advise": "spark,client",
     "trace": "spark",
     "spark": "spark",
     "profile": "spark",

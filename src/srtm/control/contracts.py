@@ -134,7 +134,7 @@ class Contracts:
         state.version += 1
         remains, until_ns = topic.transfer.remains, now_ns + state.options.lease_ns
         layout, present = topic.layout, topic.layout.attendance.present
-        publishers = {each: declared for each, declared in layout.publishers.items() if each in present}
+        publishers = {each: one.as_declared for each, one in layout.publishers.items() if each in present}
         self._former[name] = _Former(state.version, remains, publishers, layout.place, until_ns)
         state.store.delete_topic(name, remains)
         for other in state.topics.values():

@@ -8,7 +8,8 @@ threads (`jobs`), and what must be kept (`store`). Its parts:
 - `placing`: where publishers belong, and fittings; `relief` and `packing` move them at run time;
 - `contracts` and `membership`: topics under contract; brokers and publishers that come and go;
 - `tb_adaptor`: which broker should hold how much of a bucket;
-- `lending`: which brokers lend each other tokens of a bucket, and by which rule.
+- `lending`: which brokers lend each other tokens of a bucket, and by which rule;
+- `advice`: what live arrivals say about contracts and groups.
 
 Always holds, whatever comes and whatever is lost:
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from srtm.control import liveness
+from srtm.control.advice import Advising
 from srtm.control.choosing import Choosing
 from srtm.control.contracts import Contracts
 from srtm.control.exchanges import Exchanges
@@ -42,6 +44,7 @@ from srtm.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from srtm.control.advice import Batch
     from srtm.control.members import DeclaredPublisher, Member
     from srtm.control.options import ControllerOptions
     from srtm.control.placing.load_distributor import LiveFitting
@@ -62,6 +65,7 @@ class Controller:
         self.packing = Packing(self.state, self.placing)
         self.adaptor = TBAdaptor(self.state)
         self.lending = Lending(self.state)
+        self.advising = Advising(self.state, self.placing)
         self.contracts = Contracts(self.state)
         self.membership = Membership(self.state, self.placing, self.contracts, mcap_mps)
         self.exchanges = Exchanges(self.state, self.membership, self.contracts, self.placing)
@@ -147,6 +151,7 @@ class Controller:
         topic = self.state.topic(name)
         if contract != topic.contract:
             self.contracts.change(topic, contract, now_ns)
+            self.advising.forget(topic, now_ns)
             if topic.fitting.running is not None:
                 topic.journal.note(now_ns, "fit", "restarted: the contract changed")
                 self.placing.refit(topic, now_ns)
@@ -199,6 +204,10 @@ class Controller:
         """Start a fitting of a topic's publishers; it replaces one that is running."""
         self.placing.fit(self.state.topic(name), now_ns)
 
+    def advise(self, batch: Batch, now_ns: int) -> bool:
+        """Take in what `srtm advise` found in live arrivals; False if that batch was taken before."""
+        return self.advising.take(batch, now_ns)
+
     # Exchanges.
 
     def due(self, name: str, last_sent_ns: int, now_ns: int) -> bool:
@@ -249,6 +258,7 @@ class Controller:
             liveness.watch(self.state, topic, now_ns)
         self.relief.watch(now_ns)
         self.packing.watch(now_ns)
+        self.advising.watch(now_ns)
         self.contracts.forget_former(now_ns)
         self._plan(now_ns)
 

@@ -30,6 +30,7 @@ class DeclaredPublisher:
     jitter_ns: int = 0
     split: bool = False
     parts: int = 1  # that it consists of, if this is one of them
+    found: bool = False  # nobody declared the group: `srtm advise` found it
 
     @property
     def whole(self) -> DeclaredPublisher:
@@ -37,6 +38,17 @@ class DeclaredPublisher:
         if self.parts == 1:
             return self
         return replace(self, id=self.id.partition(PART)[0], rate_mps=self.rate_mps * self.parts, parts=1)
+
+    def found_in(self, known: DeclaredPublisher | None) -> DeclaredPublisher:
+        """The same publisher with the group that was found for it before, unless it declares one."""
+        if self.group is None and known is not None and known.found:
+            return replace(self, group=known.group, found=True)
+        return self
+
+    @property
+    def as_declared(self) -> DeclaredPublisher:
+        """The same publisher without a group that it did not declare."""
+        return replace(self, group=None, found=False) if self.found else self
 
     def in_parts(self, number: int) -> list[DeclaredPublisher]:
         """Split a whole publisher; the first part keeps its id."""

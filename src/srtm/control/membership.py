@@ -149,7 +149,8 @@ class Membership:
         the rest of its publisher.
         """
         found: dict[str, DeclaredPublisher] = {}
-        for publisher in {each.id: each for each in (part.whole for part in publishers)}.values():
+        for declared in {each.id: each for each in (part.whole for part in publishers)}.values():
+            publisher = declared.found_in(topic.layout.publishers.get(declared.id))
             number = self._number_of_parts(topic, publisher, set(lost)) if publisher.split else 1
             for surplus in topic.layout.parts_of(publisher.id, number + 1):
                 self.unregister(topic, surplus)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from srtm.control.placing.fitted import Fitted
     from srtm.control.state import ControllerState
     from srtm.control.topic import ManagedTopic
+    from srtm.model.advice import Kind
     from srtm.model.latency import Sketch
 
 State = Literal["opening", "fitting", "moving", "placed", "fitted", "no capacity"]
@@ -101,6 +102,15 @@ class FittingStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class AdviceStatistics:
+    """Advice about a topic that stands; `GET /v1/topics/T/advice` has the evidence."""
+
+    kind: Kind
+    text: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TopicStatistics:
     """A topic under contract, over all its brokers."""
 
@@ -139,6 +149,7 @@ class TopicStatistics:
     brokers: tuple[PartStatistics, ...]
     fitted: Fitted | None
     fitting: FittingStatistics | None
+    advice: tuple[AdviceStatistics, ...]
     generation: int
 
 
@@ -255,6 +266,10 @@ def of_topic(state: ControllerState, topic: ManagedTopic, now_ns: int) -> TopicS
         brokers=tuple(brokers),
         fitted=topic.fitting.last,
         fitting=_fitting(topic),
+        advice=tuple(
+            AdviceStatistics(kind, each.text, round((now_ns - each.since_ns) / NS_PER_S, 1))
+            for kind, each in topic.advice.standing.items()
+        ),
         generation=topic.journal.generation,
     )
 

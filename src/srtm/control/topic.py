@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srtm.control.placing.layout import Layout, Places
 from srtm.model.audit import Audit
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from srtm.control.choosing import Choosing
     from srtm.control.placing.fitted import Fitted
     from srtm.control.placing.load_distributor import LiveFitting
+    from srtm.model.advice import Kind
     from srtm.model.lending import Rule
     from srtm.model.transfer import Transfer
     from srtm.protocol.exchange import Contract
@@ -109,6 +110,27 @@ class LendingState:
     flooded: set[tuple[str, str]] = field(default_factory=set)  # who asked whom too often
 
 
+@dataclass(slots=True)
+class Standing:
+    """Advice that holds, since when, and until when unless it is renewed."""
+
+    text: str
+    evidence: dict[str, Any]
+    since_ns: int
+    until_ns: int
+
+
+@dataclass(slots=True)
+class AdviceState:
+    """The advice about one topic, and the groups found in it. Lost with the controller."""
+
+    standing: dict[Kind, Standing] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)  # that changes are told by
+    seen: dict[str, str] = field(default_factory=dict)  # found last
+    agreeing: int = 0  # consecutive findings in which they were the same
+    regrouped_ns: int | None = None
+
+
 @dataclass
 class ManagedTopic:
     """A topic under contract."""
@@ -125,6 +147,7 @@ class ManagedTopic:
     fitting: FittingState = field(default_factory=FittingState)
     overload: Overload = field(default_factory=Overload)
     lending: LendingState = field(default_factory=LendingState)
+    advice: AdviceState = field(default_factory=AdviceState)
     # p99 of access delay in one bucket, in ns, by the model, and the roster that it was computed for.
     one_bucket: tuple[int, int | None] | None = None
     layout: Layout = field(init=False)

@@ -13,6 +13,7 @@ import srtm
 from srtm.broker import memory
 from srtm.broker.http import stats, text
 from srtm.broker.http.administration import Administration
+from srtm.broker.http.arrivals import Arrivals
 from srtm.broker.http.config import Config
 from srtm.broker.http.control import Control
 from srtm.broker.http.logs import Logs
@@ -38,6 +39,7 @@ def app(broker: Broker, registration: Registration, *, tls: bool = False) -> ASG
         return tls_required(lambda: broker.https_port)
     publishing, administration = Publishing(broker), Administration(broker)
     logs, control, condition = Logs(broker), Control(broker), Condition(broker)
+    arrivals = Arrivals(broker)
     config = Config(broker, registration)
     posts = {
         "/pub": publishing.pub,
@@ -66,6 +68,8 @@ def app(broker: Broker, registration: Registration, *, tls: bool = False) -> ASG
         "/metrics": condition.metrics,
         "/srtm/log": logs.extent,
         "/srtm/log/read": logs.read,
+        "/srtm/arrivals": arrivals.extent,
+        "/srtm/arrivals/read": arrivals.read,
     }
     pages: dict[str, Methods] = {path: {"POST": page} for path, page in posts.items()}
     pages |= {path: {"GET": page} for path, page in gets.items()}

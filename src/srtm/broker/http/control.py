@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from srtm.broker.http.request import Pages, Refused, flag, query, read_body
+from srtm.broker.arrivals import record, recording_of
+from srtm.broker.http.request import Pages, Refused, bears, flag, query, read_body
 from srtm.broker.http.router import Json
 from srtm.errors import ExchangeRefused, ProtocolError, SRTMError
 from srtm.protocol import exchange
@@ -27,7 +27,7 @@ class Control(Pages):
             message = "NOT_MANAGED: this broker has no controller; start it with --controller"
             raise Refused(409, message, RefusalCode.NOT_MANAGED)
         token = self.broker.options.control_token
-        if token is not None and not _bears(request, token):
+        if token is not None and not bears(request, token):
             message = "UNAUTHORIZED: the controller must send this broker's --control-token"
             raise Refused(401, message, RefusalCode.UNAUTHORIZED)
         try:
@@ -60,20 +60,22 @@ class Control(Pages):
             raise Refused(403, "TRACE_DISABLED: start the broker with --trace-folder")
         if Path(name).name != name or name.startswith(".") or not name.endswith(".parquet"):
             raise Refused(400, f"INVALID_ARG_FILE: must be a file name that ends with .parquet, not {name!r}")
-        if broker.turn.recorder is not None:
+        if recording_of(broker.turn) is not None:
             raise Refused(409, "TRACE_RUNNING")
         path = Path(folder) / name
         if path.exists():
             raise Refused(409, "TRACE_EXISTS")
         recorder = Recorder(path, broker.options.name, broker.control.groups, broker.turn.loop, broker.control.birth)
         recorder.start()
-        broker.turn.recorder, broker.control.lenders.on_shift = recorder, recorder.shifted
+        record(broker.turn, recorder)
+        broker.control.lenders.on_shift = recorder.shifted
         return Json({"file": str(path)})
 
     async def trace_stop(self, _: Request) -> Response:
         """Stop to record; the file is complete when this is answered."""
         turn = self.broker.turn
-        recorder, turn.recorder = turn.recorder, None
+        recorder = recording_of(turn)
+        record(turn, None)
         self.broker.control.lenders.on_shift = None
         if recorder is None:
             raise Refused(409, "TRACE_NOT_RUNNING")
@@ -82,8 +84,3 @@ class Control(Pages):
         except SRTMError as problem:
             raise Refused(500, f"TRACE_FAILED: {problem}") from None
         return Json({"file": str(recorder.path), "messages": recorder.rows})
-
-
-def _bears(request: Request, token: str) -> bool:
-    shown = request.headers.get("authorization", "")
-    return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())

@@ -6,6 +6,7 @@ Errors have nsqd's names and come in nsqd's order.
 
 from __future__ import annotations
 
+import hmac
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
@@ -135,3 +136,9 @@ def flag(request: Request, name: str, *, default: bool) -> bool:
 def whole(text: str) -> int | None:
     """A whole number that fits 64 bits, or None. Signs, underscores and digits of other scripts are not accepted."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def bears(request: Request, token: str) -> bool:
+    """Whether a request shows a token, as in `Authorization: Bearer …`."""
+    shown = request.headers.get("authorization", "")
+    return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())

@@ -321,6 +321,22 @@ def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) 
 
 
 @app.command()
+def advice(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
+    """Show advice about a topic: its contract, its SLO, undeclared groups.
+
+    The advice comes from srtm advise, which must be running.
+    """
+    found = ask(controller, None, "GET", topic_at(name, "advice"))
+    if as_json:
+        print_json(found)
+        return
+    for each in found["advice"]:
+        print(f"{each['kind']} ({each['since_s']:.0f} s): {each['text']}")
+    if not found["advice"]:
+        print(f"no advice about {name}; srtm advise must be running")
+
+
+@app.command()
 def move(
     name: Name,
     publishers: Annotated[list[str], typer.Argument(metavar="PUBLISHER", help="Ids of publishers", show_default=False)],
@@ -358,5 +374,6 @@ def publishers(
     table = new_table("publisher", "group", "msg/s", "broker")
     for each in found["publishers"]:
         rate = "—" if each["rate"] is None else f"{each['rate']:,g}"
-        table.add_row(each["id"], each["group"] or "—", rate, each["broker"] or "—")
+        group = f"{each['group']} (found)" if each.get("group_found") else each["group"] or "—"
+        table.add_row(each["id"], group, rate, each["broker"] or "—")
     print_table(table)

@@ -66,6 +66,10 @@ def load(
             rich_help_panel=WORKLOAD,
         ),
     ] = False,
+    declare: Annotated[
+        bool,
+        typer.Option(help="Let publishers declare their groups and traffic", rich_help_panel=WORKLOAD),
+    ] = True,
     channel: Annotated[
         str | None,
         typer.Option(
@@ -136,7 +140,9 @@ def load(
     population = Population(publishers, rate, batch, process, group_size, spread_ns, prefix)  # type: ignore[arg-type]
     workload = Workload((population,), parse_duration_ns(duration), seed)
     heard_on = None if channel == "none" else channel or own_channel()
-    options = LoadOptions(topic, workload, size, heard_on, tuple(broker or ()), split=split, engine=engine)
+    options = LoadOptions(
+        topic, workload, size, heard_on, tuple(broker or ()), split=split, declare=declare, engine=engine
+    )
     slo_ms = parse_duration_ns(slo_p99, bare="ms") / NS_PER_MS
     contract: dict[str, object] = {"slo_ms": slo_ms, "policy": policy, "fit": fit.value, "lending": lending}
     report = run(_load(options, controller, token, quantile, contract if create else None))

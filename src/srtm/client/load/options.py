@@ -39,6 +39,7 @@ class LoadOptions:
     settle_s: float = 5.0  # silence after which missing messages count as lost
     patience_s: float = 10.0  # for reaching the first broker
     split: bool = False  # whether publishers may be split over several connections
+    declare: bool = True  # whether publishers declare their groups and traffic; if not, only their names
     engine: str | None = field(default=None, repr=False)  # login and TLS files for a delivery engine
 
     def __post_init__(self) -> None:

@@ -79,16 +79,17 @@ class Load:
         if cluster is None:
             homes = [Fixed([options.brokers[n % len(options.brokers)]]) for n in range(len(publishers))]
         elif not options.split:
-            specs = declared(options.workload)
+            specs = declared(options.workload, silent=not options.declare)
             places = await asyncio.gather(*(cluster.where(options.topic, spec) for spec in specs))
             homes = [Assigned(cluster, options.topic, spec, place) for spec, place in zip(specs, places, strict=True)]
         if cluster is not None and options.split:
             self._streams = [
-                Parts(cluster, options.topic, spec, *to) for spec in declared(options.workload, split=True)
+                Parts(cluster, options.topic, spec, *to)
+                for spec in declared(options.workload, split=True, silent=not options.declare)
             ]
         else:
             self._streams = [
-                Stream(options.topic, publisher.id, publisher.group, home, *to)
+                Stream(options.topic, publisher.id, publisher.group if options.declare else None, home, *to)
                 for publisher, home in zip(publishers, homes, strict=True)
             ]
         first = max(1, len(options.brokers))  # one at each broker tells an absent broker from a busy one

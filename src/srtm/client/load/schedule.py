@@ -104,8 +104,10 @@ class _Commands:
         return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def declared(workload: Workload, *, split: bool = False) -> list[PublisherSpec]:
-    """Return what the publishers of a load tell the controller about themselves, in order."""
+def declared(workload: Workload, *, split: bool = False, silent: bool = False) -> list[PublisherSpec]:
+    """Return what the publishers of a load tell the controller about themselves, in order; `silent` ones their name."""
+    if silent:
+        return [PublisherSpec(publisher.id, split=split) for publisher in workload.publishers()]
     (population,) = workload.populations
     spread_ms = population.spread_ns / NS_PER_MS
     kind = (population.rate_mps, population.process, population.batch, spread_ms, split)

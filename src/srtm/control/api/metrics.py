@@ -18,6 +18,7 @@ from starlette.routing import Route
 import srtm
 from srtm.control import statistics
 from srtm.control.clock import now_ns
+from srtm.model.advice import KINDS
 from srtm.model.lending import RULES
 
 if TYPE_CHECKING:
@@ -115,6 +116,9 @@ class _Cluster(Collector):
             yield _gauge(f"topic_{name}", text, ["topic"], values)
         states = [((topic.topic, one), topic.state == one) for topic in topics for one in statistics.STATES]
         yield _gauge("topic_state", "1 for the topic's current state.", ["topic", "state"], states)
+        given = {topic.topic: {each.kind for each in topic.advice} for topic in topics}
+        advised = [((topic, kind), kind in kinds) for topic, kinds in given.items() for kind in KINDS]
+        yield _gauge("topic_advice", "1 while srtm advise gives this advice about it.", ["topic", "kind"], advised)
         held = [(topic.topic, part) for topic in topics for part in topic.brokers]
         rates = [((topic, part.broker), part.r) for topic, part in held]
         yield _gauge("topic_share_tokens_per_second", "Share of a broker: r.", ["topic", "broker"], rates)

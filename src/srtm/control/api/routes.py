@@ -19,6 +19,7 @@ from fastapi.responses import StreamingResponse
 
 import srtm
 from srtm.control import statistics
+from srtm.control.api.advice import add_routes
 from srtm.control.api.explain import explained
 from srtm.control.api.problems import printable
 from srtm.control.api.schema import (
@@ -232,7 +233,13 @@ def router(service: Service) -> APIRouter:
         return {
             "topic": topic,
             "publishers": [
-                {"id": each.id, "group": each.group, "rate": each.rate_mps, "broker": found.layout.place.get(each.id)}
+                {
+                    "id": each.id,
+                    "group": each.group,
+                    "group_found": each.found,
+                    "rate": each.rate_mps,
+                    "broker": found.layout.place.get(each.id),
+                }
                 for each in found.layout.publishers.values()
             ],
         }
@@ -314,6 +321,7 @@ def router(service: Service) -> APIRouter:
         secret = {name: "(given)" for name in ("token", "control_token") if started[name] is not None}
         return {"version": srtm.__version__, "epoch": controller.state.epoch, "options": {**started, **secret}}
 
+    add_routes(api, changes, controller, known)
     api.include_router(changes)
     return api
 

@@ -36,6 +36,7 @@ Reason = Literal[
     "fitted",
     "shed",  # its broker was too busy
     "packed",  # its broker is not needed
+    "regrouped",  # its correlation group was not spread over the brokers
     "moved",  # an operator asked for it
 ]
 

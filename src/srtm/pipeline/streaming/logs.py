@@ -10,7 +10,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPException
@@ -55,7 +55,23 @@ class Contract(NamedTuple):
 
 def ask(url: str, method: str = "GET", **query: object) -> bytes:
     """The body of an HTTP response."""
-    request = urllib.request.Request(f"{url}?{urlencode(query)}" if query else url, method=method)
+    return send(url, method, query)
+
+
+def send(
+    url: str,
+    method: str = "GET",
+    query: Mapping[str, object] | None = None,
+    *,
+    bearer: str | None = None,
+    body: bytes | None = None,
+) -> bytes:
+    """The body of an HTTP response; `bearer` is a token to show, `body` JSON to send."""
+    request = urllib.request.Request(f"{url}?{urlencode(query)}" if query else url, body, method=method)
+    if bearer is not None:
+        request.add_header("Authorization", f"Bearer {bearer}")
+    if body is not None:
+        request.add_header("Content-Type", "application/json")
     try:
         with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
             return bytes(answer.read())

@@ -53,10 +53,10 @@ def staged(frame: DataFrame, columns: list[str], key: str) -> Iterator[Path | No
                 held.append(batch)
                 rows += batch.num_rows
                 if rows >= _AT_ONCE:
-                    names.append(_written(folder, held, schema, key))
+                    names.append(write_sorted(folder, held, schema, key))
                     held, rows = [], 0
             if rows:
-                names.append(_written(folder, held, schema, key))
+                names.append(write_sorted(folder, held, schema, key))
             yield batch_of(_FIELDS, [(name,) for name in names])
 
         found = frame.select(columns).mapInArrow(task, _FIELDS).toArrow()
@@ -69,7 +69,7 @@ def staged(frame: DataFrame, columns: list[str], key: str) -> Iterator[Path | No
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _written(folder: Path, batches: list[pa.RecordBatch], schema: pa.Schema, key: str) -> str:
+def write_sorted(folder: Path, batches: list[pa.RecordBatch], schema: pa.Schema, key: str) -> str:
     """The name of a file with these batches, in order of the key."""
     table = pa.Table.from_batches(batches).cast(schema)
     strings = [name for name in schema.names if schema.field(name).type == pa.string()]

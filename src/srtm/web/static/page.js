@@ -256,6 +256,24 @@ const renderSharesTable = rows($("shares").tBodies[0], (name) => {
   };
 });
 
+const renderAdvice = (() => {
+  const list = rows($("advice-list"), (kind) => {
+    const words = make("span"), since = make("time");
+    const node = make("li", { class: "notice" }, make("strong", {}, kind.replaceAll("-", " ")), ": ", words, " ", since);
+    return {
+      node,
+      update(advice) {
+        text(words, advice.text);
+        text(since, `(for ${count(advice.since_s)} s)`);
+      },
+    };
+  });
+  return (advice) => {
+    show($("advice"), advice.length > 0);
+    list(advice.map((each) => [each.kind, each]));
+  };
+})();
+
 function renderDetail() {
   const topic = chosen && cluster.topics[chosen];
   show($("detail"), Boolean(topic));
@@ -278,6 +296,7 @@ function renderDetail() {
   const shares = Object.entries(topic.brokers).sort(([a], [b]) => compare(a, b));
   renderSharesTable(shares.map(([name, share]) => [name, { share, topic }]));
   renderLending(topic);
+  renderAdvice(topic.advice);
   if (generation !== topic.generation) {
     generation = topic.generation;
     readEvents(topic.topic);
