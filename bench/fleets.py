@@ -6,6 +6,9 @@ batches, and draws the envelope. Ratios are within one run.
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +21,18 @@ from bench import host
 from bench.groups import Memory
 from bench.measure import interleaved, show
 from bench.pipeline import ONE_THREAD, SEED, polars_many, run_named
+from bench.pipeline import written as one_topic
 from srtm.model.bucket import TokenBucket
+from srtm.model.latency import SLO
 from srtm.model.profile import profile as model_profile
 from srtm.model.timeline import Timeline
+from srtm.pipeline.fleet import Scenario, plan_all
 from srtm.pipeline.groups import groups
 from srtm.pipeline.penalty import penalty
+from srtm.pipeline.plan import plan
 from srtm.pipeline.profile import TopicProfile, profile
 from srtm.pipeline.traces.scanning import scanned_at
+from srtm.sim.simulate import Loans, SimulatedBroker
 from srtm.units import NS_PER_MS, NS_PER_S
 from srtm.workload.trace import ARRIVAL_SCHEMA, RECORDED_SCHEMA, encoded, load, writing
 
@@ -73,6 +81,17 @@ def recorded(folder: Path, topics: int, each: int, brokers: int = 3) -> Path:
         rows = pa.table(columns, schema=encoded(RECORDED_SCHEMA)).unify_dictionaries().combine_chunks()
         writer.write_table(rows, row_group_size=ROWS)
     return path
+
+
+def fleet(folder: Path, topics: int = 1_000, messages: int = 10**7, publishers: int = 50, batch: int = 10) -> Path:
+    """Topics of very different rates, whose publishers send batches: 100,000 messages a second together."""
+    rng, count = np.random.default_rng(SEED), messages // batch
+    weights = 1 / (10.0 + np.arange(topics))
+    in_topic = rng.choice(topics, count, p=weights / weights.sum()).astype(np.int32)
+    by = in_topic * publishers + rng.integers(0, publishers, count, np.int32)
+    times = np.sort(rng.integers(0, messages * NS_PER_S // 100_000, count))
+    path = folder / f"fleet-{topics}-{messages}.parquet"
+    return written(path, *(np.repeat(column, batch) for column in (times, in_topic, by)))
 
 
 def written(path: Path, times: NDArray[np.int64], in_topic: NDArray[np.int32], by: NDArray[np.int32]) -> Path:
@@ -166,7 +185,65 @@ def grouping(spark: SparkSession, folder: Path) -> None:
     print(host.jitter_line())
 
 
-ALL = {"grouping": grouping, "profiles": profiles, "growth": growth, "penalties": penalties}
+def planning(spark: SparkSession, folder: Path) -> None:
+    """A fleet's plan with four what-ifs, the memory of all processes together, and one topic as `plan` has it."""
+    path = fleet(folder)
+    brokers = tuple(SimulatedBroker(f"broker-{number}", None) for number in range(1, 41))
+    now = Scenario("now", brokers, SLO(5 * NS_PER_MS))
+    what_ifs = [
+        replace(now, name="traffic=1.5", traffic=Fraction(3, 2)),
+        replace(now, name="brokers=-1", brokers=brokers[:-1]),
+        replace(now, name="slo=2ms", slo=SLO(2 * NS_PER_MS)),
+        replace(now, name="lending=auto", loans=Loans("auto", NS_PER_MS // 2)),
+    ]
+    rows = []
+    for name, scenarios in {"alone": [now], "and 4 what-ifs": [now, *what_ifs]}.items():
+        with Memory() as memory:
+            took = [0.0, 0.0]
+            for turn in range(2):
+                began = time.perf_counter()
+                found = plan_all(path, spark, scenarios)
+                took[turn] = time.perf_counter() - began
+        rows.append([f"a plan {name}", f"{took[0]:.1f}", f"{took[1]:.1f}", f"{memory.peak / 1e9:.2f}"])
+    show("1,000 topics, 10,000,000 messages", ["", "s, first", "s, again", "GB in all processes"], rows)
+    outcome = [
+        [
+            each.scenario.name,
+            f"{each.brokers_used} of {len(each.scenario.brokers)}",
+            str(each.needs),
+            str(each.meets_slo),
+        ]
+        for each in found
+    ]
+    show("What it says", ["what if", "brokers", "needed", "meets the SLO"], outcome)
+    alone = folder / "alone.parquet"
+    pq.write_table(pq.read_table(path, filters=[("topic", "==", "topic-000000")]), alone)
+    (line,) = plan_all(alone, spark, [replace(now, brokers=brokers[:4])])[0].topics
+    chosen = plan(alone, spark, brokers[:4], slo=now.slo).chosen
+    assert chosen is not None
+    assert (line.brokers, line.meets_slo) == (chosen.brokers, chosen.meets_slo)
+    print(host.jitter_line())
+
+
+def one_plan(spark: SparkSession, folder: Path) -> None:
+    """`plan` of one topic of 10^7 messages on six brokers, and the memory of all processes together."""
+    path = one_topic(folder, 10**7)
+    brokers = [SimulatedBroker.like("paper-testbed", f"broker-{number}") for number in range(6)]
+    with Memory() as memory:
+        began = time.perf_counter()
+        found = plan(path, spark, brokers, slo=SLO(5 * NS_PER_MS), fit=False)
+        took = time.perf_counter() - began
+    print(f"{len(found.plans)} cells in {took:.1f} s; {memory.peak / 1e9:.2f} GB in all processes")
+
+
+ALL = {
+    "grouping": grouping,
+    "profiles": profiles,
+    "growth": growth,
+    "penalties": penalties,
+    "planning": planning,
+    "one_plan": one_plan,
+}
 
 
 if __name__ == "__main__":

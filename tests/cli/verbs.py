@@ -28,6 +28,7 @@ VERBS = {
     "penalty": CONTRACT,
     "conformance": CONTRACT,
     "plan": ["--brokers", "2", "--no-fit", "--policies", "lb", "--slo-p99", "10s"],
+    "plan --all": ["--brokers", "2", "--slo-p99", "10s", "--what-if", "brokers=-1"],
     "report": [*CONTRACT, "--brokers", "2", "--force"],
 }
 
@@ -37,7 +38,7 @@ def said(verb: str, trace: str, folder: str) -> list[Any]:
     out = ["--out", f"{folder}/report.html"] if verb == "report" else []
     stdout, stderr = io.StringIO(), io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
-        code = run([verb, trace, *VERBS[verb], *out, "--json"])
+        code = run([*verb.split(), trace, *VERBS[verb], *out, "--json"])
     found = json.loads(stdout.getvalue()) if stdout.getvalue() else {}
     if verb == "report":  # the page names its trace
         del found["bytes"], found["out"]

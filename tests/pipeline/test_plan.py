@@ -13,7 +13,7 @@ from srtm.model.latency import SLO
 from srtm.model.placement import POLICIES
 from srtm.model.timeline import Timeline
 from srtm.pipeline.conformance import conformance
-from srtm.pipeline.plan import Plans, _assessed, _Cell, _from_plain, _plain, plan, record
+from srtm.pipeline.plan import Cell, Plans, _from_plain, _plain, assessed, plan, record
 from srtm.sim.simulate import Loans, SimulatedBroker, SimulatedTopic, assess, simulate
 from srtm.units import NS_PER_MS, NS_PER_S, percentile
 from srtm.workload.publishers import Population, Workload
@@ -127,7 +127,7 @@ def test_a_cell_knows_of_lending_and_records_it(k: int | None, tmp_path: Path) -
     """Without a session: what a worker computes, its way back, and the trace."""
     alone = Workload((Population(200, 20.0, 10),), 10 * NS_PER_S, seed=3)
     topic, loans = SimulatedTopic.of(alone), Loans("early", 200_000)
-    static, lending = (_assessed(topic, BROKERS, _Cell("lb", k), SLO_5MS, 0, each) for each in (None, loans))
+    static, lending = (assessed(topic, BROKERS, Cell("lb", k), SLO_5MS, 0, each) for each in (None, loans))
     assert static.latency
     assert lending.latency
     assert lending.latency.access.p99 < static.latency.access.p99 / 5

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from srtm.cli.traces.plan import fleet_from
+from srtm.cli.traces.brokers import fleet_from
 from srtm.control.options import ControllerOptions
 from srtm.errors import InputError
 from srtm.model.broker_models import BrokerModel, ServiceModel

@@ -65,6 +65,17 @@ class Latency:
         access, processing = (Distribution.of(each, overwrite=overwrite) for each in (access_ns, processing_ns))
         return cls(len(access_ns), access, processing, total)
 
+    @classmethod
+    def of_all(cls, parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Latency:
+        """The summary of all messages, given the access and processing latencies of some after the other."""
+        import numpy as np
+
+        total = Distribution.of(np.concatenate([access + processing for access, processing in parts]), overwrite=True)
+        access, processing = (
+            Distribution.of(np.concatenate(each), overwrite=True) for each in zip(*parts, strict=True)
+        )
+        return cls(sum(len(access) for access, _ in parts), access, processing, total)
+
 
 class Sketch:
     """How many latencies fell into which bin: small, and sketches add up: that of a whole is the sum of its shares.

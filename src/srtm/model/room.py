@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from srtm.model.broker_models import ServiceModel
     from srtm.model.latency import SLO
 
+MARGIN = 0.8  # of an SLO, by prediction: the model may be a quarter too low
 _UNKNOWN = 0.5  # the share of a broker to fill with a topic whose SLO the model cannot keep: measuring decides
 
 

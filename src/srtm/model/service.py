@@ -59,14 +59,17 @@ def processing_latencies(
     if model.cores == 1:
         work = (model.wake_ns, model.rest_ns, model.read_ns, model.message_ns, model.serial_ns)
         _in_turns(arrivals, releases, publisher_of, background, model.cost_ns(batch), *work, out)
-        return out + model.base_ns
+        out += model.base_ns
+        return out
     cores = np.full(model.cores, -_NEVER, np.int64)
     _read(arrivals, publisher_of, background, model.reading_ns(batch), model.read_ns, model.message_ns, cores, out)
     np.maximum(out, releases, out=out)
     if model.serial_ns:
         # A large read may end after a smaller one that began later on another core.
         _send(out, np.argsort(out, kind="stable"), model.serial_ns)
-    return out - releases + model.base_ns
+    out -= releases
+    out += model.base_ns
+    return out
 
 
 @compiled

@@ -127,11 +127,14 @@ def page(title: str, body: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }}
 h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.25rem; margin-top: 2.5rem; }} h3 {{ font-size: 1.05rem; }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; }}
-th, td {{ padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; }} thead th {{ border-bottom: 2px solid #888; }}
+th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: bottom; }}
+td {{ white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }}
+thead th {{ border-bottom: 2px solid #888; }}
+.note {{ overflow-wrap: anywhere; }}
 .good {{ color: #00663f; font-weight: 600; }} .bad {{ color: #b00020; font-weight: 600; }} .note {{ color: #555; }}
 </style>
 </head>

@@ -23,16 +23,15 @@ from srtm.model import onsets as onsets_model
 from srtm.model.drift import Drift, drift
 from srtm.pipeline.traces.parts import joined, packed, table_of
 from srtm.pipeline.traces.reading import opened
-from srtm.pipeline.traces.scanning import Names
 from srtm.units import NS_PER_S
+from srtm.workload.gathered import Names, ranked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
-    from srtm.pipeline.traces.batches import Batches, Ints, Work
+    from srtm.pipeline.traces.batches import Batches, Work
     from srtm.pipeline.traces.files import Files
     from srtm.pipeline.traces.frames import Frame
     from srtm.pipeline.traces.hourly import ByHour
@@ -149,7 +148,7 @@ def _found(topics: Topics, parts: dict[str, pa.Table], options: model.Options) -
     table, times = parts["senders"].combine_chunks(), parts["onsets"]["at_ns"].to_numpy()
     in_topic, last_ns, ends = table["topic"].to_numpy(), table["last_ns"].to_numpy(), np.cumsum(table["onsets"])
     # Senders in order of topic and name, and a number for each.
-    names, places = _ranked(table["publisher"].combine_chunks())
+    names, places = ranked(table["publisher"].combine_chunks())
     key = in_topic.astype(np.int64) * len(names) + places
     senders, sender_of = np.unique(key, return_inverse=True)
     onsets, ends = onsets_model.StretchOnsets(sender_of, last_ns, ends, times).joined(len(senders), options.silence_ns)
@@ -172,15 +171,6 @@ def _found(topics: Topics, parts: dict[str, pa.Table], options: model.Options) -
                 listed, {name: group or None for name, group in zip(listed, declared, strict=True)}, group_of
             )
         yield TopicGroups(topics.names[topic].as_py(), 0, len(listed), found, compared)
-
-
-def _ranked(column: pa.StringArray) -> tuple[pa.StringArray, Ints]:
-    """The different names of a column in order, and the place of each row's name among them."""
-    encoded = column.dictionary_encode()
-    order = pc.sort_indices(encoded.dictionary)
-    places: NDArray[np.int64] = np.empty(len(order), np.int64)
-    places[order.to_numpy()] = np.arange(len(order))
-    return encoded.dictionary.take(order), places[encoded.indices.to_numpy()]
 
 
 def document(lines: Iterable[TopicGroups]) -> dict[str, Any]:

@@ -18,14 +18,16 @@ import pyarrow as pa
 
 from srtm.errors import InputError, PlacementError, SRTMError, TraceError
 from srtm.model.bucket import TokenBucket
+from srtm.model.defaults import HEADROOM, QUANTILE
 from srtm.model.latency import SLO, Distribution, Latency
 from srtm.model.placement import POLICIES, policy_named
 from srtm.model.profile import profile
+from srtm.pipeline.profile import COLUMNS, profile_source
 from srtm.pipeline.traces.batches import batch_of
-from srtm.pipeline.traces.reading import resolved
+from srtm.pipeline.traces.reading import opened, resolved
 from srtm.sim.simulate import SimulatedCluster, SimulatedTopic, Simulation, assess, simulate
 from srtm.workload.publishers import Arrivals, Workload
-from srtm.workload.trace import ARRIVAL_SCHEMA, Recorded, TopicArrivals, in_topics, load
+from srtm.workload.trace import ARRIVAL_SCHEMA, Recorded, in_topics, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +86,9 @@ class Plans:
         return min(possible, key=_preference, default=None)
 
 
-class _Cell(NamedTuple):
+class Cell(NamedTuple):
+    """A policy, on a number of brokers or with the fit that it finds itself."""
+
     policy: str
     k: int | None  # None: as many as the fit chooses
 
@@ -116,10 +120,10 @@ def plan(
         raise PlacementError(f"k = {wrong}: choose from 1 to {len(brokers)}, the number of brokers")
     goal = slo or SLO()
     source = _shipped(traffic, spark)
-    first = _topic_of(source, topic, groups, bucket)
-    cells = [_Cell(name, None) for name in policies if fit]
-    cells += [_Cell(name, k) for name in policies for k in ks or range(1, len(brokers) + 1)]
-    key, contract, named = uuid4().hex, first.contract.bucket, first.name
+    named, contract = _named(source, spark, topic, bucket)
+    cells = [Cell(name, None) for name in policies if fit]
+    cells += [Cell(name, k) for name in policies for k in ks or range(1, len(brokers) + 1)]
+    key = uuid4().hex
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -127,12 +131,41 @@ def plan(
                 if key not in _kept:
                     _kept.clear()
                     _kept[key] = _topic_of(source, named, groups, contract).contract
-                found = _assessed(_kept[key], brokers, cells[number], goal, seed, loans)
+                found = assessed(_kept[key], brokers, cells[number], goal, seed, loans)
                 broker_of = b"" if found.broker_of is None else found.broker_of.tobytes()
                 yield batch_of(_FIELDS, [(number, json.dumps(_plain(found)), broker_of)])
 
     rows = spark.range(0, len(cells), 1, len(cells)).mapInArrow(task, _FIELDS).toArrow().sort_by("number").to_pylist()
     return Plans(named, contract, goal, tuple(_from_plain(row) for row in rows), loans)
+
+
+def best(
+    topic: SimulatedTopic,
+    brokers: Sequence[SimulatedBroker],
+    slo: SLO,
+    *,
+    policies: Sequence[str] = tuple(POLICIES),
+    fit: bool = True,
+    seed: int = 0,
+    loans: Loans | None = None,
+) -> Plan:
+    """What `plan` chooses, from as few cells as it takes; if nothing can be placed, a plan with the reason."""
+    # Alone on the roomiest broker: no policy splits it, and nothing is preferred to that.
+    alone = assessed(topic, brokers[:1] if alike(brokers) else brokers, Cell(policies[-1], 1), slo, seed)
+    if alone.meets_slo:
+        return alone
+    tried = [assessed(topic, brokers, Cell(name, None), slo, seed, loans) for name in policies if fit]
+    for k in range(1, len(brokers) + 1):
+        if any(each.meets_slo and each.k < k for each in tried):
+            break
+        tried += [assessed(topic, brokers, Cell(name, k), slo, seed, loans) for name in policies]
+    return min((each for each in tried if each.latency), key=_preference, default=tried[-1])
+
+
+def alike(brokers: Sequence[SimulatedBroker]) -> bool:
+    """Whether brokers differ in nothing but their names."""
+    kinds = {(broker.mcap_mps, broker.model, broker.background) for broker in brokers}
+    return len(kinds) == 1
 
 
 def record(
@@ -186,6 +219,24 @@ def _shipped(traffic: Traffic, spark: SparkSession | None) -> str | Workload | p
     return rows.select(*ARRIVAL_SCHEMA.names).toArrow()
 
 
+def _named(
+    source: str | Workload | pa.Table, spark: SparkSession, name: str | None, bucket: TokenBucket | None
+) -> tuple[str, TokenBucket]:
+    """The topic to plan and its bucket; of a trace in files, without its messages in this process."""
+    if not isinstance(source, str):
+        found = _topic_of(source, name, None, bucket)
+        return found.name, found.contract.bucket
+    with opened(source, spark, COLUMNS) as trace:
+        topics, faults = trace.topics()
+        chosen = _only([*topics.names.to_pylist(), *faults], name)
+        if bucket and chosen not in faults:
+            return chosen, bucket
+        line = next(line for line in profile_source(trace, HEADROOM, QUANTILE) if line.topic == chosen)
+    if line.bucket is None:
+        raise TraceError(f"topic {chosen!r}: {line.error}", path=source)
+    return chosen, bucket or line.bucket
+
+
 def _topic_of(
     source: str | Workload | pa.Table, name: str | None, groups: Mapping[str, str] | None, bucket: TokenBucket | None
 ) -> _Named:
@@ -193,7 +244,8 @@ def _topic_of(
     if isinstance(source, Workload):
         return _Named(name or "topic", SimulatedTopic.of(source, bucket))
     topics = in_topics(source, "the DataFrame") if isinstance(source, pa.Table) else load(source, name)
-    found = _only(topics or load(source), name)
+    names = [each.topic for each in topics]
+    found = topics[names.index(_only(names, name))]
     publishers = found.publishers
     if groups is not None:
         publishers = tuple(replace(publisher, group=groups.get(publisher.id)) for publisher in publishers)
@@ -202,24 +254,24 @@ def _topic_of(
     )
 
 
-def _only(topics: list[TopicArrivals], name: str | None) -> TopicArrivals:
-    names = [topic.topic for topic in topics]
+def _only(names: list[str], name: str | None) -> str:
     if name is not None and name not in names:
         raise InputError(f"unknown topic {name!r}; topics of the trace: {', '.join(names[:10])}")
-    if name is None and len(topics) > 1:
+    if name is None and len(names) > 1:
         listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
         raise InputError(f"the trace has {len(names)} topics; choose one to plan: {listed}")
-    return topics[0] if name is None else topics[names.index(name)]
+    return name or names[0]
 
 
-def _assessed(
+def assessed(
     topic: SimulatedTopic,
     brokers: Sequence[SimulatedBroker],
-    cell: _Cell,
+    cell: Cell,
     slo: SLO,
     seed: int,
     loans: Loans | None = None,
 ) -> Plan:
+    """One cell of a plan, from the simulator."""
     try:
         if cell.k is None:
             seen = simulate(topic, brokers, cell.policy, slo, seed=seed, loans=loans)
@@ -230,7 +282,7 @@ def _assessed(
     return _made(seen, cell)
 
 
-def _made(seen: Simulation, cell: _Cell) -> Plan:
+def _made(seen: Simulation, cell: Cell) -> Plan:
     sizes = np.bincount(seen.broker_of[seen.broker_of >= 0], minlength=len(seen.brokers)).tolist()
     numbers = {name: number for number, name in enumerate(seen.brokers)}
     silent = Distribution(0, 0, 0)

@@ -1,25 +1,29 @@
 """Report: the results of all jobs on a trace, on one self-contained HTML page.
 
 A trace of arrivals gives profile and groups; a recorded run, with its contract, also penalty and conformance; a
-description of brokers adds plans. The page says what it leaves out, and what that would need.
+description of brokers adds plans, and a saved plan of the fleet its table. The page says what it leaves out, and what
+that would need.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from srtm.model.timeline import Timeline
 from srtm.pipeline import figures
 from srtm.pipeline.conformance import conformance
 from srtm.pipeline.groups import groups
-from srtm.pipeline.penalty import WINDOW_NS, penalty
+from srtm.pipeline.penalty import penalty
 from srtm.pipeline.plan import plan
 from srtm.pipeline.profile import profile
 from srtm.pipeline.traces.reading import columns_of
 from srtm.units import NS_PER_MS, NS_PER_S, format_instant, format_ns
+from srtm.workload.uris import absolute, only_spark_opens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +42,13 @@ Line = TypeVar("Line", "TopicProfile", "TopicPenalty")
 
 _LISTED = 50  # rows of a table
 _DRAWN = 6  # figures of a kind
+_WINDOWS = 100  # of time, at most: as many points as a figure shows well
+_MINUTE_NS = 60 * NS_PER_S
+_LENGTHS_NS = (
+    *(step * 10**power * NS_PER_MS for power in range(4) for step in (1, 2, 5)),
+    *(seconds * NS_PER_S for seconds in (10, 15, 30)),
+    *(minutes * _MINUTE_NS for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,7 @@ class Findings:
     penalties: list[TopicPenalty] | None
     verdicts: list[TopicConformance] | None
     plans: list[Plans]
+    fleet: Mapping[str, Any] | None = None  # the document of `srtm plan --all --json`
 
     def errors(self) -> list[tuple[str, str | None]]:
         """The topics that a job could not judge, and its error."""
@@ -64,12 +76,16 @@ def findings(
     spark: SparkSession,
     *,
     contracts: Mapping[str, Timeline] | Timeline | None = None,
-    window_ns: int = WINDOW_NS,
+    window_ns: int | None = None,
     brokers: Sequence[SimulatedBroker] = (),
     slo: SLO | None = None,
+    fleet: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Findings:
-    """Run all jobs that the trace allows. Without contracts, a recorded run is compared with its own profile."""
+    """Run all jobs that the trace allows. Without contracts, a recorded run is compared with its own profile.
+
+    Without `window_ns`, the length of the windows follows from that of the trace.
+    """
     say("profiling")
     profiles = list(profile(trace, spark))
     say("looking for groups")
@@ -78,7 +94,7 @@ def findings(
     if {"broker", "release_ns"} <= columns_of(trace, spark):
         held = contracts or {line.topic: Timeline(line.bucket) for line in profiles if line.bucket}
         say("adding up waiting times")
-        penalties = list(penalty(trace, held, spark, window_ns=window_ns))
+        penalties = list(penalty(trace, held, spark, window_ns=window_ns or window_for(*_span(profiles))))
         say("checking conformance")
         verdicts = conformance(trace, held, spark)
     plans = []
@@ -88,7 +104,19 @@ def findings(
         contract = contracts.get(line.topic) if isinstance(contracts, dict) else contracts
         bucket = contract.start if isinstance(contract, Timeline) else line.bucket
         plans.append(plan(trace, spark, brokers, bucket=bucket, slo=slo, topic=line.topic, fit=False))
-    return Findings(str(trace), profiles, found, penalties, verdicts, plans)
+    source = str(trace) if only_spark_opens(trace) else absolute(trace)
+    return Findings(source, profiles, found, penalties, verdicts, plans, fleet)
+
+
+def window_for(first_ns: int, last_ns: int) -> int:
+    """A length of windows of which a trace between these times has up to a hundred."""
+    least = -(-(last_ns - first_ns) // _WINDOWS)
+    return next((length for length in _LENGTHS_NS if length >= least), least)
+
+
+def _span(profiles: Sequence[TopicProfile]) -> tuple[int, int]:
+    known = [line for line in profiles if line.bucket]
+    return min((line.first_ns for line in known), default=0), max((line.last_ns for line in known), default=0)
 
 
 def write_report(path: Path, found: Findings) -> None:
@@ -97,15 +125,25 @@ def write_report(path: Path, found: Findings) -> None:
     drawn += [figures.waits(line) for line in _largest(found.penalties or []) if line.windows]
     drawn += [figures.comparison(plans) for plans in found.plans]
     plots = iter(figures.as_html(drawn))
+    title = f"Traffic report on {Path(found.source).name}"
     sections = [
-        f"<h1>{escape(Path(found.source).name)}</h1>",
+        f"<h1>{escape(title)}</h1>",
+        _lead(found),
         *_profile_section(found.profiles, plots),
         *_groups_section(found.groups),
         *_penalty_section(found.penalties, plots),
         *_conformance_section(found.verdicts),
         *_plan_section(found.plans, plots),
+        *_fleet_section(found.fleet),
     ]
-    figures.write_text(path, figures.page(f"SRTM: {escape(Path(found.source).name)}", "\n".join(sections)))
+    figures.write_text(path, figures.page(f"SRTM: {escape(title)}", "\n".join(sections)))
+
+
+def _lead(found: Findings) -> str:
+    messages, (first_ns, last_ns) = sum(line.messages for line in found.profiles), _span(found.profiles)
+    lines = len(found.profiles)
+    text = f"{lines:,} topic{'s' * (lines != 1)} with {messages:,} messages over {format_ns(last_ns - first_ns)}"
+    return _note(f"{text}, from {format_instant(first_ns)} on; trace: {found.source}")
 
 
 def _largest(lines: list[Line]) -> list[Line]:
@@ -213,11 +251,60 @@ def _plan_section(found: list[Plans], plots: Iterator[str]) -> list[str]:
                 rows.append([each.policy, str(each.k), *["—"] * 3, "does not fit"])
                 continue
             tails = (each.latency.access, each.latency.processing, each.latency.total)
-            verdict = _Html('<span class="good">met</span>') if each.meets_slo else _bad("missed")
-            rows.append([each.policy, str(each.k), *(format_ns(tail.p99) for tail in tails), verdict])
+            rows.append(
+                [each.policy, str(each.k), *(format_ns(tail.p99) for tail in tails), _met(meets=each.meets_slo)]
+            )
         heads = ["policy", "brokers", "p99 access", "p99 processing", "p99 total", "SLO"]
         sections += [f"<h3>{escape(plans.topic)}</h3>", next(plots), _table(heads, rows)]
     return sections
+
+
+def _fleet_section(document: Mapping[str, Any] | None) -> list[str]:
+    title = "<h2>All topics on the same brokers</h2>"
+    if document is None:
+        return [
+            title,
+            _note("Not requested: save the output of srtm plan --all --json, and name the file with --plan."),
+        ]
+    lines, used = document["topics"], document["brokers_used"]
+    meeting = sum(bool(line["meets_slo"]) for line in lines)
+    text = f"{len(lines):,} topics share {used:,} brokers, and {meeting:,} of them meet their SLO."
+    apart = f" With brokers of their own, they would use {sum(line['k'] for line in lines):,}."
+    changes = [
+        [each["name"], f"{each['brokers_used']:,}", f"{each['brokers_used'] - used:+,}", _met(meets=each["meets_slo"])]
+        for each in document["what_if"]
+    ]
+    parts = [(each["broker"], each["publishers"]) for line in lines for each in line["brokers"]]
+    publishers, topics = Counter[str](), Counter(name for name, _ in parts)
+    for name, count in parts:
+        publishers[name] += count
+    brokers = [[name, f"{topics[name]:,}", f"{publishers[name]:,}"] for name in sorted(topics, key=_numbered)]
+    slowest = sorted(lines, key=lambda line: (line["meets_slo"], -(line["total_ms"] or {"p99": math.inf})["p99"]))
+    rows = [
+        [
+            line["topic"],
+            str(line["k"] or "—"),
+            *(f"{line['total_ms'][point]:.3f}" if line["total_ms"] else "—" for point in ("p50", "p95", "p99")),
+            _met(meets=line["meets_slo"]),
+        ]
+        for line in slowest
+    ]
+    sections = [title, f"<p>{escape(text + apart)}</p>"]
+    if changes:
+        sections += ["<h3>What if</h3>", _table(["change", "brokers in use", "more or less", "SLO"], changes)]
+    sections += ["<h3>Brokers</h3>", _table(["broker", "topics", "publishers"], brokers)]
+    heads = ["topic", "brokers", "p50 (ms)", "p95 (ms)", "p99 (ms)", "SLO"]
+    return [*sections, "<h3>Topics, the slowest first</h3>", _table(heads, rows)]
+
+
+def _numbered(name: str) -> tuple[str, int, str]:
+    """An order in which broker-2 comes before broker-10."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0), name
+
+
+def _met(*, meets: bool) -> _Html:
+    return _Html('<span class="good">met</span>') if meets else _bad("missed")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Compiled passes over a topic's arrivals: dealing messages to brokers, and looking for publishers' batches."""
+"""Compiled passes over a topic's arrivals: dealing messages to brokers, publishers' batches, and read events."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def find_batches(times: Ints, senders: Indices, largest: Ints) -> None:
         together = i > 0 and times[i] == times[i - 1] and senders[i] == senders[i - 1]
         size = size + 1 if together else 1
         largest[senders[i]] = max(largest[senders[i]], size)
+
+
+@compiled
+def count_reads(times: Ints, senders: Indices) -> int:
+    """How many read events messages make: those that one publisher sent at once are one."""
+    reads = min(1, len(times))
+    for i in range(1, len(times)):
+        if times[i] != times[i - 1] or senders[i] != senders[i - 1]:
+            reads += 1
+    return reads

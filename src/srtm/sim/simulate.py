@@ -26,7 +26,7 @@ from srtm.model.room import Demand, Others, broker_with_room
 from srtm.model.server import Background
 from srtm.model.service import processing_latencies
 from srtm.model.split import least_b, split
-from srtm.sim.dealing import deal, find_batches
+from srtm.sim.dealing import count_reads, deal, find_batches
 from srtm.units import NS_PER_S, percentile
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ class SimulatedTopic:
     @property
     def batch(self) -> int:
         """How many messages a read event carries, on average."""
-        times, senders = self.arrivals
-        reads = 1 + np.count_nonzero((np.diff(times) != 0) | (np.diff(senders) != 0))
-        return max(1, round(len(times) / reads))
+        return max(1, round(len(self.arrivals.times_ns) / count_reads(*self.arrivals)))
 
     @classmethod
     def of(cls, workload: Workload, bucket: TokenBucket | None = None) -> SimulatedTopic:
@@ -377,7 +375,7 @@ def _summed_up(
 ) -> Simulation:
     names = cluster.names
     rule, asks = cluster.lent(broker_of)
-    whole = [np.concatenate(column) for column in zip(*seen.values(), strict=True)] if len(seen) > 1 else None
+    whole = Latency.of_all(list(seen.values())) if len(seen) > 1 else None
     by_broker = {  # overwrites what was seen
         names[broker]: Latency.of(*latencies, overwrite=True) for broker, latencies in seen.items() if len(latencies[0])
     }
@@ -387,7 +385,7 @@ def _summed_up(
         brokers=names,
         broker_of=broker_of,
         shares={names[broker]: share for broker, share in cluster.shares(broker_of).items()},
-        latency=Latency.of(*whole, overwrite=True) if whole else next(iter(by_broker.values())),
+        latency=whole or next(iter(by_broker.values())),
         by_broker=by_broker,
         rounds=rounds,
         elapsed_s=elapsed_s,

@@ -33,12 +33,12 @@ import pyarrow.parquet as pq
 
 from srtm.errors import TraceError
 from srtm.model.placement import Publisher
-from srtm.model.profile import mean_rate
+from srtm.workload.gathered import Rows, Senders, TopicArrivals, arrivals_of
 from srtm.workload.publishers import Arrivals
 from srtm.workload.uris import explained, files_of, footers_of, parquet, partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -198,22 +198,15 @@ class Recorded:
                 writer.write_batch(rows.slice(begin, _ROW_GROUP), row_group_size=_ROW_GROUP)
 
 
-@dataclass(frozen=True, slots=True)
-class TopicArrivals:
-    """One topic of a trace, sorted: its publishers with their measured rates, and its arrivals."""
-
-    topic: str
-    publishers: tuple[Publisher, ...]
-    arrivals: Arrivals
-
-
-def batches(path: str | Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def batches(path: str | Path, columns: Sequence[str], *, with_dictionaries: bool = False) -> Iterator[pa.RecordBatch]:
     """Some columns of a trace, row group by row group, in the order of the files; foreign files may hold nulls."""
+    schema = encoded(plain(columns)) if with_dictionaries else plain(columns)
+    names = [name for name in columns if name in _STRINGS and with_dictionaries]
     for file in files_of(path):
-        with explained(file), parquet(file) as source:
+        with explained(file), parquet(file, names) as source:
             check_schema(file, source.schema_arrow, columns)
             for number in range(source.num_row_groups):
-                yield from rows_of(source, file, number, plain(columns)).to_batches()
+                yield from rows_of(source, file, number, schema).to_batches()
 
 
 def plain(columns: Sequence[str]) -> pa.Schema:
@@ -248,44 +241,43 @@ def rows_of(source: pq.ParquetFile, file: str, number: int, schema: pa.Schema, *
 
 def load(path: str | Path, topic: str | None = None) -> list[TopicArrivals]:
     """A whole trace in memory, sorted, one entry per topic; or just the named topic, if the trace has it."""
-    rows: Iterator[pa.RecordBatch] = batches(path, ARRIVAL_SCHEMA.names)
-    if topic is not None:
-        rows = (batch.filter(pc.equal(batch.column("topic"), topic)) for batch in rows)
-    table = pa.Table.from_batches(rows, plain(ARRIVAL_SCHEMA.names))
-    if not table.num_rows and (topic is None or not any(batch.num_rows for batch in batches(path, ["topic"]))):
+    rows = batches(path, ARRIVAL_SCHEMA.names, with_dictionaries=True)
+    messages, found = _gathered(rows if topic is None else _only(rows, topic), str(path))
+    if not messages and (topic is None or not any(batch.num_rows for batch in batches(path, ["topic"]))):
         raise TraceError(f"{path} holds no messages", path=str(path))
-    return in_topics(table, str(path))
+    return found
 
 
 def in_topics(table: pa.Table, source: str) -> list[TopicArrivals]:
     """The topics of a table of arrivals in any order."""
-    for name in ("topic", "publisher", "arrival_ns"):
-        if nulls := table[name].null_count:
-            raise TraceError(f"{source}: {nulls} of {table.num_rows} rows have no {name}", path=source, column=name)
-    topics = table["topic"].combine_chunks().dictionary_encode()
-    codes = topics.indices.to_numpy()
-    return [
-        _one_topic(name, table.filter(pa.array(codes == code)))
-        for code, name in sorted(enumerate(topics.dictionary.to_pylist()), key=lambda entry: entry[1])
-    ]
+    names = ARRIVAL_SCHEMA.names
+    table = table.select(names).cast(plain(names))
+    for place, name in enumerate(names):
+        if name in _STRINGS:
+            table = table.set_column(place, name, table[name].dictionary_encode())
+    return _gathered(table.to_batches(), source)[1]
 
 
-def _one_topic(name: str, rows: pa.Table) -> TopicArrivals:
-    times = rows["arrival_ns"].to_numpy()
-    order = np.argsort(times, kind="stable")
-    encoded = rows["publisher"].combine_chunks().dictionary_encode()
-    senders = encoded.indices.to_numpy()
-    # A publisher's group is that of its first message; the pipeline handles changes of group.
-    first_rows = np.unique(senders, return_index=True)[1]
-    groups = rows["group"].take(pa.array(first_rows)).to_pylist()
-    span = int(times.min()), int(times.max())
-    publishers = tuple(
-        Publisher(publisher, float(mean_rate(messages, *span)), group)
-        for publisher, messages, group in zip(
-            encoded.dictionary.to_pylist(), np.bincount(senders).tolist(), groups, strict=True
-        )
-    )
-    return TopicArrivals(name, publishers, Arrivals(times[order], senders[order].astype(np.int32)))
+def _only(rows: Iterable[pa.RecordBatch], topic: str) -> Iterator[pa.RecordBatch]:
+    for batch in rows:
+        topics = batch.column("topic")
+        yield batch.filter(pc.equal(topics.dictionary, topic).take(topics.indices))
+
+
+def _gathered(rows: Iterable[pa.RecordBatch], source: str) -> tuple[int, list[TopicArrivals]]:
+    """How many messages there are, and their topics."""
+    senders, held, messages = Senders(), list[Rows](), 0
+    nulls = dict.fromkeys(("topic", "publisher", "arrival_ns"), 0)
+    for batch in rows:
+        messages += batch.num_rows
+        for name in nulls:
+            nulls[name] += batch.column(name).null_count
+        if batch.num_rows and not any(nulls.values()):
+            held.append(senders.numbered(batch))
+    for name, count in nulls.items():
+        if count:
+            raise TraceError(f"{source}: {count} of {messages} rows have no {name}", path=source, column=name)
+    return messages, arrivals_of([(senders.table(), held)]) if messages else []
 
 
 def check_schema(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,16 +38,15 @@ from srtm.cli.common import (
     print_table,
     spark_for,
 )
+from srtm.cli.traces.brokers import fleet_from
+from srtm.cli.traces.fleet import broker_facts, plan_fleet, points_ms
 from srtm.errors import InputError
-from srtm.model.broker_models import DEFAULT_BROKER_MODEL, ServiceModel, broker_model
+from srtm.model.broker_models import DEFAULT_BROKER_MODEL
 from srtm.model.placement import POLICIES
 from srtm.units import NS_PER_MS, parse_duration_ns
-from srtm.workload.calibration import read_calibration
 
 if TYPE_CHECKING:
-    from srtm.model.latency import Distribution
     from srtm.pipeline.plan import Plan, Plans
-    from srtm.sim.simulate import SimulatedBroker
 
 
 def plan(
@@ -82,6 +78,13 @@ def plan(
         typer.Option(
             metavar="FILE", help="Correlation groups from srtm groups --out", show_default="as declared in the trace"
         ),
+    ] = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all", help="Plan all topics of the trace, on the same brokers together")
+    ] = False,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHANGE", help="With --all, also plan for a change, as in traffic=1.5; repeatable"),
     ] = None,
     topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Topic to plan, if the trace has several")] = None,
     lending: Lending = "off",
@@ -137,14 +140,20 @@ def plan(
     loop, before messages leave and after.
     paper-testbed is the broker of the paper.
 
+    --all places every topic where its neighbours leave room, and prints how many brokers the fleet needs. What-ifs
+    repeat that with other traffic (traffic=1.5), brokers (brokers=-1, +2 or 8), SLO (slo=2ms) or lending
+    (lending=auto); commas join several changes. The exit code is 1 if a topic misses the SLO.
+
     Examples:
         srtm plan trace.parquet --brokers 6 --slo-p99 5ms --compare
+        srtm plan --all traces/ --brokers 12 --what-if traffic=1.5 --what-if slo=2ms
         srtm plan --publishers 1000 --batch 10 --group-size 25 --brokers 8 --broker-model paper-testbed
     """
     from srtm.model.bucket import TokenBucket
     from srtm.model.latency import SLO
     from srtm.model.lending import known_term
     from srtm.pipeline import plan as job
+    from srtm.pipeline.fleet import Scenario, Search
     from srtm.sim.simulate import Loans
     from srtm.workload.groups import read_groups
     from srtm.workload.publishers import Population, Workload
@@ -157,6 +166,22 @@ def plan(
     slo = SLO(parse_duration_ns(slo_p99, bare="ms"))
     fleet = fleet_from(brokers, model, calibration, mcap_mps, load, load_batch)
     loans = Loans(term, parse_duration_ns(round_trip, bare="ms")) if (term := known_term(lending)) != "off" else None
+    if all_topics:
+        unused = {"--r": r, "--k": ks, "--groups": groups, "--topic": topic, "--figure": figure, "--record": record}
+        plan_fleet(
+            trace,
+            [name for name, value in unused.items() if value is not None],
+            Scenario("now", tuple(fleet), slo, loans),
+            what_if or [],
+            parse_duration_ns(round_trip, bare="ms"),
+            Search([name.strip() for name in policies.split(",")], fit, seed),
+            (master, remote, spark_conf),
+            compare=compare,
+            as_json=as_json or form is Format.JSON,
+        )
+        return
+    if what_if:
+        raise InputError("--what-if needs --all, which plans all topics of a trace")
     traffic: str | Workload
     if trace is None:
         population = Population(publishers, rate, batch, process, group_size, parse_duration_ns(jitter, bare="ms"))  # type: ignore[arg-type]
@@ -213,21 +238,14 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "policy": plan.policy,
         "k": plan.k,
         "fitted": plan.fitted,
-        "brokers": [
-            {"broker": b.broker, "publishers": b.publishers, "r": b.bucket.r, "b": b.bucket.b, "total_ms": _ms(b.total)}
-            for b in plan.brokers
-        ],
-        "access_ms": _ms(latency.access) if latency else None,
-        "processing_ms": _ms(latency.processing) if latency else None,
-        "total_ms": _ms(latency.total) if latency else None,
+        "brokers": [broker_facts(each) for each in plan.brokers],
+        "access_ms": points_ms(latency.access) if latency else None,
+        "processing_ms": points_ms(latency.processing) if latency else None,
+        "total_ms": points_ms(latency.total) if latency else None,
         "meets_slo": plan.meets_slo,
         "lending": {"rule": plan.rule, "asks_per_message": plan.asks},
         "error": plan.error,
     }
-
-
-def _ms(found: Distribution) -> dict[str, float]:
-    return {"p50": found.p50 / NS_PER_MS, "p95": found.p95 / NS_PER_MS, "p99": found.p99 / NS_PER_MS}
 
 
 def _print(plans: Plans, *, compare: bool) -> None:
@@ -269,73 +287,6 @@ def _print(plans: Plans, *, compare: bool) -> None:
         sizes = (f"{broker.bucket.r:,.6g}", f"{broker.bucket.b:,.6g}", f"{broker.total.p99 / NS_PER_MS:.3f}")
         table.add_row(broker.broker, f"{broker.publishers:,}", *sizes)
     print_table(table)
-
-
-def fleet_from(
-    brokers: str,
-    model: str = DEFAULT_BROKER_MODEL,
-    calibration: Path | None = None,
-    mcap_mps: float | None = None,
-    load: float = 0.0,
-    load_batch: int = 10,
-) -> list[SimulatedBroker]:
-    """Identical brokers, or those that a file describes."""
-    from srtm.model.server import Background
-    from srtm.sim.simulate import SimulatedBroker
-
-    known = broker_model(model) if calibration is None else read_calibration(calibration)
-    if mcap_mps is not None and not 0 < mcap_mps < math.inf:
-        raise InputError(f"--mcap-mps must be a rate above 0, not {mcap_mps:g}")
-    if not brokers.isdigit():
-        return _described(Path(brokers), known.service, mcap_mps)
-    if not 1 <= int(brokers) <= 10_000:
-        raise InputError(f"--brokers must be from 1 to 10,000, not {brokers}")
-    background = Background(load, load_batch) if load else None
-    if load > (most := known.service.most_mps(load_batch) if mcap_mps is None else mcap_mps):
-        raise InputError(f"--load {load:g} exceeds the {most:,.0f} msg/s that a broker can carry (--mcap-mps)")
-    return [SimulatedBroker(f"broker-{n + 1}", mcap_mps, known.service, background) for n in range(int(brokers))]
-
-
-def _described(path: Path, usual: ServiceModel, usual_mcap_mps: float | None) -> list[SimulatedBroker]:
-    """Brokers from a file: [{"broker", "mcap", "load", "load_batch", "read_ns", …}, …]."""
-    from srtm.model.server import Background
-    from srtm.sim.simulate import SimulatedBroker
-
-    try:
-        listed = json.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"--brokers: cannot read {path}: {error.strerror}; give a number or a JSON file") from None
-    except ValueError as error:
-        raise InputError(f"--brokers: {path} is not JSON: {error}") from None
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) and "broker" in entry for entry in listed):
-        raise InputError(f'--brokers: {path} must hold a list of brokers, [{{"broker": name, "mcap": msg/s, …}}]')
-    costs = [field.name for field in fields(ServiceModel)]
-    known = {"broker", "mcap", "load", "load_batch", *costs}
-    fleet = []
-    for entry in listed:
-        if unknown := sorted(entry.keys() - known):
-            raise InputError(f"--brokers: unknown key {unknown[0]!r} in {path}; known keys: {', '.join(sorted(known))}")
-        where = f"--brokers: {path}, broker {entry['broker']!r}"
-        wrong = [name for name, value in entry.items() if name != "broker" and not _is_amount(value)]
-        if wrong:
-            raise InputError(f"{where}: {wrong[0]} must be a number of at least 0, not {entry[wrong[0]]!r}")
-        mcap, load = entry.get("mcap", usual_mcap_mps), entry.get("load", 0)
-        try:
-            service = replace(usual, **{name: entry[name] for name in costs if name in entry})
-            background = Background(load, entry.get("load_batch", 10))
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        if load > (most := service.most_mps(background.batch) if mcap is None else mcap):
-            raise InputError(f"{where}: load of {load:g} msg/s exceeds mcap of {most:g}")
-        fleet.append(SimulatedBroker(str(entry["broker"]), mcap, service, background if load else None))
-    names = [broker.name for broker in fleet]
-    if not fleet or len(set(names)) < len(names):
-        raise InputError(f"--brokers: {path} must list brokers with different names, not {names}")
-    return fleet
-
-
-def _is_amount(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def _numbers(text: str) -> list[int]:

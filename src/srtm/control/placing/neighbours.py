@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srtm.control.reports import KEPT_S
 from srtm.model.capacity import Stream, Wait, wait
+from srtm.model.room import MARGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     Work = Mapping[float, float]  # events per ns, by what each costs
 
-MARGIN = 0.8  # of an SLO, by prediction: the model may be a quarter too low
 _WHOLE = 0.9  # part of a window's messages, so that at most a tenth of it is from before
 _HALVINGS = 10  # the room is known to 1 in 1,000 of what is asked for
 

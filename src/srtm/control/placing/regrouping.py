@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from srtm.model.apportion import proportional_table
+from srtm.model.rounding import proportional_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from srtm.model import fleet
 from srtm.pipeline.traces.parts import packed, table_of
 from srtm.pipeline.traces.quantiles import sampled
-from srtm.pipeline.traces.scanning import Names
 from srtm.units import ranks
+from srtm.workload.gathered import Names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

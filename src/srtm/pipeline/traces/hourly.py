@@ -17,8 +17,8 @@ from srtm.model import burst, fleet, hours
 from srtm.pipeline.traces.files import counting
 from srtm.pipeline.traces.joining import tallies
 from srtm.pipeline.traces.parts import PART_FIELDS, joined, packed, table_of
-from srtm.pipeline.traces.scanning import Names
 from srtm.pipeline.traces.topics import Topics
+from srtm.workload.gathered import Names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

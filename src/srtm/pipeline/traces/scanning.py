@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from srtm.model import burst, fleet, scan
 from srtm.model.bucket import TokenBucket
 from srtm.pipeline.traces.parts import packed, table_of
 from srtm.units import NANO_PER_TOKEN
+from srtm.workload.gathered import Names
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from srtm.pipeline.traces.batches import Batches, Ints, Work
@@ -50,30 +50,6 @@ def scanning(topics: Topics, laws: Ints, kept: int) -> Work:
         yield from packed({"names": table_of(name=names.all), **found.parts()})
 
     return work
-
-
-class Names:
-    """Numbers for names, consistent over all batches of a task; null counts as the first."""
-
-    def __init__(self, known: pa.StringArray | None = None) -> None:
-        self.all = pa.array([], pa.string()) if known is None else known
-
-    def numbered(self, column: pa.DictionaryArray) -> Indices:
-        """The number of each row's name."""
-        codes, meaning = self.coded(column)
-        numbered: Indices = meaning[codes]
-        return numbered
-
-    def coded(self, column: pa.DictionaryArray) -> tuple[Indices, Indices]:
-        """A code for each row's name, and the number that each code means: few to look up if rows are many."""
-        numbers = pc.index_in(column.dictionary, value_set=self.all)
-        if numbers.null_count:
-            self.all = pa.concat_arrays([self.all, column.dictionary.filter(pc.is_null(numbers))])
-            numbers = pc.index_in(column.dictionary, value_set=self.all)
-        meaning, codes = numbers.to_numpy(), column.indices
-        if column.null_count:
-            meaning, codes = np.append(meaning, np.int32(0)), pc.fill_null(codes, len(meaning))
-        return codes.to_numpy(), meaning
 
 
 class _Recent:
