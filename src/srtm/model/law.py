@@ -30,7 +30,9 @@ LIMIT = 2**62
 TOKEN = 10**12
 GRAIN = TOKEN // 100  # a product of two amounts up to LIMIT, in grains, fits into 64 bits
 LEAST = TOKEN // 4  # that is asked for, while messages wait
-WORTH = 16  # before they do, asking must promise a token and a sixteenth of b: less is not worth a message
+# Before they do, asking must promise two tokens and an eighth of b: an ask costs brokers as much as a message.
+EARLY = 2 * TOKEN
+WORTH = 8
 _NEVER = 2**63 - 1
 # Rows of the array that `scan_lending` keeps its brokers in, and the stages of an ask.
 (_RATE, _BURST, _HORIZON, _BACKLOG, _LAST, _HEAD, _TAIL, _WAITED) = range(8)
@@ -218,20 +220,20 @@ def look_again_ns(round_trip: int, rate: int) -> int:
 
 
 def wanted(worth: int, waiting: int, level: int, burst: int, refill: int, peer_level: int, peer_burst: int) -> int:
-    """What a broker asks of a peer with this level; early for a token and 1/`worth` of b, or never if that is 0."""
+    """What a broker asks of a peer with this level; early for 1/`worth` of b, or never if that is 0."""
     need = in_need(waiting, level, refill)
     if not need and not worth:
         return 0
     room = burst - (TOKEN if waiting > 0 else level)  # while a message waits, there is less than one token
     want = min(peer_level, room, evens_out(peer_level, peer_burst, level, burst))
-    return want if want >= (LEAST if need else max(TOKEN, burst // worth)) else 0
+    return want if want >= (LEAST if need else max(EARLY, burst // worth)) else 0
 
 
 def calm_level(worth: int, burst: int, peer_burst: int) -> int:
     """A level from which on `wanted` is nothing while no message waits, whatever peers up to this b have."""
     if not worth:
         return -LIMIT
-    own, peer, least = burst // GRAIN, peer_burst // GRAIN, max(TOKEN, burst // worth) // GRAIN
+    own, peer, least = burst // GRAIN, peer_burst // GRAIN, max(EARLY, burst // worth) // GRAIN
     return (own - least * (own + peer) // peer + 1) * GRAIN
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-# Asks per message that `auto` spends without need: about an eighth of a broker's processor time (docs/measurements.md).
+# Asks per message that `auto` spends without need: an ask costs about as much as a message (docs/measurements.md).
 CHEAP_ASKS = 0.1
 
 callable_from_compiled(*plain.LENDING)

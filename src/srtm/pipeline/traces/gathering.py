@@ -80,6 +80,7 @@ def _dealing(topics: Topics, lots: Ints) -> Work:
 def _short(batches: Batches) -> Batches:
     """The same rows in shorter batches, which take less memory to number and to deal."""
     for batch in batches:
+        pa.default_memory_pool().release_unused()  # what reading and sorting left behind
         for begin in range(0, batch.num_rows, _AT_ONCE):
             yield batch.slice(begin, _AT_ONCE)
 
