@@ -81,11 +81,15 @@ def test_every_number_of_the_readmes_table_was_measured() -> None:
 
 def test_the_pipeline_page_works(tmp_path: Path, connect_server: Server) -> None:
     assert connect_server.url
-    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "pipeline.md").read_text(), re.DOTALL)
-    assert block.count("\n") == 9
-    for line in block.splitlines():
+    page = (ROOT / "docs" / "pipeline.md").read_text()
+    jobs, store = (block.splitlines() for block in re.findall(r"(?<!-->\n)```sh\n(.*?)```", page, re.DOTALL))
+    assert (len(jobs), len(store)) == (9, 2)
+    for line in jobs:
         command, _, target = line.partition(" > ")
         shown = srtm(shlex.split(command.removeprefix("srtm ")), tmp_path)
         if target:
             (tmp_path / target).write_text(shown)
     assert "report.html: 1 topic, " in shown
+    added, folded = (srtm(shlex.split(line.removeprefix("srtm ")), tmp_path) for line in store)
+    assert "added 1 hour; it now holds 1" in added
+    assert "no smaller b is enough" in folded
