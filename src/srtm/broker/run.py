@@ -95,7 +95,7 @@ async def run(options: BrokerOptions, turns: Callable[..., Turn] = Turn) -> None
         with timed_collections(), _no_collector():
             tidying = asyncio.create_task(_tidy(broker))
             print(f"broker {options.name}: {', '.join(places)}", flush=True)
-            await _load_the_rest()
+            await _load_the_rest(options)
             await stopped.wait()
             tidying.cancel()
 
@@ -112,11 +112,12 @@ def _no_collector() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def _load_the_rest() -> None:
-    """Load what sums up the first second of messages, numpy, while the broker serves already."""
+async def _load_the_rest(options: BrokerOptions) -> None:
+    """While the broker serves already, load what sums up its first second of messages, and what may record them."""
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
-    await asyncio.to_thread(import_module, "numpy")
+    for module in ("numpy", "srtm.broker.recorder") if options.trace_folder else ("numpy",):
+        await asyncio.to_thread(import_module, module)
     sys.setswitchinterval(usual_s)
     gc.freeze()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,7 @@ class Control(Pages):
 
     async def trace_start(self, request: Request) -> Response:
         """Start to record every message: ?file=NAME.parquet, in the configured folder."""
+        await asyncio.to_thread(import_module, "srtm.broker.recorder")  # pyarrow; messages do not wait for it
         from srtm.broker.recorder import Recorder
 
         broker = self.broker
