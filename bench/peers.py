@@ -51,6 +51,7 @@ class Peer:
     environment: dict[str, str] = field(default_factory=dict)
     load: tuple[str, ...] = ()
     bucket: bool = False
+    disk: bool = False  # the topic is on disk
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,17 @@ class Drain:
     rate: float
     cpu_us: float  # of the broker, a message
     own_load: float
+
+
+@dataclass(frozen=True)
+class Acked:
+    """Publishers that each wait for an acknowledgement before they send the next message."""
+
+    messages: int
+    rate: float
+    cpu_us: float  # of the broker, a message
+    p50_ms: float  # from a send to its acknowledgement
+    p99_ms: float
 
 
 def can_be_realtime() -> bool:
@@ -196,12 +208,13 @@ class Running:
         self.port = port
         self.pid = pid
         self.realtime = realtime
+        self.load_core = LOAD_CORE
 
     def load(
         self, rate: float, *, batch: int = 1, seconds: float = 1.5, warm_up: float = 0.3, seed: int = 1, **more: Any
     ) -> Run:
         """Put it under load once; it sleeps before and after, so that it takes nothing from its peers."""
-        with self._awake():
+        with self.awake():
             for _ in range(_ATTEMPTS):
                 run = self._load(rate, batch, seconds, warm_up, seed, more)
                 if run.lag_ns <= _LAG_NS:
@@ -209,7 +222,7 @@ class Running:
             return run
 
     @contextlib.contextmanager
-    def _awake(self) -> Iterator[None]:
+    def awake(self) -> Iterator[None]:
         os.kill(self.pid, signal.SIGCONT)
         time.sleep(0.1)  # for what it has to catch up with
         try:
@@ -218,7 +231,7 @@ class Running:
             os.kill(self.pid, signal.SIGSTOP)
 
     def _load(self, rate: float, batch: int, seconds: float, warm_up: float, seed: int, more: dict[str, Any]) -> Run:
-        out = _scratch() / "latency"
+        out = _scratch() / f"latency-{self.port}"
         flags: dict[str, Any] = {
             "port": self.port,
             "pid": self.pid,
@@ -243,7 +256,7 @@ class Running:
 
     def drain(self, messages: int, body: int, topic: str) -> Drain:
         """Fill a topic, and have one subscriber empty it."""
-        with self._awake():
+        with self.awake():
             found = self._run(
                 {"port": self.port, "pid": self.pid, "fill": messages, "body": body, "batch": 100, "topic": topic}, 120
             )
@@ -251,17 +264,31 @@ class Running:
         wall_s, cpu_us = found["wall_s"], found["cpu_ns"] / 1_000
         return Drain(messages / wall_s, cpu_us / messages, found["own_load"])
 
-    def _run(self, flags: dict[str, Any], timeout_s: float) -> Any:
+    def acked(self, publishers: int, seconds: float, topic: str = "bench") -> Acked:
+        """Have publishers send one message after the other, each when the last was acknowledged."""
+        flags = {"port": self.port, "pid": self.pid, "publishers": publishers, "seconds": seconds, "topic": topic}
+        with self.awake():
+            found = self._run(flags, seconds + 60, "acked")
+        messages = max(1, found["messages"])
+        return Acked(
+            found["messages"],
+            found["messages"] / found["wall_s"],
+            found["cpu_ns"] / 1_000 / messages,
+            found["p50_ns"] / 1e6,
+            found["p99_ns"] / 1e6,
+        )
+
+    def _run(self, flags: dict[str, Any], timeout_s: float, program: str = "load") -> Any:
         done = subprocess.run(
             [
-                compiled("load"),
+                compiled(program),
                 *(str(word) for name, value in flags.items() for word in (f"--{name}", value)),
                 *self.peer.load,
             ],
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            preexec_fn=functools.partial(settle, LOAD_CORE, realtime=self.realtime),
+            preexec_fn=functools.partial(settle, self.load_core, realtime=self.realtime),
         )
         if done.returncode:
             raise RuntimeError(f"{self.peer.name}, {flags}: {done.stderr.strip()}")
@@ -294,8 +321,8 @@ def running(peer: Peer, *, realtime: bool) -> Iterator[Running]:
         )
     try:
         said = _listen(process, peer, log)
-        if peer.bucket:
-            _limit(int(re.search(peer.http_in, said)[1]))  # type: ignore[index]
+        if peer.bucket or peer.disk:
+            _create(peer, int(re.search(peer.http_in, said)[1]))  # type: ignore[index]
         os.kill(process.pid, signal.SIGSTOP)
         yield Running(peer, int(re.search(peer.port_in, said)[1]), process.pid, realtime=realtime)  # type: ignore[index]
     finally:
@@ -318,8 +345,10 @@ def _listen(process: subprocess.Popen[bytes], peer: Peer, log: Path) -> str:
     raise RuntimeError(f"{peer.name} does not start: {log.read_text()}")
 
 
-def _limit(http: int) -> None:
-    """A bucket that has tokens for everybody: it is asked for each message, and none waits."""
-    for path in ("create?topic=bench", "limit?topic=bench&r=10000000&b=1000000"):
+def _create(peer: Peer, http: int) -> None:
+    """Make its topic, with a bucket that has tokens for everybody: it is asked for each message, and none waits."""
+    paths = ["create?topic=bench&durability=disk" if peer.disk else "create?topic=bench"]
+    paths += ["limit?topic=bench&r=10000000&b=1000000"] if peer.bucket else []
+    for path in paths:
         request = urllib.request.Request(f"http://127.0.0.1:{http}/topic/{path}", method="POST")
         urllib.request.urlopen(request, timeout=10).close()

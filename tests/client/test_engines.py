@@ -270,6 +270,10 @@ def test_engines_on_a_brokers_own_host_are_told_by_its_name() -> None:
     for told, seen in (
         ("nsqd://127.0.0.1:4150", "nsqd://host-a:4150"),
         ("nats+tls://me:secret@localhost:4222,b:4222?ca=x", "nats+tls://host-a:4222,b:4222"),
+        (
+            "tls://t@localhost:4222?handshake_first=true&ca=x",
+            "nats+tls://host-a:4222?handshake_first=true",
+        ),
         ("nats://[::1]:4222,[fe80::1]", "nats://host-a:4222,[fe80::1]:4222"),
         ("nsqd:///run/nsqd.sock", "nsqd:///run/nsqd.sock"),
     ):

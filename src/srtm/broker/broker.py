@@ -149,6 +149,7 @@ class Broker:
             engine.statistics() if engine else None,
             tuple(each.statistics(now_ns, clients=clients) for each in topics),
             tuple(each.statistics() for each in publishers) if clients else None,
+            self.durable.problem if self.durable else None,
         )
 
     def stop(self) -> None:

@@ -69,7 +69,7 @@ class Tally:
     requeued: int = 0
     timed_out: int = 0
     dropped: int = 0  # by an ephemeral channel that is full
-    lost: int = 0  # taken from it by the retention of a disk topic
+    lost: int = 0  # deleted from the log of a disk topic before it got them
 
 
 class Channel:
@@ -254,17 +254,18 @@ class Channel:
         for consumer in self.consumers:
             consumer.flights.clear()
 
-    def forget(self, before: int) -> None:
-        """Lose what waits here and lies below an offset of the log; consumers keep what they have."""
-        gone = [message for message in self.queue if message.offset < before]
-        gone += [message for _, _, message in self.deferred if message.offset < before]
-        kept = [message for message in self.queue if message.offset >= before]
+    def forget(self, begin: int, end: int) -> None:
+        """Drop what waits here and lies in a range of offsets of the log; consumers keep what they have."""
+        going = range(begin, end)
+        if not going:
+            return
+        held = [*self.queue, *(message for _, _, message in self.deferred)]
+        self.bytes -= sum(len(message.body) for message in held if message.offset in going)
+        kept = [message for message in self.queue if message.offset not in going]
         self.queue.clear()
         self.queue.extend(kept)
-        self.deferred = [entry for entry in self.deferred if entry[2].offset >= before]
+        self.deferred = [entry for entry in self.deferred if entry[2].offset not in going]
         heapq.heapify(self.deferred)
-        self.bytes -= sum(len(message.body) for message in gone)
-        self.tally.lost += len(gone)
 
     def everything(self) -> Iterable[Message]:
         """All messages that are not finished: to be saved when the broker stops."""

@@ -17,7 +17,7 @@ from srtm.model.bucket import Limiter, TokenBucket
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from srtm.broker.lending.lender import Lender
     from srtm.broker.message import Message
@@ -152,10 +152,14 @@ class Gate:
         if self.lender is not None:
             self.lender.forget(now_ns)
 
+    def content(self) -> Iterator[Message]:
+        """All messages that are here, in the order in which they leave."""
+        return chain(self._ready, self.waiting, self.arrived)
+
     @property
     def oldest(self) -> Message | None:
         """The next message to be released to channels, if there is one."""
-        return next(chain(self._ready, self.waiting, self.arrived), None)
+        return next(self.content(), None)
 
     def sent_by(self, publisher: str) -> int:
         """How many messages have to pass until the last one of this publisher has passed."""

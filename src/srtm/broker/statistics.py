@@ -194,6 +194,12 @@ class BrokerStatistics:
     engine: EngineStatistics | None
     topics: tuple[TopicStatistics, ...]  # by name
     publishers: tuple[ClientStatistics, ...] | None  # None unless asked for
+    problem: str | None = None  # why messages of disk topics cannot be stored
+
+    @property
+    def health(self) -> str:
+        """The broker's condition in nsqd's words."""
+        return "OK" if self.problem is None else f"NOK - {self.problem}"
 
 
 class Recent:

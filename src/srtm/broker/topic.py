@@ -186,7 +186,8 @@ class Topic:
         messages, size = self._held()
         if 2 * size > self._limits[1]:
             return 0
-        left = min(self._most_waiting() // 2 - len(self.waiting), max(1, self._limits[0] // 2) - messages)
+        half = max(1, self._most_waiting() // 2), max(1, self._limits[0] // 2)  # one, even if it may hold only one
+        left = min(half[0] - len(self.waiting), half[1] - messages)
         return max(0, left - len(self.gate.arrived))
 
     @property

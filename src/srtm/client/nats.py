@@ -91,7 +91,8 @@ class NatsConnection:
             else:
                 return connection
         assert problem is not None
-        raise ClientError(f"{address} does not answer ({explained(problem)})")
+        hint = greeting.nats_silence(address) if isinstance(problem, TimeoutError | EOFError) else ""
+        raise ClientError(f"{address} does not answer ({explained(problem)}){hint}")
 
     async def _open(self, host: str, port: int) -> None:
         self.place = written(host, port)
@@ -103,7 +104,7 @@ class NatsConnection:
                 await self._writer.start_tls(credentials.tls, server_hostname=host)
             while not isinstance(event := await self._event(), Info):
                 pass
-            if not self._address.handshake_first and greeting.nats_tls(self._address, event.fields):
+            if greeting.nats_tls(self._address, event.fields):
                 assert credentials.tls is not None
                 self._protocol, self._events = NatsProtocol(), deque()  # ignore what else came in the clear
                 await self._writer.start_tls(credentials.tls, server_hostname=host)

@@ -7,6 +7,7 @@ import re
 import ssl
 
 _UNTRUSTED, _OTHER_NAME = (18, 19, 20, 21), (62, 64)  # OpenSSL's verify codes
+_PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")  # by version of OpenSSL
 _CLIENT_CERTIFICATE = re.compile(r"alert.*(certificate|unknown ca|access denied|handshake failure)", re.IGNORECASE)
 
 
@@ -21,6 +22,8 @@ def explained(error: BaseException) -> str:
         return f"invalid server certificate: {error.verify_message.rstrip('.')}; {remedy}"
     if isinstance(error, ssl.SSLError) and _CLIENT_CERTIFICATE.search(str(error)):
         return f"the server rejects or requires a client certificate: set options cert and key of the address ({error})"
+    if isinstance(error, ssl.SSLError) and error.reason in _PLAIN_TEXT:
+        return "the server answers in plain text: leave out handshake_first, or give the server certificates"
     if isinstance(error, TimeoutError) and not error.errno:
         return str(error) or "no answer"
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.strerror:

@@ -50,7 +50,8 @@ class EngineAddress:
 
     def __str__(self) -> str:
         """Return the address without secrets, and without files, which exist only on this host."""
-        return f"{self.scheme}://{','.join(written(*each) for each in self.servers)}"
+        places = ",".join(written(*each) for each in self.servers)
+        return f"{self.scheme}://{places}{'?handshake_first=true' if self.handshake_first else ''}"
 
     @property
     def scheme(self) -> str:

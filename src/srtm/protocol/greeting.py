@@ -63,6 +63,8 @@ def nats_tls(address: EngineAddress, info: Mapping[str, Any]) -> bool:
         if info.get("tls_required"):
             raise InputError("the server requires TLS: write nats+tls://")
         return False
+    if address.handshake_first:  # this INFO came over TLS
+        return False
     if not info.get("tls_required") and not info.get("tls_available"):
         raise InputError(
             "the server offers no TLS: give it certificates (tls {} in its configuration), or write nats://"
@@ -70,6 +72,13 @@ def nats_tls(address: EngineAddress, info: Mapping[str, Any]) -> bool:
     if info.get("tls_verify") and not address.cert:
         raise InputError("the server requires a client certificate: set options cert and key of the address")
     return True
+
+
+def nats_silence(address: EngineAddress) -> str:
+    """Return a likely reason why a server says nothing, not even INFO, to be appended to an error."""
+    if not address.tls or address.handshake_first:
+        return ""
+    return "; if its tls {} has handshake_first, add handshake_first=true to the address, as in ?handshake_first=true"
 
 
 def _settled(answer: bytes) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from srtm.protocol.client import Error
 from srtm.protocol.frames import OK
 from srtm.protocol.names import MAGIC_V2
 from srtm.units import NANO_PER_TOKEN
-from tests.broker.disk.test_log import small_disk
+from tests.broker.disk.test_log import free, small_disk, until
 from tests.broker.running import Client, Running, fetch, in_memory, running
 
 __all__ = ["small_disk"]
@@ -187,6 +187,21 @@ def test_without_a_channel_a_topic_is_never_full(tmp_path: Path) -> None:
             assert bodies_of(consumer.subscribe("t", "c", 5), 40) == [b"%d" % number for number in range(40)]
 
 
+def test_a_topic_that_may_hold_one_message_passes_on_every_message(tmp_path: Path) -> None:
+    with in_memory(data_path=str(tmp_path), max_held_messages=1) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        publisher.publish("t", *(b"%d" % number for number in range(10)))
+        with Client(broker.address) as consumer:
+            assert bodies_of(consumer.subscribe("t", "c", 1), 10) == [b"%d" % number for number in range(10)]
+            publisher.send(*(say.pub("t", b"%d" % number) for number in range(10)))
+            assert bodies_of(consumer, 10) == [b"%d" % number for number in range(10)]
+            broker.wait_until(lambda b: b.topics["t"].channels["c"].finished == 20)
+    with in_memory(data_path=str(tmp_path), max_held_messages=1) as broker, Client(broker.address) as publisher:
+        publisher.send(*(say.pub("t", b"%d" % number) for number in range(10)))
+        with Client(broker.address) as consumer:
+            assert bodies_of(consumer.subscribe("t", "c", 2), 10) == [b"%d" % number for number in range(10)]
+
+
 def test_an_emptied_disk_topic_gives_nothing_to_its_first_channel(tmp_path: Path) -> None:
     with in_memory(data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         disk_topic(broker)
@@ -298,6 +313,50 @@ def test_a_stop_that_finds_no_room_says_what_is_lost_and_leaves_some(small_disk:
         assert broker.do(lambda: list(broker.broker.topics)) == ["t"]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("small_disk", [64], indirect=True)
+def test_a_disk_that_is_full_twice_leaves_a_broker_that_serves(small_disk: Path) -> None:
+    """First the log fills it, until old messages are deleted; then another program does, until it goes."""
+    body = random.Random(1).randbytes(100_000)
+    with running(data_path=str(small_disk / "data")) as broker:
+        disk_topic(broker)
+
+        def refused() -> bytes:
+            for _ in range(1_000):
+                status, text = broker.post("/pub?topic=t", body)
+                if status != 200:
+                    return text
+            raise AssertionError("it is never full")
+
+        def serves() -> bool:
+            return broker.post("/pub?topic=t", body) == (200, b"OK") and broker.page("/ping") == (200, b"OK")
+
+        assert b"PUB_FAILED" in refused()
+        assert broker.page("/ping")[1].startswith(b"NOK - ")
+        assert broker.post("/srtm/log/trim?topic=t&before=1000000")[0] == 200
+        until(serves)
+        (small_disk / "filler").write_bytes(bytes(free(small_disk) - 3_000_000))
+        assert b"PUB_FAILED" in refused()
+        (small_disk / "filler").unlink()
+        until(serves)
+
+
+def test_a_folder_that_vanishes_stops_disk_topics_alone(tmp_path: Path) -> None:
+    with running(data_path=str(tmp_path / "data")) as broker, Client(broker.address) as publisher:
+        disk_topic(broker)
+        publisher.publish("t", b"1")
+        (tmp_path / "data").rename(tmp_path / "elsewhere")
+        until(lambda: broker.page("/ping")[0] == 500)  # though nobody publishes
+        assert b"was removed, moved or replaced" in broker.page("/ping")[1]
+        assert "was removed" in broker.get("/stats?format=json")["health"]
+        publisher.publish("memory", b"1")
+        publisher.send(say.pub("t", b"2"))
+        assert b"E_PUB_FAILED PUB failed" in publisher.error()
+        (tmp_path / "elsewhere").rename(tmp_path / "data")
+        until(lambda: broker.page("/ping") == (200, b"OK"))
+        assert broker.post("/pub?topic=t", b"2") == (200, b"OK")
+
+
 def test_what_was_deferred_is_due_at_the_same_time_after_a_restart(tmp_path: Path) -> None:
     """DPUB of a disk topic, with a channel and without; DPUB and REQ of a memory topic."""
     due_ns = {}
@@ -348,7 +407,8 @@ def test_a_full_disk_is_the_publishers_error_and_the_broker_lives(tmp_path: Path
                 stored += 1
                 assert stored < 100
         assert answer.problem.wire.startswith(b"E_PUB_FAILED PUB failed ")
-        assert fetch(urllib.request.Request(f"http://127.0.0.1:{http_port}/ping")) == (200, b"OK")
+        status, health = fetch(urllib.request.Request(f"http://127.0.0.1:{http_port}/ping"))
+        assert (status, health[:6]) == (500, b"NOK - ")  # as nsqd says it
         _, extent = fetch(urllib.request.Request(f"http://127.0.0.1:{http_port}/srtm/log?topic=t"))
         assert json.loads(extent)["end"] == stored
 

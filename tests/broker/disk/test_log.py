@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -455,11 +455,11 @@ SMALL = LogOptions(checkpoint_bytes=100_000, checkpoint_bytes_busy=200_000, rese
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB."""
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB, or of as many as a parameter says."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={getattr(request, 'param', 2)}m", "none", str(folder)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("this user may not mount a small file system")
     yield folder
@@ -492,6 +492,94 @@ def test_a_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     log.close()
     log = Log.open(small_disk / "log", options=SMALL)
     assert everything(log, "a") == stored
+    log.close()
+
+
+@pytest.mark.processes
+def test_a_disk_that_fills_up_again_and_again(small_disk: Path) -> None:
+    """Whoever fills it: the log itself, or another program."""
+    log = Log.open(small_disk / "log", options=SMALL)
+    filler = small_disk / "filler"
+    stored: list[Record] = []
+    for turn in range(4):
+        refused = 0
+        if turn % 2:
+            filler.write_bytes(bytes(filled := free(small_disk) - 100_000))
+            assert filled > 0
+        while refused < 5:
+            new = made(len(stored), 5, size=1_500)
+            result = outcome(log, "a", new)
+            refused += isinstance(result, LogFull)
+            if isinstance(result, int):
+                stored += new
+        assert log.problem is not None
+        filler.unlink(missing_ok=True)
+        if not turn % 2:
+            log.trim("a", len(stored) - 5)
+        until(lambda: log.look() or log.call() or log.problem is None)
+        new = made(len(stored), 5, size=1_500)
+        assert log.append_wait("a", new) == len(stored)
+        stored += new
+    begin = log.begin("a")
+    log.close()
+    log = Log.open(small_disk / "log", options=SMALL)
+    assert log.begin("a") <= begin
+    assert everything(log, "a") == stored[log.begin("a") :]
+    log.close()
+
+
+def free(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def until(holds: Callable[[], object]) -> None:
+    ends = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < ends, "waited in vain"
+        time.sleep(0.02)
+
+
+def removed(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def moved(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def replaced(folder: Path) -> None:
+    moved(folder)
+    shutil.copytree(folder.with_name("elsewhere"), folder)
+
+
+def without_its_write_ahead_log(folder: Path) -> None:
+    (folder / f"{FILE}-wal").unlink()
+
+
+@pytest.mark.parametrize("lose", [removed, moved, replaced, without_its_write_ahead_log])
+def test_a_folder_that_vanishes_is_noticed(lose: Callable[[Path], None], tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "log")
+    log.append_wait("a", made(0, 10))
+    lose(tmp_path / "log")
+    until(lambda: log.look() or log.call() or log.problem)  # though nobody writes
+    for _ in range(2):
+        with pytest.raises(LogError, match="was removed, moved or replaced while the broker uses it: put it back"):
+            log.append_wait("a", made(10, 1))
+    log.close()
+
+
+def test_a_folder_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "log")
+    log.append_wait("a", made(0, 10))
+    moved(tmp_path / "log")
+    assert isinstance(outcome(log, "a", made(10, 1)), LogError)
+    (tmp_path / "elsewhere").rename(tmp_path / "log")
+    assert log.append_wait("a", made(10, 1)) == 10
+    assert log.problem is None
+    log.close()
+    log = Log.open(tmp_path / "log")
+    assert everything(log, "a") == made(0, 11)
     log.close()
 
 

@@ -99,6 +99,74 @@ def test_what_a_paused_topic_loses_is_lost_to_its_channels(tmp_path: Path) -> No
         assert broker.channel("t", "c")["srtm"]["lost"] == first
 
 
+def test_what_only_the_log_has_is_lost_at_once_and_not_when_its_turn_comes(tmp_path: Path) -> None:
+    with in_memory(data_path=str(tmp_path)) as broker:
+        create(broker)
+        broker.post("/channel/create?topic=t&channel=c")
+        with Client(broker.address) as publisher:
+            for number in range(0, 2_500, 100):
+                publisher.send(say.mpub("t", [b"%04d" % each for each in range(number, number + 100)]))
+                assert publisher.response() == b"OK"
+    with in_memory(data_path=str(tmp_path), max_held_messages=8, retain_bytes=50_000) as broker:
+        broker.wait_until(lambda b: b.durable.extent(b.topics["t"]).begin >= 1_000)  # type: ignore[union-attr]
+        first = begin(broker)
+        broker.wait_until(lambda b: b.topics["t"].channels["c"].tally.lost >= first)
+        with Client(broker.address) as consumer:
+            assert numbers(consumer.subscribe("t", "c", 100), 2_500 - first) == list(range(first, 2_500))
+        assert broker.channel("t", "c")["srtm"]["lost"] == first
+
+
+def test_what_an_operator_deletes_is_lost_to_channels_that_have_not_got_it(tmp_path: Path) -> None:
+    with in_memory(data_path=str(tmp_path)) as broker:
+        create(broker)
+        broker.post("/channel/create?topic=t&channel=c")
+        publish(broker, 40)
+    with in_memory(data_path=str(tmp_path), max_held_messages=8) as broker:
+        broker.wait_until(lambda b: b.topics["t"].channels["c"].held == 4)  # and the others are in the log
+        assert broker.post("/srtm/log/trim?topic=t&before=30")[0] == 200
+        assert broker.channel("t", "c")["srtm"]["lost"] == 26
+        with Client(broker.address) as consumer:
+            assert numbers(consumer.subscribe("t", "c"), 14) == [*range(4), *range(30, 40)]
+        assert broker.channel("t", "c")["srtm"]["lost"] == 26
+
+
+def test_what_is_still_delivered_is_not_lost(tmp_path: Path) -> None:
+    """Messages that a consumer has, and gives back, and messages that wait for tokens."""
+    with in_memory(data_path=str(tmp_path), retain_bytes=2_500) as broker:
+        create(broker)
+        with Client(broker.address) as consumer:
+            consumer.subscribe("t", "c", 1)
+            publish(broker, 5)
+            held = consumer.message()
+            broker.wait_until(lambda b: b.topics["t"].channels["c"].tally.lost == 2)
+            consumer.send(say.rdy(0), say.req(held.id, 0))
+            broker.wait_until(lambda b: b.topics["t"].channels["c"].tally.requeued == 1)
+            broker.post("/topic/limit?topic=t&r=0.001&b=1")
+            publish(broker, 5)  # one has a token
+            broker.wait_until(lambda b: b.topics["t"].channels["c"].tally.lost == 5)
+            assert len(broker.broker.topics["t"].waiting) == 4
+            broker.sleep(3)
+            broker.post("/topic/limit?topic=t")
+            consumer.send(say.rdy(10))
+            assert numbers(consumer, 5) == [0, 1, 2, 3, 4]
+            assert consumer.silent(0.05)
+        assert broker.channel("t", "c")["srtm"]["lost"] == 5
+
+
+def test_a_channel_that_comes_to_a_paused_topic_loses_what_waits_there(tmp_path: Path) -> None:
+    with in_memory(data_path=str(tmp_path), retain_bytes=5200) as broker:
+        create(broker)
+        broker.post("/channel/create?topic=t&channel=c")
+        broker.post("/topic/pause?topic=t")
+        publish(broker, 4)
+        broker.post("/channel/create?topic=t&channel=late")
+        publish(broker, 16)
+        broker.wait_until(lambda b: b.durable.extent(b.topics["t"]).begin >= 15)  # type: ignore[union-attr]
+        first = begin(broker)
+        for channel in ("c", "late"):
+            broker.wait_until(lambda b, name=channel: b.topics["t"].channels[name].tally.lost == first)  # type: ignore[misc]
+
+
 def test_by_age_though_all_have_finished_it(tmp_path: Path) -> None:
     """What is finished stays to be replayed, until it is too old."""
     with in_memory(data_path=str(tmp_path), retain_acknowledged=True) as broker:

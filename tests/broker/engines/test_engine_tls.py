@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 from srtm.client.nats import Listener, NatsConnection
-from srtm.errors import InputError
+from srtm.errors import ClientError, InputError
 from srtm.protocol import client as say
 from srtm.protocol.engine import parse
 from tests.broker.authority import ALL, Authority, answer
@@ -119,16 +119,32 @@ def test_a_server_that_wants_tls_before_anything_is_said(files: Files, start: St
         broker = start(engine=place)
         with Client(broker.address) as client:
             client.publish("t", b"x")
-        assert engine_of(broker, "t")["state"] == "open"
+            assert engine_of(broker, "t")["state"] == "open"
+            assert probed(broker, client)["problem"] is None
+        told = broker.get("/stats?format=json")["srtm"]["engine"]["address"]
+        assert told == address(server, "?handshake_first=true")  # subscribers must know, too
 
-        async def greeted() -> str:
+        async def greeted(place: str) -> str:
             engine = parse(place)
             assert engine is not None
             connection = await NatsConnection.open(engine, cast("Listener", None))
             connection.close()
             return connection.place
 
-        assert asyncio.run(greeted()) == f"127.0.0.1:{server.port}"
+        assert asyncio.run(greeted(place)) == f"127.0.0.1:{server.port}"
+        late = start(engine=address(server, f"?ca={files.ca}"))
+        says(
+            late, "it closed the connection; if its tls {} has handshake_first, add handshake_first=true to the address"
+        )
+        with pytest.raises(ClientError, match="add handshake_first=true to the address"):
+            asyncio.run(greeted(address(server, f"?ca={files.ca}")))
+
+
+@needs_nats
+def test_tls_before_anything_is_said_to_a_server_that_speaks_first(files: Files, start: Start) -> None:
+    with secured("nats", files) as server:
+        place = address(server, f"?ca={files.ca}&handshake_first=true")
+        says(start(engine=place), "the server answers in plain text: leave out handshake_first")
 
 
 @both

@@ -102,6 +102,20 @@ def test_a_topic_without_a_bucket_leaves_to_the_log_too(engine: Any, start: Star
     assert bodies(engine, "t", 400) == [b"p %d" % number for number in range(400)]
 
 
+def test_a_topic_that_may_hold_one_message_gets_everything_from_the_log(
+    engine: Any, start: Start, tmp_path: Path
+) -> None:
+    broker = start(engine=engine.url, data_path=str(tmp_path / "data"), max_held_messages=1)
+    disk_topic(broker)
+    with Client(broker.address) as client:
+        client.publish("t", *(b"%d" % number for number in range(20)))
+        engine.start()
+        delivered(broker)
+        client.publish("t", *(b"%d" % number for number in range(20, 40)))
+        delivered(broker)
+    assert bodies(engine, "t", 40) == [b"%d" % number for number in range(40)]
+
+
 def test_an_engine_that_is_there_holds_publishers_beyond_a_burst_and_a_second(
     engine: Any, start: Start, tmp_path: Path
 ) -> None:

@@ -345,6 +345,27 @@ def test_servers_that_want_tls_and_a_login(topic: str, tmp_path: Path) -> None:
         assert [row["body"] for row in rows(reader, parts)] == x
 
 
+def test_servers_that_want_tls_before_anything_is_said(topic: str, tmp_path: Path) -> None:
+    """A broker says so with the engine's address; the CA file is Spark's own to know."""
+    pytest.importorskip("trustme", reason="pip install trustme makes certificates for tests")
+    from tests.broker.test_transport import Certificates
+
+    certificates = Certificates(tmp_path)
+    configuration = tmp_path / "first.conf"
+    pair = f'cert_file: "{certificates.cert}", key_file: "{certificates.key}"'
+    configuration.write_text(f"tls {{ {pair}, handshake_first: true }}")
+    with NatsServer(tmp_path, "n1", "-c", str(configuration)) as guarded:
+        engine = f"nats+tls://127.0.0.1:{guarded.port}?handshake_first=true"
+        with brokers(tmp_path, engine=f"{engine}&ca={certificates.ca}") as start:
+            broker = start("one")
+            x = publish(broker, numbered("x", 30), topic)
+            untold = Settings(topic, controller="", brokers=(broker.url,), timeout_s=5.0)
+            with pytest.raises(InputError, match="invalid server certificate"):
+                BatchReader(untold).partitions()
+        reader = BatchReader(Settings(topic, controller="", engine=f"{engine}&ca={certificates.ca}", timeout_s=5.0))
+        assert [row["body"] for row in rows(reader, reader.partitions())] == x
+
+
 def test_what_is_lost_on_the_way_is_read_again(
     server: NatsServer, one: Running, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

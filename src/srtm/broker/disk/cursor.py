@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from srtm.errors import LogError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class Cursor:
@@ -44,13 +44,17 @@ class Cursor:
             offset += 1
         self.low = offset
 
-    def skip_to(self, begin: int) -> int:
-        """Give up what is below `begin`, because the log no longer holds it; how many of them were unfinished."""
+    def skip_to(self, begin: int, held: Iterable[int] = ()) -> int:
+        """Give up what is below `begin`, because the log no longer holds it; how many of them are lost.
+
+        What was finished is not lost, nor what is `held` in memory, which is still delivered.
+        """
         if begin <= self.low:
             return 0
         self.changed.add(self)
         passed = {offset for offset in self.above if offset < begin}
-        lost = begin - self.low - len(passed)
+        kept = {offset for offset in held if self.low <= offset < begin} - passed
+        lost = begin - self.low - len(passed) - len(kept)
         self.above -= passed
         self.low = begin
         if begin in self.above:

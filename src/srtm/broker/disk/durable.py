@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from srtm.broker.disk.log import Log
@@ -138,6 +139,8 @@ class Durable:
         """Give a channel of a disk topic its place in the log; the first channel gets everything in it."""
         first = not any(other.cursor for other in topic.channels.values())
         begin, end = self._log.begin(topic.name), self._released(topic)  # later messages come through the gate
+        if not first and topic.unclaimed:  # of a topic that is paused: it gets these, too
+            end = min(message.offset for message in topic.unclaimed)
         if channel.ephemeral:
             ranges = [(begin, end)] if topic.name in self._unread and begin < end else []
         else:
@@ -218,7 +221,7 @@ class Durable:
     async def trim(self, topic: Topic, before: int, *, finished: bool = False, log: str | None = None) -> None:
         """Delete messages before an offset, or only those that all channels have `finished`.
 
-        Channels still get those in memory. Raise LogReplaced if the topic no longer has the given log.
+        Channels still get those in memory, and lose others. Raise LogReplaced if the topic no longer has the given log.
         """
         if log is not None and log != self._log.identity(topic.name):
             raise LogReplaced(f"topic {topic.name!r} no longer has log {log!r}", topic=topic.name, log=log)
@@ -258,23 +261,22 @@ class Durable:
             return
         gone = topic.forget(begin)
         for channel in topic.channels.values():
-            if not isinstance(channel, Replay):  # which reads the log, and says itself what is missing
+            if channel.cursor is not None:
+                channel.forget(channel.cursor.low, begin)
+            elif not isinstance(channel, Replay):  # which reads the log, and says itself what is missing
                 channel.tally.lost += gone
-            if channel.cursor is not None and channel.cursor.low < begin:
-                channel.forget(begin)
-        spool = self._spool(topic) if self._topics.alive(topic) else None
-        if spool is not None:
-            spool.lost += spool.skip_to(begin)
         self._skip(topic, begin)
         self._turn.wake()  # publishers may have room now
 
     def _skip(self, topic: Topic, begin: int) -> None:
+        """The log no longer holds anything below an offset: count what channels and the engine never get."""
         for channel in topic.channels.values():
-            if channel.cursor is not None:
-                channel.cursor.skip_to(begin)
+            if channel.cursor is not None and channel.cursor.low < begin:
+                held = chain(channel.everything(), topic.unclaimed, topic.gate.content())
+                channel.tally.lost += channel.cursor.skip_to(begin, (message.offset for message in held))
         spool = self._spool(topic) if self._topics.alive(topic) else None
         if spool is not None:
-            spool.skip_to(begin)
+            spool.lost += spool.skip_to(begin)
 
     def forget_channel(self, topic: Topic, channel: Channel) -> None:
         """Delete everything stored for a channel."""
@@ -295,6 +297,11 @@ class Durable:
         self._unread.discard(topic.name)
         self._ends.pop(topic.name, None)
         self._log.delete_topic(topic.name)
+
+    @property
+    def problem(self) -> str | None:
+        """Why messages cannot be stored; None if they can."""
+        return self._log.problem
 
     def wait(self) -> None:
         """Block until the log has finished all work."""
@@ -321,6 +328,7 @@ class Durable:
             turns += 1
             if turns * _SAVED_S >= _RETAINED_S:
                 turns = 0
+                self._log.look()
                 now_ns = self._turn.now_ns()
                 for topic in self._topics.values():
                     if topic.durable is not None:

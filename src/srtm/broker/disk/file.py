@@ -124,6 +124,24 @@ def errors(path: Path, doing: str) -> Iterator[None]:
         raise _ours(path, doing, error) from None
 
 
+def place(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another one at its path; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def vanished(path: Path) -> LogError:
+    """Return the error of a file that is no longer where it was opened: what is written would be lost with it."""
+    return LogError(
+        f"{path} was removed, moved or replaced while the broker uses it: put it back, or stop the broker, restore"
+        f" {path.parent} from a copy, and start it again",
+        path=str(path),
+    )
+
+
 def lock(folder: Path) -> int:
     """Make the folder, and hold it for this process until the descriptor is closed."""
     try:

@@ -283,6 +283,15 @@ class Log:
         """Delete pieces of saved queues."""
         self._put(Call(lambda: self._store.drop_queues(numbers), lambda _: None, self._answer))
 
+    def look(self) -> None:
+        """Check in the background whether the disk can be written; call this from time to time."""
+        self._put(Call(self._writer.look, lambda _: None, self._answer))
+
+    @property
+    def problem(self) -> str | None:
+        """Why the log cannot be written; None if it can."""
+        return self._writer.counts.problem
+
     def call(self, run: Callable[[], Any] = lambda: None) -> Any:
         """Run something on the writer's thread after all earlier work, and wait for its result."""
         finished: Future[Any] = Future()

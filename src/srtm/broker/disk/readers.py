@@ -104,13 +104,14 @@ class Readers:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 try:
-                    size = min(_BATCH, end - at)
+                    size = min(_BATCH, end - at, self._most - channel.held)
                     if limited:
                         size = await self._afford(topic, size)
                     records = await self.read(topic, at, size)
                 except OffsetTrimmed:
                     kept = min(max(self._log.begin(topic.name), at + 1), end)
-                    channel.tally.lost += kept - at
+                    if channel.cursor is None:  # otherwise its cursor counts them
+                        channel.tally.lost += kept - at
                     at = kept
                     continue
                 except LogError as problem:
@@ -120,7 +121,10 @@ class Readers:
                 if topic.channels.get(channel.name) is not channel or not records:
                     return
                 now_ns = self._turn.now_ns()
-                channel.put([message_of(record, now_ns, offset) for offset, record in enumerate(records, at)], now_ns)
+                messages = [message_of(record, now_ns, offset) for offset, record in enumerate(records, at)]
+                if channel.cursor is not None and channel.cursor.low > at:  # deleted while they were read, and counted
+                    messages = [message for message in messages if message.offset >= channel.cursor.low]
+                channel.put(messages, now_ns)
                 at += len(records)
                 self._turn.pump(channel)
 

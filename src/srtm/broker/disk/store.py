@@ -28,7 +28,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from srtm.broker.disk.batch import Piece, Record, decode, piece
-from srtm.broker.disk.file import FILE, PAGE, connect, damaged, errors, lock
+from srtm.broker.disk.file import FILE, PAGE, connect, damaged, errors, lock, place, vanished
 from srtm.broker.disk.rows import OFFSET_BITS, Batch, Known, Retention, SavedCursor, TopicState
 from srtm.errors import OffsetTrimmed
 
@@ -54,8 +54,10 @@ class Store:
         self._lock = lock(folder)
         self._readers: list[tuple[sqlite3.Connection, threading.Lock]] = []  # each locked while it reads
         self._reader = threading.local()
+        self._wal = self.path.with_name(FILE + "-wal")
         try:
             self._db = connect(self.path, self._lock)
+            self._places = {path: place(path) for path in (self.path, self._wal)}
         except BaseException:
             os.close(self._lock)
             raise
@@ -66,9 +68,22 @@ class Store:
         with errors(self.path, doing):
             yield
 
+    def check_place(self) -> None:
+        """Raise LogError if the file, or its write-ahead log, is no longer where it was opened."""
+        for path, known in self._places.items():
+            if place(path) != known:
+                raise vanished(path)
+
+    def try_write(self) -> None:
+        """Write a little; LogError if that fails."""
+        with self.write() as db:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            db.execute(f"PRAGMA user_version = {version}")
+
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """Run a transaction: durable on return, rolled back on error."""
+        self.check_place()
         with self.errors("write"):
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -82,6 +97,7 @@ class Store:
     def append(self, batches: Sequence[Batch]) -> None:
         """Make batches durable, usually by one statement, which is its own transaction."""
         if len(batches) <= _ROWS:
+            self.check_place()
             with self.errors("write"):
                 self._db.execute(*_insert(batches))
         else:
@@ -285,12 +301,14 @@ class Store:
         with self.write() as db:
             db.executemany("DELETE FROM queue WHERE rowid = ?", [(number,) for number in numbers])
 
-    def take_reserve(self, size: int) -> bool:
-        """Reserve disk space for a checkpoint on a full disk; return whether that succeeded."""
+    def take_reserve(self, size: int, spare: int) -> bool:
+        """Reserve disk space for a checkpoint on a full disk, if as much as `spare` is left; return whether it did."""
         path = self.folder / RESERVE
         try:
             if path.exists() and path.stat().st_size >= size:
                 return True
+            if self.disk_bytes() < size + spare:  # the next commit would fail
+                return False
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 os.posix_fallocate(descriptor, 0, size)
@@ -306,6 +324,11 @@ class Store:
         with suppress(OSError):
             (self.folder / RESERVE).unlink(missing_ok=True)
 
+    def disk_bytes(self) -> int:
+        """Return the free space of the disk."""
+        disk = os.statvfs(self.folder)
+        return disk.f_bavail * disk.f_frsize
+
     def free_bytes(self) -> int:
         """Return the space inside the file that trimming has freed."""
         with self.errors("read"):
@@ -315,14 +338,14 @@ class Store:
     def wal_bytes(self) -> int:
         """Return the size of the write-ahead log's file, which is overwritten after a checkpoint."""
         try:
-            return self.path.with_name(FILE + "-wal").stat().st_size
+            return self._wal.stat().st_size
         except OSError:
             return 0
 
-    def checkpoint(self) -> None:
-        """Move the contents of the write-ahead log into the file."""
+    def checkpoint(self, *, shrink: bool = False) -> None:
+        """Move the contents of the write-ahead log into the file; to `shrink` it gives its space back to the disk."""
         with self.errors("write"):
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if shrink else 'PASSIVE'})").fetchone()
 
     def check(self) -> None:
         """Read everything; raise LogError if something is damaged."""

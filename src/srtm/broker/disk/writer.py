@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _LAST_SLICES = 64  # trimmed at most when closing; a later trim repeats the rest
 _SLICE_WAL = 64 * PAGE  # about as much as trimming a slice writes
+_REPEAT_S = 60.0  # before a problem that lasts is logged again
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class _Group:
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of the thread; other threads may read them."""
+    """Counters of the thread, and its last problem; other threads may read them."""
 
     answered: int = 0
     messages: int = 0
@@ -57,6 +58,7 @@ class Counts:
     checkpoints: int = 0
     commit_last_ns: int = 0
     checkpoint_max_ns: int = 0
+    problem: str | None = None  # why the last write failed; None if it did not
 
 
 @dataclass(slots=True)
@@ -95,8 +97,9 @@ class Writer:
         self._named: list[TopicState] = []  # deleted, but still named on disk
         self._last_id = 0
         self._wal_bytes = 0
-        self._quiet_until = self._said_until = 0.0
-        self._is_tight = not store.take_reserve(options.reserve_bytes)
+        self._quiet_until = 0.0
+        self._said_s = -_REPEAT_S
+        self._is_tight = not store.take_reserve(options.reserve_bytes, options.checkpoint_bytes_busy)
 
     def run(self) -> None:
         """Commit until None arrives in the queue."""
@@ -185,6 +188,8 @@ class Writer:
             self._wal_bytes += 2 * PAGE * len(owed)
             owed.clear()
             self._owed.urgent &= bool(self._owed.rows)
+            if group.messages:
+                self.counts.problem = None
             self.counts.messages += group.messages
             self.counts.commits += 1
             self._wal_bytes += PAGE + sum(len(batch.data) + 2 * PAGE for batch in batches)
@@ -197,8 +202,9 @@ class Writer:
     def _failed(self, error: Exception) -> None:
         """Count a failure, and log it from time to time; on a full disk, free the reserve for a checkpoint."""
         self.counts.failures += 1
-        if time.monotonic() >= self._said_until:
-            self._said_until = time.monotonic() + self._options.retry_s
+        lasts, self.counts.problem = self.counts.problem == str(error), str(error)
+        if time.monotonic() - self._said_s >= (_REPEAT_S if lasts else self._options.retry_s):
+            self._said_s = time.monotonic()
             logger.warning("LOG: %s", error)
         if isinstance(error, LogFull):
             self._store.release_reserve()
@@ -206,15 +212,34 @@ class Writer:
             self._wal_bytes = max(self._wal_bytes, self._options.checkpoint_bytes_busy)
 
     def _make_sure_of_room(self) -> None:
-        """Raise LogFull while the reserve is used up, so that trimming and progress have the rest of the disk."""
-        size = self._options.reserve_bytes
-        if not self._store.take_reserve(size) and self._store.free_bytes() < size:
+        """Raise LogFull if less than the reserve is free, so that trimming and progress have the rest of the disk.
+
+        Until the reserve is taken again, this looks before each commit at what is free on the disk and in the file.
+        """
+        size, store = self._options.reserve_bytes, self._store
+        self._is_tight = not store.take_reserve(size, self._options.checkpoint_bytes_busy)
+        if not self._is_tight:
+            return
+        room = store.disk_bytes() + store.free_bytes()
+        if room < size <= room + store.wal_bytes():
+            store.checkpoint(shrink=True)
+            room = store.disk_bytes() + store.free_bytes()
+        if room < size:
             raise LogFull(
-                f"less than {size >> 10} KB free for {self._store.path}: free disk space, or retain fewer messages",
-                path=str(self._store.path),
+                f"less than {size >> 10} KB free for {store.path}: free disk space, or retain fewer messages",
+                path=str(store.path),
                 free=size,
             )
-        self._is_tight = False
+
+    def look(self) -> None:
+        """Check that the file is still there, and, after a failure, whether it can be written again."""
+        self._store.check_place()
+        if self.counts.problem is not None:
+            if self._is_tight:
+                self._make_sure_of_room()
+            self._store.try_write()
+            self.counts.problem = None
+            logger.warning("LOG: %s can be written again", self._store.path)
 
     def _housekeeping(self) -> None:
         """Do work without a caller: save progress that is due, trim a slice, checkpoint."""
@@ -224,7 +249,8 @@ class Writer:
                 self._checkpoint()
             if time.monotonic() < self._quiet_until:
                 return
-            if self._owed.is_due(self._options.save_s):
+            # Before a trim: an offset that is neither finished nor held counts as lost at the next start.
+            if self._owed.is_due(self._options.save_s) or (self._owed.rows and self._trims):
                 self._commit(_Group(), always=True)
             self._trim_some()
         except Exception as error:

@@ -85,6 +85,10 @@ class Engine(ABC):
     def new_probe(self, lane: Lane) -> Probe:
         """Create a probe of a topic."""
 
+    def hint(self) -> str:
+        """Return a likely reason why the engine says nothing, to be appended to an error."""
+        return ""
+
     @property
     def delivery(self) -> str:
         """The engine's address for subscribers, without secrets."""
@@ -189,7 +193,7 @@ class Engine(ABC):
         if not self.link.up:
             return
         if now_ns - self.link.heard_ns > SILENCE_NS:
-            self.link.lose("the engine is silent")
+            self.link.lose(f"the engine is silent{self.hint()}")
             return
         if self.connected:
             if now_ns - self.link.heard_ns > SILENCE_NS // 3:

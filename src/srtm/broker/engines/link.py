@@ -49,6 +49,9 @@ class Speaker(Protocol):
     def take(self, data: bytes) -> None:
         """Understand what the engine says; ProtocolError or InputError ends the connection."""
 
+    def hint(self) -> str:
+        """Return a likely reason why the engine says nothing, to be appended to an error."""
+
     def lost(self) -> None:
         """Take back everything that was not acknowledged."""
 
@@ -170,7 +173,7 @@ class Link:
             self.lose(explained(error))
             return
         if not size:
-            self.lose("it closed the connection")
+            self.lose(f"it closed the connection{self._speaker.hint()}")
             return
         self.heard_ns = self._turn.now_ns()
         try:

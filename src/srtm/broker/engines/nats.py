@@ -147,6 +147,10 @@ class Nats(Engine):
             if found not in self.link.servers and (number or not clear):
                 self.link.servers[found] = self.link.server_name if number else found[0]
 
+    def hint(self) -> str:
+        """Return that TLS may have to begin first, if the server has not said INFO."""
+        return greeting.nats_silence(self.address) if self.link.tls is None else ""
+
     def _ask(self) -> None:
         self.link.out += say.PING
 

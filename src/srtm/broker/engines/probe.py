@@ -172,6 +172,8 @@ class NatsProbe(Probe):
         protocol, inbox = NatsProtocol(), b"_INBOX.%b." % secrets.token_hex(6).encode()
         topic, engine = self._topic, self._engine
         greeted = False
+        if engine.address.handshake_first:
+            await self._secure(writer)
         while data := await reader.read(65536):
             for event in protocol.feed(data):
                 if isinstance(event, Info):

@@ -81,8 +81,9 @@ class Condition(Pages):
     """Endpoints that show how a broker is doing."""
 
     async def ping(self, _: Request) -> Response:
-        """OK if the broker is healthy."""
-        return PlainTextResponse("OK")
+        """OK if the broker is healthy; status 500, with the reason, if it cannot write to its disk."""
+        health = self.broker.statistics("").health
+        return PlainTextResponse(health, 200 if health == "OK" else 500)
 
     async def info(self, _: Request) -> Response:
         """The broker's name, addresses, version and limits."""

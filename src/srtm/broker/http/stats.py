@@ -41,7 +41,7 @@ def as_json(
     topics = [_topic(each, channel) for each in broker.topics if channel is None or _has(each, channel)]
     return {
         "version": VERSION,
-        "health": "OK",
+        "health": broker.health,
         "start_time": broker.started_ns // NS_PER_S,
         "topics": topics if broker.topics or topic is None else None,
         **({"memory": asdict(memory)} if memory else {}),

@@ -99,14 +99,17 @@ class Link:
         raise Away(f"{self._address} does not respond ({problem})")
 
     def _greet(self) -> None:
+        credentials = Credentials.read(self._address)
+        if self._address.handshake_first:
+            self._secure(credentials)
         while not isinstance(event := self._event(), Info):
             pass
-        credentials = Credentials.read(self._address)
         try:
-            if greeting.nats_tls(self._address, event.fields):
-                self._secure(credentials)
+            begins = greeting.nats_tls(self._address, event.fields)
         except InputError as problem:
             raise InputError(f"{self._address}: {problem}; {_ENGINE}") from None
+        if begins:
+            self._secure(credentials)
         login = credentials.login(str(event.fields.get("nonce", "")))
         told = nats.connect(verbose=False, headers=True, no_responders=True, name="srtm spark", lang="python", **login)
         self._write(told + nats.subscribe(f"{self._inbox}.*".encode(), 1) + nats.PING)
@@ -114,13 +117,13 @@ class Link:
             pass
 
     def _secure(self, credentials: Credentials) -> None:
-        """Continue over TLS, discarding anything received in the clear after INFO."""
+        """Continue over TLS, discarding anything received in the clear."""
         assert credentials.tls is not None
         self._protocol, self._events = NatsProtocol(), deque[Event]()
         try:
             self._sock = credentials.tls.wrap_socket(self._sock, server_hostname=self._host)
         except ssl.SSLCertVerificationError as error:
-            raise InputError(explained(error)) from None
+            raise InputError(f"{self._address}: {explained(error)}; {_ENGINE}") from None
         except OSError as error:
             raise Away(f"{self._address} does not respond ({explained(error)})") from None
 
