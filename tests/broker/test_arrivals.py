@@ -9,12 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from srtm.broker.arrivals import IDLE_S, Arrivals, recording_of, stream_of
 from srtm.errors import LogReplaced, OffsetTrimmed
-from srtm.protocol.exchange import Grant
+from srtm.protocol.exchange import Grant, Listed
 from tests.broker.running import Client, InMemory, in_memory
-from tests.broker.test_control import BIRTH, NOBODY, exchange, said, share
+from tests.broker.test_control import BIRTH, CONTRACT, NOBODY, TOKEN, exchange, said, share
 
 
 @pytest.fixture
@@ -107,6 +108,24 @@ def test_beside_a_recording(tmp_path: Path) -> None:
         broker.sleep(2 * IDLE_S)  # the stream ends, and the recording goes on
         assert stream_of(broker.broker.turn) is None
         assert recording_of(broker.broker.turn) is not None
+
+
+def test_messages_that_are_dropped_are_arrivals_but_not_of_a_recording(tmp_path: Path) -> None:
+    contract = structs.replace(CONTRACT, overflow="drop")
+    with in_memory(controller=NOBODY, trace_folder=str(tmp_path)) as broker, Client(broker.address) as client:
+        grant = Grant(BIRTH, 1, share(1, 3), 3 * TOKEN)
+        exchange(broker, said(contracts={"t": Listed(BIRTH, contract)}, grants={"t": grant}))
+        broker.get("/srtm/arrivals")
+        assert broker.post("/srtm/trace/start?file=run.parquet")[0] == 200
+        client.publish("t", *[b"x"] * 5)
+        client.publish("t", b"y")
+        found = rows(broker)
+        assert broker.get("/stats?format=json&topic=t")["topics"][0]["srtm"]["waiting"] == 0
+        assert (found["birth"].to_pylist(), found["arrival_ns"]) == ([BIRTH] * 6, found["release_ns"])
+        exchange(broker, said(2, grants={"t": Grant(BIRTH, 2, None)}))
+        client.publish("t", b"without a share")
+        assert rows(broker).num_rows == 7
+        assert json.loads(broker.post("/srtm/trace/stop")[1])["messages"] == 3
 
 
 def test_a_broker_with_a_token_shows_its_arrivals_to_those_who_have_it() -> None:

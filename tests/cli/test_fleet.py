@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from srtm.cli.app import run
-from srtm.pipeline import session
 from srtm.pipeline.report import window_for
 from srtm.units import NS_PER_MS, NS_PER_S
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(autouse=True)
-def _warm(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def shared(**_: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(session, "spark_session", shared)
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture

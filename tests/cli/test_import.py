@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from srtm.cli.app import run
 from srtm.cli.traces.ingest import _summary
-from srtm.pipeline import session
 from srtm.pipeline.importing.ingest import Imported
 from srtm.workload.trace import load
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def warm(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands take the session that is there: one of their own costs ten seconds."""
-    monkeypatch.setattr(session, "spark_session", lambda **_: nullcontext(spark))
 
 
 @pytest.mark.usefixtures("warm")

@@ -81,6 +81,8 @@ def test_a_store_keeps_hours_and_prints_them_without_the_trace(tmp_path: Path) -
     (period,) = document["periods"]
     assert (period["topic"], period["publishers"]) == ("topic", 20)
     assert 1 <= period["b_at_least"] <= period["b"]
+    assert period["observed_ns"] == pytest.approx(5_400 * 10**9, rel=0.01)
+    assert period["rate"] == pytest.approx(period["messages"] / 5_400, rel=0.01)
     hours = json.loads(srtm("profile", "--store", store, "--every", "1h", "--json").stdout)["periods"]
     assert sum(hour["messages"] for hour in hours) == period["messages"]
     assert [hour["rate_change"] is None for hour in hours] == [True, False]

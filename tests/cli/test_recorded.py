@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -14,23 +12,10 @@ import pytest
 
 from srtm.cli.app import run
 from srtm.model.placement import Publisher
-from srtm.pipeline import session
 from srtm.workload.publishers import Arrivals
 from srtm.workload.trace import BROKER_KEY, MOVED_KEY, Recorded
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(autouse=True)
-def _warm(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def shared(**_: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(session, "spark_session", shared)
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from srtm.control.advice import STEADY, Batch
+from srtm.control.advice import Batch
 from srtm.control.controller import Controller
+from srtm.control.found_groups import STEADY
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.placing.regrouping import largest_part

@@ -18,6 +18,7 @@ import pytest
 
 from srtm.broker.arrivals import stream_of
 from srtm.control.placing.regrouping import largest_part
+from srtm.model.advice import Findings, judged
 from srtm.model.bucket import TokenBucket
 from srtm.model.correlation import find_groups
 from srtm.model.onsets import onsets_of
@@ -93,6 +94,26 @@ def test_findings_are_the_models_and_belong_to_a_birth(spark: SparkSession, tmp_
     assert [tuple(each["publishers"]) for each in line["groups"]] == [each.publishers for each in groups]
     assert len(groups) == 4
     assert {each["birth"] for each in findings(window.folder, {"7/t": BUCKET, "8/t": BUCKET}, spark)} == {7, 8}
+
+
+def test_a_topic_that_drops_is_judged_by_all_that_came(spark: SparkSession, tmp_path: Path) -> None:
+    """Messages that were dropped are arrivals that did not wait; with one bucket for all, they would have."""
+    window = Window(tmp_path / "window", 60 * NS_PER_S)
+    all_came = rows(spark, 0, 20)
+    window.add(all_came.withColumn("release_ns", all_came.arrival_ns), 0)
+    bucket = TokenBucket.of(100, 40)
+    (line,) = findings(window.folder, {"7/t": bucket}, spark)
+    assert line["access_p99_ms"] == 0 < line["one_bucket_p99_ms"]
+    found = Findings(
+        line["messages"],
+        line["publishers"],
+        line["span_s"],
+        line["rate"],
+        line["r"],
+        line["b"],
+        one_bucket_ns=round(line["one_bucket_p99_ms"] * NS_PER_MS),
+    )
+    assert [each.kind for each in judged(found, bucket, 100 * NS_PER_MS, {}, {})] == ["contract-too-small"]
 
 
 @contextmanager

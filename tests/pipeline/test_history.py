@@ -47,14 +47,21 @@ def written(folder: Path, name: str, rows: list[Message]) -> Path:
     return path
 
 
-def check(line: Period, rows: list[Message], quantile: str) -> None:
+def covered_ns(line: Period, traces: list[list[Message]]) -> int:
+    """How much of a period's hours these traces cover; no two of them overlap."""
+    spans = [(max(rows[0][2], line.begin_ns), min(rows[-1][2], line.end_ns)) for rows in traces]
+    return max(NS_PER_S, sum(max(0, end - begin) for begin, end in spans))
+
+
+def check(line: Period, rows: list[Message], quantile: str, traces: list[list[Message]]) -> None:
     """A line against the model over all messages of its topic."""
     times = np.array([at for _, _, at in rows])
     at_once = Counter(Counter((publisher, at) for _, publisher, at in rows).values())
     assert (line.messages, line.publishers) == (len(rows), len({publisher for _, publisher, _ in rows}))
     assert line.batches == dict(at_once)
     assert (line.begin_ns, line.end_ns) == (times[0] // HOUR_NS * HOUR_NS, (times[-1] // HOUR_NS + 1) * HOUR_NS)
-    assert line.rate_mps == pytest.approx(len(rows) * NS_PER_S / (line.end_ns - line.begin_ns))
+    assert line.observed_ns == covered_ns(line, traces)
+    assert line.rate_mps == pytest.approx(len(rows) * NS_PER_S / line.observed_ns)
     needed = max(1, burst.needed_b(times, line.bucket.r_mtps, quantile))
     assert line.b_at_least <= needed <= line.bucket.b
     whole = burst.envelope(times)
@@ -76,16 +83,43 @@ def test_hours_in_any_order_give_what_the_model_gives_for_all(
         assert add(whole, written(folder, "all", rows), LOCAL) == ([hour * HOUR_NS for hour in sorted(by_hour)], {})
         lines = fold(whole, quantile=quantile)
         for line in lines:
-            check(line, [row for row in rows if row[0] == line.topic], quantile)
-        parts, hours = Store(folder / "parts"), [*by_hour, *by_hour]
+            check(line, [row for row in rows if row[0] == line.topic], quantile, [rows])
+        parts, mixed, hours = Store(folder / "parts"), Store(folder / "mixed"), [*by_hour, *by_hour]
+        for number, hour in enumerate(by_hour):
+            add(parts, written(folder, f"part-{number}", by_hour[hour]), LOCAL)
         order.shuffle(hours)  # type: ignore[attr-defined]
         for number, hour in enumerate(hours):
-            add(parts, written(folder, f"part-{number}", by_hour[hour]), LOCAL)
-        assert fold(parts, quantile=quantile) == lines
+            add(mixed, written(folder, f"part-{number}", by_hour[hour]), LOCAL)
+        lines, traces = fold(parts, quantile=quantile), list(by_hour.values())
+        assert fold(mixed, quantile=quantile) == lines
+        for line in lines:
+            check(line, [row for row in rows if row[0] == line.topic], quantile, traces)
         single = fold(parts, every_ns=HOUR_NS, quantile=quantile)
         assert sum(line.messages for line in single) == len(rows)
         for line in single:
-            check(line, [row for row in by_hour[line.begin_ns // HOUR_NS] if row[0] == line.topic], quantile)
+            mine = [row for row in by_hour[line.begin_ns // HOUR_NS] if row[0] == line.topic]
+            check(line, mine, quantile, traces)
+        add(parts, folder / "all.parquet", LOCAL)  # covers the time between hours, too
+        assert fold(parts, quantile=quantile) == fold(whole, quantile=quantile)
+        add(whole, written(folder, "one", by_hour[hours[0]]), LOCAL)  # and that stays so
+        assert fold(parts, quantile=quantile) == fold(whole, quantile=quantile)
+
+
+def test_a_rate_is_over_the_time_that_was_observed(tmp_path: Path) -> None:
+    """Twenty seconds of every hour, of a topic that sends a thousand messages a second and one that sends two."""
+    store = Store(tmp_path / "store")
+    for hour in (2, 0, 1, 1):
+        begin = hour * HOUR_NS + 600 * NS_PER_S
+        rows: list[Message] = [("busy", f"p{number % 9}", begin + number * 10**6) for number in range(20_001)]
+        rows += [("calm", "p", begin + 5 * NS_PER_S), ("calm", "p", begin + 15 * NS_PER_S)]
+        add(store, written(tmp_path, f"{hour}", sorted(rows, key=lambda row: row[2])), LOCAL)
+    for every_ns, hours in ((None, 3), (HOUR_NS, 1)):
+        for line in fold(store, every_ns=every_ns):
+            sent = 20_001 if line.topic == "busy" else 2
+            assert (line.messages, line.observed_ns) == (sent * hours, 20 * hours * NS_PER_S)
+            assert line.rate_mps == pytest.approx(sent / 20)
+            assert line.rate_mps * 1.1 <= line.bucket.r <= line.rate_mps * 1.1 * 1.19
+            assert line.b_at_least == line.bucket.b
 
 
 def test_a_busy_topic_of_hours_that_follow_each_other_is_known_well(tmp_path: Path) -> None:
@@ -99,7 +133,7 @@ def test_a_busy_topic_of_hours_that_follow_each_other_is_known_well(tmp_path: Pa
     store = Store(tmp_path / "store")
     add(store, written(tmp_path, "t", rows), LOCAL)
     (line,) = fold(store)
-    check(line, rows, "0.995")
+    check(line, rows, "0.995", [rows])
     assert line.b_at_least >= line.bucket.b * 0.9
     assert line.bucket.r_mtps in GRID
     assert line.rate_mps * 1.1 <= line.bucket.r <= line.rate_mps * 1.1 * 1.19
@@ -121,7 +155,7 @@ def test_what_overlaps_in_part_is_refused_and_nothing_is_written(tmp_path: Path)
     assert fold(store) == before
     add(store, written(tmp_path, "rest", rows[60:]), LOCAL)  # the other half of the hour stands beside the first
     (line,) = fold(store)
-    check(line, rows, "0.995")
+    check(line, rows, "0.995", [rows[:60], rows[60:]])
     add(store, written(tmp_path, "whole", rows), LOCAL)  # and all of it replaces both
     assert [line.messages for line in fold(store)] == [100]
     assert len(store.read(0)) == 1

@@ -126,6 +126,21 @@ def test_files_without_statistics_take_the_general_road(spark: SparkSession, tmp
     assert profile(tmp_path, spark) == expected(rows)
 
 
+def test_an_iceberg_table_is_refused_by_its_folder_and_read_as_a_frame(spark: SparkSession, tmp_path: Path) -> None:
+    """Its folder still has a file that the table no longer uses; Spark's catalogue says which ones it does."""
+    rows = rows_of("bursty")[:2_000]
+    (data := tmp_path / "data").mkdir()
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "v1.metadata.json").write_text("{}")
+    pq.write_table(table_of(rows[:500]), data / "replaced.parquet")
+    pq.write_table(table_of(rows), data / "current.parquet")
+    with pytest.raises(TraceError, match=r"Iceberg table .* pass the DataFrame that Spark reads from it"):
+        profile(tmp_path, spark)
+    table = spark.read.parquet(str(data / "current.parquet"))
+    assert profile(table) == profile(table, spark) == expected(rows)
+    assert [row["topic"] for row in profile_frame(table).collect()] == ["bursty"]
+
+
 def test_an_address_is_read_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     rows = rows_of("calm")[:100]
     pq.write_table(table_of(rows), tmp_path / "t.parquet")

@@ -1,9 +1,10 @@
 """The live arrivals of topics under contract: a bounded stream by offsets, which `srtm advise` reads.
 
-In: messages that topics released, turn by turn, kept as plain columns. Out: the rows of an offset range, as Arrow. The
-stream begins when somebody asks for it, and ends by itself when nobody has read it for five minutes; until then it
-listens where a recording does. Its id names the start of the broker and of the stream, so offsets of another stream are
-never taken for its own. It holds about a million rows; older ones fall out, and those that nobody had read are counted.
+In: messages that topics released or dropped, turn by turn, kept as plain columns: both are demand, and the release of
+one that was dropped is its arrival. Out: the rows of an offset range, as Arrow. The stream begins when somebody asks
+for it, and ends by itself when nobody has read it for five minutes; until then it listens where a recording does. Its
+id names the start of the broker and of the stream, so offsets of another stream are never taken for its own. It holds
+about a million rows; older ones fall out, and those that nobody had read are counted.
 """
 
 from __future__ import annotations
@@ -125,6 +126,14 @@ class Arrivals:
         """A topic released messages."""
         if self.recorder is not None:
             self.recorder.released(topic, messages)
+        self._take(topic, messages)
+
+    def dropped(self, topic: str, messages: list[Message]) -> None:
+        """A topic dropped messages, instead of making them wait for tokens."""
+        if messages:
+            self._take(topic, messages)
+
+    def _take(self, topic: str, messages: list[Message]) -> None:
         birth = self._birth(topic)
         if birth is None:
             return

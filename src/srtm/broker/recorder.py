@@ -114,6 +114,9 @@ class Recorder:
             row += 1
         self.rows = row
 
+    def dropped(self, topic: str, messages: list[Message]) -> None:
+        """A topic dropped messages: a run is what was released, so they are not in it."""
+
     def shifted(self, topic: str, peer: str, at_ns: int, ptok: int) -> None:
         """Tokens of a topic came from a peer, or went there if `ptok` is negative."""
         del at_ns

@@ -133,9 +133,14 @@ class Turn:
 
     def _drain(self, topic: Topic, now_ns: int) -> None:
         gate = topic.gate
+        arrived = gate.arrived if gate.drops else None
         released = gate.drain(now_ns)
-        if released and self.recorder is not None:
-            self.recorder.released(topic.name, released)
+        if self.recorder is not None:
+            if released:
+                self.recorder.released(topic.name, released)
+            if arrived:
+                passed = set(map(id, released))
+                self.recorder.dropped(topic.name, [message for message in arrived if id(message) not in passed])
         if released or topic.unclaimed:
             self._distribute(topic, released, now_ns)
         if gate.waiting and gate.limiter is not None and not gate.stalled:

@@ -41,9 +41,31 @@ def _grid() -> Ints:
 GRID = _grid()
 
 
-def rates_near(messages: Ints, length_ns: int) -> tuple[Ints, Ints]:
-    """Places in GRID of the rates at which hours of this length are scanned: the first of each hour, and how many."""
-    mean = messages.astype(np.float64) * (MILLI_PER_TOKEN * NS_PER_S / length_ns)
+def observed_ns(seen: Ints, begins_ns: Ints, ends_ns: Ints) -> Ints:
+    """How much of each time from begin to end some trace covers, and a second at least; rows of `seen` are (from, to).
+
+    A second, because a single burst is not a rate.
+    """
+    seen = seen[np.argsort(seen[:, 0])]
+    until = np.maximum.accumulate(seen[:, 1])
+    apart = np.concatenate([[True], seen[1:, 0] > until[:-1]])
+    opens, closes = seen[apart, 0], until[np.append(apart[1:], True)]
+    total = np.concatenate([[0], np.cumsum(closes - opens)])
+
+    def before(at_ns: Ints) -> Ints:
+        place = np.searchsorted(opens, at_ns, side="right")
+        open_still = np.maximum(closes[np.maximum(place - 1, 0)] - at_ns, 0)
+        return np.where(place > 0, total[place] - open_still, 0)
+
+    return np.maximum(before(ends_ns) - before(begins_ns), NS_PER_S)
+
+
+def rates_near(messages: Ints, lengths_ns: Ints) -> tuple[Ints, Ints]:
+    """Places in GRID of the rates at which hours are scanned: the first of each hour, and how many.
+
+    `lengths_ns` says how much of each hour its trace covers.
+    """
+    mean = messages.astype(np.float64) * (MILLI_PER_TOKEN * NS_PER_S) / lengths_ns
     first = np.minimum(np.searchsorted(GRID, mean / NEAR), len(GRID) - 1)
     last = np.minimum(np.searchsorted(GRID, mean * NEAR), len(GRID) - 1)
     return first, last - first + 1

@@ -19,7 +19,7 @@ from srtm.model.timeline import Excess, Timelines
 from srtm.pipeline.traces.contracts import held_by
 from srtm.pipeline.traces.parts import PART_FIELDS, joined, packed, table_of
 from srtm.pipeline.traces.reading import opened
-from srtm.pipeline.traces.scanning import Followed
+from srtm.pipeline.traces.scanning import Followed, summarised
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("topic", "release_ns")
 _RESULT = "topic string, messages long, conforms boolean, excess double, at_ns long, error string"
-_SUMMARY = ("messages", "first_ns", "last_ns", "work")
+_SUMMARY = ("messages", "first_ns", "last_ns", "backlog")
 _WORST = ("topic", "excess_ptok", "at_ns")
 
 
@@ -105,26 +105,14 @@ def _checking(topics: Topics, timelines: Timelines) -> Work:
     """Work over batches of (topic, release_ns): the windows that begin and end in a stretch."""
 
     def work(_: int, batches: Batches) -> Batches:
-        states, worst = fleet.no_states(len(topics)), _no_worst(len(topics))
-        messages, first_ns = np.zeros(len(topics), np.int64), np.zeros(len(topics), np.int64)
-        for batch in batches:
-            numbers, times = topics.numbered(batch.column("topic")), batch.column("release_ns").to_numpy()
-            rows = fleet.dealt_alone(numbers, times, len(topics))
-            fresh = messages[rows.topics] == 0
-            first_ns[rows.topics[fresh]] = rows.times[rows.begins[fresh]]
-            messages[rows.topics] += rows.ends - rows.begins
-            timelines.check(rows.times, np.column_stack([rows.topics, rows.begins, rows.ends]), states, worst)
-        here = np.flatnonzero(messages)
-        found = table_of(
-            topic=here,
-            messages=messages[here],
-            first_ns=first_ns[here],
-            last_ns=states[here, fleet.LAST],
-            work=states[here, fleet.BACKLOG],
-            peak=states[here, fleet.PEAK],
-            excess_ptok=worst[here, 0],
-            at_ns=worst[here, 1],
-        )
+        worst = _no_worst(len(topics))
+
+        def check(times: Ints, segments: Ints, states: Ints) -> None:
+            timelines.check(times, segments, states, worst)
+
+        found = summarised(topics, "release_ns", batches, check)
+        for name, values in zip(_WORST[1:], worst[found["topic"].to_numpy()].T, strict=True):
+            found = found.append_column(name, pa.array(values.copy()))
         yield from packed({"topics": found})
 
     return work

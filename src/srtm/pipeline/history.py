@@ -1,9 +1,11 @@
 """The store of profiles: hours of topics, kept as summaries, and folds of them to days, months or any period.
 
 `add` sums up the hours of a trace (`traces.hourly`) on Spark and puts them into the store (`stored`). `fold` needs no
-Spark and reads one hour at a time. Messages, publishers, batches and rates of a period are exact. r is a rate of a grid
-(`model.hours`), less than a fifth above mean rate times headroom. b is enough at this r; the smallest b that is enough
-lies between `b_at_least` and b. A window of the envelope that lies across two hours is not seen.
+Spark and reads one hour at a time. Messages, publishers and batches of a period are exact. Its rate is over the time
+that traces cover, from the topic's first hour to its last: each trace from its first message to its last, of any topic.
+r is a rate of a grid (`model.hours`), less than a fifth above mean rate times headroom. b is enough at this r; the
+smallest b that is enough lies between `b_at_least` and b. A window of the envelope that lies across two hours is not
+seen.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("topic", "publisher", "arrival_ns")
 _LIGHT = ["topic", "messages", "first_ns", "last_ns"]
+_SEEN = ["hour_ns", "seen_from_ns", "seen_until_ns"]
 _HEAVY = [*_LIGHT, "envelope", "batch_sizes", "batch_counts", "publishers"]
 _NEEDS = ["place", "backlogs", "clear", "bins", "needs", "counts"]
 
@@ -53,6 +56,7 @@ class Period:
     topic: str
     begin_ns: int
     end_ns: int
+    observed_ns: int  # of the time between, at least a second
     messages: int
     publishers: int
     rate_mps: float
@@ -139,7 +143,7 @@ def _rows(topics: pa.StringArray, names: pa.StringArray, parts: dict[str, pa.Tab
     clear = rows_of(rates["clear"], hours.LEVELS).ravel()
     columns = {
         "topic": topics.take(found["topic"].combine_chunks()),
-        **{name: found[name].combine_chunks() for name in ("hour_ns", "messages", "first_ns", "last_ns")},
+        **{name: found[name].combine_chunks() for name in (*_LIGHT[1:], *_SEEN)},
         "envelope": pa.FixedSizeListArray.from_arrays(pa.array(envelopes.ravel()), envelopes.shape[1]),
         "batch_sizes": lists(parts["batches"]["size"].to_numpy(), counts["batches"], kinds["batch_sizes"]),
         "batch_counts": lists(parts["batches"]["count"].to_numpy(), counts["batches"], kinds["batch_counts"]),
@@ -191,14 +195,15 @@ class _Sent:
     """What topics sent in some hours, numbered in order of name."""
 
     def __init__(self, store: Store, held: Sequence[int]) -> None:
-        tables = [store.read(hour, [*_LIGHT, "hour_ns"]) for hour in held]
-        whole = pa.concat_tables(tables)
+        whole = pa.concat_tables([store.read(hour, [*_LIGHT, *_SEEN]) for hour in held])
         totals = whole.group_by("topic").aggregate([("messages", "sum"), ("hour_ns", "min"), ("hour_ns", "max")])
         totals = totals.sort_by("topic").combine_chunks()
         self.names = totals["topic"].combine_chunks()
         self.messages = totals["messages_sum"].to_numpy()
         self.begins_ns = totals["hour_ns_min"].to_numpy()
         self.ends_ns = totals["hour_ns_max"].to_numpy() + hours.HOUR_NS
+        seen = np.column_stack([whole[name].to_numpy() for name in _SEEN[1:]])
+        self.observed_ns = hours.observed_ns(seen, self.begins_ns, self.ends_ns)
 
     def numbered(self, table: pa.Table) -> Ints:
         """The number of each row's topic."""
@@ -292,7 +297,7 @@ class _Fold:
 def _folded(store: Store, held: Sequence[int], headroom: Number, quantile: Number) -> Iterator[Period]:
     sent = _Sent(store, held)
     count = len(sent.names)
-    r_mtps = hours.rate_for(token_rates(sent.messages, sent.begins_ns, sent.ends_ns, headroom))
+    r_mtps = hours.rate_for(token_rates(sent.messages, np.zeros_like(sent.observed_ns), sent.observed_ns, headroom))
     folding = _Fold(count, r_mtps)
     for hour in held:
         table = store.read(hour, [*_HEAVY, *_NEEDS])
@@ -300,14 +305,15 @@ def _folded(store: Store, held: Sequence[int], headroom: Number, quantile: Numbe
     least, most = folding.bounds_of_b(ranks(sent.messages, quantile))
     publishers = folding.publishers()
     for topic in range(count):
-        begin_ns, end_ns = int(sent.begins_ns[topic]), int(sent.ends_ns[topic])
+        messages, observed_ns = int(sent.messages[topic]), int(sent.observed_ns[topic])
         yield Period(
             sent.names[topic].as_py(),
-            begin_ns,
-            end_ns,
-            int(sent.messages[topic]),
+            int(sent.begins_ns[topic]),
+            int(sent.ends_ns[topic]),
+            observed_ns,
+            messages,
             int(publishers[topic]),
-            int(sent.messages[topic]) * NS_PER_S / (end_ns - begin_ns),
+            messages * NS_PER_S / observed_ns,
             TokenBucket(int(r_mtps[topic]), max(1, int(most[topic])) * NANO_PER_TOKEN),
             max(1, int(least[topic])),
             folding.envelope(topic),

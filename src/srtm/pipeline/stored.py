@@ -38,6 +38,8 @@ SCHEMA = pa.schema(
         ("messages", pa.int64()),
         ("first_ns", pa.int64()),
         ("last_ns", pa.int64()),
+        ("seen_from_ns", pa.int64()),  # what the row's trace covers, whatever the hour: its first message of any topic,
+        ("seen_until_ns", pa.int64()),  # and its last
         ("envelope", pa.list_(pa.int64(), len(burst.WINDOWS_NS))),
         ("batch_sizes", _SHORTS),
         ("batch_counts", _LONGS),
@@ -111,15 +113,26 @@ class Store:
         self._write(hour_ns, _GROUPS_FILE, pa.Table.from_pylist(rows, GROUPS))
 
     def _joined(self, hour_ns: int, new: pa.Table) -> pa.Table:
-        """The rows of an hour with new ones instead of those that they cover."""
+        """The rows of an hour with new ones instead of those that they cover; what both have seen stays seen."""
         old = self.read(hour_ns)
-        spans: dict[str, list[tuple[int, int, int]]] = {}
-        for topic, *span in zip(*(new[name].to_pylist() for name in _SPAN), strict=True):
-            spans.setdefault(topic, []).append((span[0], span[1], span[2]))
-        kept = []
-        for topic, first_ns, last_ns, messages in zip(*(old[name].to_pylist() for name in _SPAN), strict=True):
-            kept.append(not any(_covers(topic, span, (first_ns, last_ns, messages)) for span in spans.get(topic, ())))
-        whole = pa.concat_tables([old.filter(pa.array(kept, pa.bool_())), new])
+        whole = pa.concat_tables([old, new])
+        topics = whole["topic"].to_pylist()
+        spans = list(zip(*(whole[name].to_pylist() for name in _SPAN), strict=True))
+        places, *seen = (whole[name].to_numpy().copy() for name in ("place", *_SEEN))
+        kept, coming = np.ones(len(whole), np.bool_), dict[str, list[int]]()
+        for number in range(len(old), len(whole)):
+            coming.setdefault(topics[number], []).append(number)
+        for known in range(len(old)):
+            for number in coming.get(topics[known], ()):
+                if _covers(topics[known], spans[number], spans[known]):
+                    seen[0][[known, number]] = min(seen[0][known], seen[0][number])
+                    seen[1][[known, number]] = max(seen[1][known], seen[1][number])
+                    # Of two rows about the same messages, one is chosen that does not depend on which came first.
+                    same = spans[number] == spans[known] and places[known] < places[number]
+                    kept[number if same else known] = False
+        for name, values in zip(_SEEN, seen, strict=True):
+            whole = whole.set_column(SCHEMA.get_field_index(name), SCHEMA.field(name), pa.array(values))
+        whole = whole.filter(pa.array(kept))
         return whole.sort_by([("topic", "ascending"), ("first_ns", "ascending")])
 
     def _write(self, hour_ns: int, name: str, table: pa.Table) -> None:
@@ -138,7 +151,8 @@ class Store:
             raise TraceError(f"cannot write to the store {self.name}: {said}", path=self.name) from None
 
 
-_SPAN = ("topic", "first_ns", "last_ns", "messages")
+_SPAN = ("first_ns", "last_ns", "messages")
+_SEEN = ("seen_from_ns", "seen_until_ns")
 
 
 def _covers(topic: str, new: tuple[int, int, int], old: tuple[int, int, int]) -> bool:

@@ -78,6 +78,7 @@ def facts(line: Period, before: Period | None, drift: GroupDrift | None) -> dict
         "topic": line.topic,
         "begin_ns": line.begin_ns,
         "end_ns": line.end_ns,
+        "observed_ns": line.observed_ns,
         "messages": line.messages,
         "publishers": line.publishers,
         "rate": line.rate_mps,
@@ -93,7 +94,8 @@ def facts(line: Period, before: Period | None, drift: GroupDrift | None) -> dict
 
 def _table(lines: list[Period], drifts: list[GroupDrift | None]) -> Table:
     caption = (
-        "rate: msg/s, mean; change: of the rate, since the period before; r: tokens/s; b ≥: no smaller b is enough"
+        "rate: msg/s, mean of the time that traces cover; change: of the rate, since the period before; r: tokens/s;"
+        " b ≥: no smaller b is enough"
     )
     heads = ["topic", "from", "to", "messages", "publishers", "rate", "change", "r", "b", "b ≥"]
     if any(drifts):

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from srtm.model import fleet
 from srtm.pipeline.traces.parts import packed, table_of
 from srtm.pipeline.traces.quantiles import sampled
+from srtm.pipeline.traces.scanning import summarised
 from srtm.units import ranks
 from srtm.workload.gathered import Names
 
@@ -66,25 +67,12 @@ def summarising(topics: Topics, timelines: Timelines) -> Work:
     """Work over batches of (topic, arrival_ns): the summary of each stretch, as if nothing came before it."""
 
     def work(_: int, batches: Batches) -> Batches:
-        states, nothing = fleet.no_states(len(topics)), np.empty(0, np.int64)
-        messages, first_ns = np.zeros(len(topics), np.int64), np.zeros(len(topics), np.int64)
-        for batch in batches:
-            numbers, times = topics.numbered(batch.column("topic")), batch.column("arrival_ns").to_numpy()
-            rows = fleet.dealt_alone(numbers, times, len(topics))
-            fresh = messages[rows.topics] == 0
-            first_ns[rows.topics[fresh]] = rows.times[rows.begins[fresh]]
-            messages[rows.topics] += rows.ends - rows.begins
-            timelines.waits(rows.times, np.column_stack([rows.topics, rows.begins, rows.ends]), states, nothing)
-        here = np.flatnonzero(messages)
-        found = table_of(
-            topic=here,
-            messages=messages[here],
-            first_ns=first_ns[here],
-            last_ns=states[here, fleet.LAST],
-            backlog=states[here, fleet.BACKLOG],
-            peak=states[here, fleet.PEAK],
-        )
-        yield from packed({"topics": found})
+        nothing = np.empty(0, np.int64)
+
+        def wait(times: Ints, segments: Ints, states: Ints) -> None:
+            timelines.waits(times, segments, states, nothing)
+
+        yield from packed({"topics": summarised(topics, "arrival_ns", batches, wait)})
 
     return work
 

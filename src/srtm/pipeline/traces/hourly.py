@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from srtm.model import burst, fleet, hours
+from srtm.model.scan import EARLIEST_NS, LATEST_NS
 from srtm.pipeline.traces.files import counting
 from srtm.pipeline.traces.joining import tallies
 from srtm.pipeline.traces.parts import PART_FIELDS, joined, packed, table_of
@@ -35,7 +36,11 @@ _BETWEEN = "\x1f"  # topic and hour
 
 
 def summing_up(topics: Topics, length_ns: int) -> Work:
-    """Work over batches of (topic, publisher, arrival_ns) that cut no hour, which has this length."""
+    """Work over batches of (topic, publisher, arrival_ns) that cut no hour, which has this length.
+
+    The trace covers the time from its first message to its last, of any topic.
+    """
+    seen = np.array([[topics.first_ns.min(initial=LATEST_NS), topics.last_ns.max(initial=EARLIEST_NS)]])
 
     def work(_: int, batches: Batches) -> Batches:
         names, parts = Names(), defaultdict(list)
@@ -47,7 +52,7 @@ def summing_up(topics: Topics, length_ns: int) -> Work:
                 numbers, times, senders = numbers[known], times[known], senders[known]
             if len(times):
                 order, _ends = fleet.sorted_by_topic(numbers, np.arange(len(numbers)), len(topics))
-                found = _summed_up(numbers[order], times[order], senders[order], len(names.all), length_ns)
+                found = _summed_up(numbers[order], times[order], senders[order], len(names.all), length_ns, seen)
                 for part, table in found.items():
                     parts[part].append(table)
         if parts:
@@ -57,8 +62,10 @@ def summing_up(topics: Topics, length_ns: int) -> Work:
     return work
 
 
-def _summed_up(topics: Indices, times: Ints, senders: Indices, known: int, length_ns: int) -> dict[str, pa.Table]:
-    """The hours of rows that are in order of topic and time."""
+def _summed_up(
+    topics: Indices, times: Ints, senders: Indices, known: int, length_ns: int, seen: Ints
+) -> dict[str, pa.Table]:
+    """The hours of rows that are in order of topic and time; `seen` is a row (from, to) of the time of the trace."""
     numbers = times // length_ns
     new = np.ones(len(times), np.bool_)
     new[1:] = (np.diff(topics) != 0) | (np.diff(numbers) != 0)
@@ -69,15 +76,18 @@ def _summed_up(topics: Indices, times: Ints, senders: Indices, known: int, lengt
     most = np.zeros((count, len(burst.WINDOWS_NS)), np.int64)
     burst.widen_topics(times, np.column_stack([np.arange(count), begins, begins, ends]), most)
     batches, (of_hours, publishers) = burst.topics_batches(times, senders, segments, known)
-    place, rates = hours.rates_near(ends - begins, length_ns)
+    hours_ns = numbers[begins] * length_ns
+    place, rates = hours.rates_near(ends - begins, hours.observed_ns(seen, hours_ns, hours_ns + length_ns))
     bins, backlogs, clear = _needs(times, segments[:, 1:], place, rates)
     return {
         "hours": table_of(
             topic=topics[begins].astype(np.int64),
-            hour_ns=numbers[begins] * length_ns,
+            hour_ns=hours_ns,
             messages=ends - begins,
             first_ns=times[begins],
             last_ns=times[ends - 1],
+            seen_from_ns=np.full(count, seen[0, 0]),
+            seen_until_ns=np.full(count, seen[0, 1]),
             envelope=most,
             place=place,
             rates=rates,

@@ -18,6 +18,8 @@ from srtm.units import NANO_PER_TOKEN
 from srtm.workload.gathered import Names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -157,6 +159,31 @@ def _tallies(found: list[Ints]) -> pa.Table:
     """Rows (topic, value, count)."""
     rows = np.concatenate([np.empty((0, 3), np.int64), *found])
     return table_of(topic=rows[:, 0].copy(), value=rows[:, 1].copy(), count=rows[:, 2].copy())
+
+
+def summarised(topics: Topics, key: str, batches: Batches, carry_on: Callable[[Ints, Ints, Ints], None]) -> pa.Table:
+    """A row for each topic of a stretch, as if nothing came before it: its messages, and the state behind them.
+
+    `carry_on` takes times, rows (topic, begin, end) that tell them apart, and the states before these.
+    """
+    states = fleet.no_states(len(topics))
+    messages, first_ns = np.zeros(len(topics), np.int64), np.zeros(len(topics), np.int64)
+    for batch in batches:
+        numbers, times = topics.numbered(batch.column("topic")), batch.column(key).to_numpy()
+        rows = fleet.dealt_alone(numbers, times, len(topics))
+        fresh = messages[rows.topics] == 0
+        first_ns[rows.topics[fresh]] = rows.times[rows.begins[fresh]]
+        messages[rows.topics] += rows.ends - rows.begins
+        carry_on(rows.times, np.column_stack([rows.topics, rows.begins, rows.ends]), states)
+    here = np.flatnonzero(messages)
+    return table_of(
+        topic=here,
+        messages=messages[here],
+        first_ns=first_ns[here],
+        last_ns=states[here, fleet.LAST],
+        backlog=states[here, fleet.BACKLOG],
+        peak=states[here, fleet.PEAK],
+    )
 
 
 class Followed:
