@@ -28,7 +28,7 @@ class Control(Pages):
             raise Refused(409, message, RefusalCode.NOT_MANAGED)
         token = self.broker.options.control_token
         if token is not None and not bears(request, token):
-            message = "UNAUTHORIZED: the controller must send this broker's --control-token"
+            message = "UNAUTHORIZED: the controller must send this broker's control token (SRTM_CONTROL_TOKEN)"
             raise Refused(401, message, RefusalCode.UNAUTHORIZED)
         try:
             body = await read_body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from srtm.cli.common import AsJson, in_ms, many, plain, print_json
-from srtm.cli.remote import HERE, Controller, ask
+from srtm.cli.remote import HERE, Controller, Token, ask
 from srtm.errors import ControlError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -24,6 +24,7 @@ class Verdict(IntEnum):
 
 def check(
     controller: Controller = HERE,
+    token: Token = None,
     brokers: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum brokers alive; fewer are critical")] = 1,
     opening: Annotated[
         str, typer.Option(metavar="DURATION", help="Time that a contract may take to reach all brokers")
@@ -43,7 +44,8 @@ def check(
     """
     longest_s = parse_duration_ns(opening) / NS_PER_S
     try:
-        verdict, words, numbers = judged(*_look(controller, parse_duration_ns(patience) / NS_PER_S), brokers, longest_s)
+        seen = _look(controller, token, parse_duration_ns(patience) / NS_PER_S)
+        verdict, words, numbers = judged(*seen, brokers, longest_s)
     except ControlError as problem:
         verdict = Verdict.UNKNOWN if problem.facts.get("stranger") else Verdict.CRITICAL
         words, numbers = [plain(str(problem))], {}
@@ -57,10 +59,10 @@ def check(
     raise typer.Exit(int(verdict))
 
 
-def _look(controller: str, patience_s: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _look(controller: str, token: str | None, patience_s: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return (
-        ask(controller, None, "GET", "/v1/brokers", patience_s=patience_s)["brokers"],
-        ask(controller, None, "GET", "/v1/topics", patience_s=patience_s)["topics"],
+        ask(controller, token, "GET", "/v1/brokers", patience_s=patience_s)["brokers"],
+        ask(controller, token, "GET", "/v1/topics", patience_s=patience_s)["topics"],
     )
 
 

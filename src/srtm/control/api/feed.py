@@ -24,7 +24,7 @@ from srtm.errors import SRTMError
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from srtm.control.controller import Controller
     from srtm.control.topic import ManagedTopic
@@ -93,13 +93,13 @@ class Feed:
         for queue in self._viewers:
             _put(queue, None)
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The events of one viewer."""
+    async def events(self, still: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+        """The events of one viewer, while it is `still` allowed."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD)
         self._viewers[queue] = False
         self._woken.set()
         try:
-            while not self._closed and (event := await queue.get()) is not None:
+            while not self._closed and (event := await queue.get()) is not None and still():
                 yield event
         finally:
             del self._viewers[queue]
@@ -118,7 +118,6 @@ class Feed:
             await asyncio.sleep(0)
         return {
             "at_ms": at_ns // NS_PER_MS,
-            "token": controller.options.token is not None,
             "brokers": {each.name: member_out(each) for each in statistics.of_brokers(controller.state)},
             "topics": topics,
         }
