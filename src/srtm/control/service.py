@@ -49,7 +49,8 @@ class Service:
         self.controller = controller
         self.registry = registry
         self.access = Access(controller.options, controller.store)
-        self.feed = Feed(controller)
+        self.admission = Admission(controller.options, self.access)
+        self.feed = Feed(controller, lambda: [each.described() for each in self.admission.refused])
         self.superseded = asyncio.Event()  # a later controller has taken over the brokers
         controller.watch(self._changed)
         registry.on_change = self._registered
@@ -61,7 +62,6 @@ class Service:
         self._wake = asyncio.Event()
         self._computing: set[LiveFitting | Choosing] = set()
         self._watchers: dict[str, set[asyncio.Event]] = {}
-        self.admission = Admission(controller.options, self.access)
         self._line = Line(controller.options)
 
     def start(self) -> None:

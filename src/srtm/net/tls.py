@@ -133,10 +133,13 @@ def context_of_environment() -> ssl.SSLContext:
 
 
 def names_in(certificate: Any) -> frozenset[str]:
-    """Return the common name and the DNS names of a certificate, as `getpeercert` gives it."""
+    """Return whom a certificate, as `getpeercert` gives it, belongs to: its common name, or else its DNS names.
+
+    Several certificates may be valid for one host, so if there is a common name, that alone tells them apart.
+    """
     found = certificate or {}
     common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
-    return frozenset((*common, *(value for kind, value in found.get("subjectAltName", ()) if kind == "DNS")))
+    return frozenset(common or (value for kind, value in found.get("subjectAltName", ()) if kind == "DNS"))
 
 
 class Tls:

@@ -42,8 +42,9 @@ Document = dict[str, Any]
 class Feed:
     """The stream of events that all viewers share."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, refused: Callable[[], list[Document]] = list) -> None:
         self._controller = controller
+        self._refused = refused  # brokers that may not register
         self._viewers: dict[asyncio.Queue[bytes | None], bool] = {}  # and whether it has a snapshot
         self._woken = asyncio.Event()
         self._told: Document = {}
@@ -119,6 +120,7 @@ class Feed:
         return {
             "at_ms": at_ns // NS_PER_MS,
             "brokers": {each.name: member_out(each) for each in statistics.of_brokers(controller.state)},
+            "refused": {f"{each['name']} {each['from']}": each for each in self._refused()},
             "topics": topics,
         }
 

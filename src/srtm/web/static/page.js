@@ -93,6 +93,8 @@ function render() {
   renderSummary(brokers, topics);
   renderBrokers(brokers.map((each) => [each.name, each]));
   show($("no-brokers"), !brokers.length);
+  renderRefused(Object.entries(cluster.refused ?? {}));
+  show($("refused"), Object.keys(cluster.refused ?? {}).length > 0);
   const wanted = $("filter").value.toLowerCase(), only = $("only").checked;
   const matches = topics.filter((each) => each.topic.toLowerCase().includes(wanted) && (!only || each.slo_met === false));
   renderTopics(matches.map((each) => [each.topic, { topic: each, names: brokers.map((broker) => broker.name) }]));
@@ -112,6 +114,17 @@ function renderSummary(brokers, topics) {
   text($("sum-rate"), `${count(brokers.reduce((sum, each) => sum + (each.status === "alive" ? each.rate : 0), 0))}/s`);
   document.title = missed || alive < brokers.length ? `(!) SRTM` : "SRTM";
 }
+
+const renderRefused = rows($("refused"), () => {
+  const node = make("li");
+  return {
+    node,
+    update(each) {
+      const times = each.attempts === 1 ? "once" : `${count(each.attempts)} times`;
+      text(node, `Broker ${each.name} from ${each.from} was refused ${times}: ${each.reason}.`);
+    },
+  };
+});
 
 const cell = (kind) => make("td", kind ? { class: kind } : {});
 
