@@ -19,6 +19,7 @@ from srtm.errors import BrokerError, InputError, ProtocolError
 from srtm.net.backoff import Backoff
 from srtm.net.explain import explained
 from srtm.net.sockets import open_streams
+from srtm.net.tls import names_in
 from srtm.protocol import lookup
 from srtm.protocol.names import MAGIC_V1, ephemeral, valid_name
 
@@ -43,11 +44,16 @@ _TLS = "tls://"
 Names = set[tuple[str, str | None]]
 
 
+def by_tls(address: str) -> bool:
+    """Whether a controller's address asks for TLS."""
+    return address.startswith(_TLS)
+
+
 class Peer:
     """One lookup service."""
 
     def __init__(self, address: str, broker: Broker) -> None:
-        self.tls = address.startswith(_TLS)
+        self.tls = by_tls(address)
         host, colon, port = address.removeprefix(_TLS).rpartition(":")
         if not colon or not port.isdigit():
             raise BrokerError(f"invalid controller or nsqlookupd address {address!r}: use host:port", address=address)
@@ -55,6 +61,7 @@ class Peer:
         self._is_controller = address == broker.options.controller
         self.token = broker.options.broker_token if self._is_controller else None  # others get none
         self.http: str | None = None  # the URL to ask for channels, once the service has named it
+        self.names: frozenset[str] = frozenset()  # in the service's certificate, as last seen
         self.changed = asyncio.Event()
         self._host, self._port = host.strip("[]"), int(port)
         self._broker = broker
@@ -102,6 +109,7 @@ class Peer:
         )
         self._protocol, self._registered = lookup.LookupClient(), set()
         self._answers.clear()
+        self.names = names_in(writer.get_extra_info("peercert"))
         (answer,) = await self._command(reader, writer, [MAGIC_V1 + lookup.identify(us, self.token)])
         them = lookup.read_peer(answer)
         host = them.broadcast_address or self._host
@@ -174,6 +182,11 @@ class Registration:
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._clients: dict[bool, httpx.AsyncClient] = {}  # with TLS and without
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """The names in the certificates of the controllers that this broker registered with by TLS."""
+        return frozenset().union(*(self._peers[address].names for address in self._fixed if address in self._peers))
 
     def start(self) -> None:
         """Register, and follow the broker's changes."""

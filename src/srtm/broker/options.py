@@ -269,8 +269,8 @@ def _client_context(options: BrokerOptions) -> ssl.SSLContext:
     return client_context(options.tls_root_ca_file, options.tls_cert, options.tls_key, flags)
 
 
-def tls_of(options: BrokerOptions) -> ssl.SSLContext | None:
-    """The TLS context of the server, or None without a certificate."""
+def tls_of(options: BrokerOptions, *, offered: bool = False) -> ssl.SSLContext | None:
+    """The TLS context of the server, or None without a certificate; `offered`: clients may show a certificate."""
     if not options.tls_cert or not options.tls_key:
         return None
     return server_context(
@@ -279,4 +279,5 @@ def tls_of(options: BrokerOptions) -> ssl.SSLContext | None:
         options.tls_root_ca_file,
         min_version=options.tls_min_version,
         client_certificates=bool(options.tls_client_auth_policy),
+        offered=offered,
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from srtm import locks
-from srtm.control.access.tokens import Role, Token
+from srtm.control.access.token import Role, Token
 from srtm.control.members import DeclaredPublisher, Member
 from srtm.control.placing import fitted as fittings
 from srtm.control.placing.layout import Places

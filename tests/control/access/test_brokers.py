@@ -14,7 +14,7 @@ import pytest
 
 from srtm.control.access.access import Access
 from srtm.control.access.brokers import MAX_REFUSED, Admission
-from srtm.control.access.tokens import Role
+from srtm.control.access.token import Role
 from srtm.control.discovery.tcp import Applicant
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from srtm.control import run
 from srtm.control.access.rules import RULES, rule_of
-from srtm.control.access.tokens import Role
+from srtm.control.access.token import Role
 from srtm.control.controller import Controller
 from srtm.control.discovery.registry import Registry
 from srtm.control.options import ControllerOptions
@@ -97,7 +97,7 @@ def test_who_may(closed: Closed, method: str, path: str) -> None:
     for secret in (None, "wrong", revoked, closed.secrets[Role.ADMIN][:-1]):
         status = closed.status(method, path, secret)
         if who is None:
-            assert status not in (401, 403) or path == "/v1/session", (secret, status)
+            assert status not in (401, 403, 500) or path == "/v1/session", (secret, status)
         else:
             assert status == 401, (secret, status)
     for role in ROLES:
@@ -105,7 +105,7 @@ def test_who_may(closed: Closed, method: str, path: str) -> None:
             break  # it would be gone for the others; the rules that let operators change it are the same
         status = closed.status(method, path, closed.secrets[role])
         if who is None or role in who:
-            assert status not in (401, 403), (role, status)
+            assert status not in (401, 403, 500), (role, status)
         else:
             assert status == 403, (role, status)
 

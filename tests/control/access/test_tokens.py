@@ -8,7 +8,8 @@ import pytest
 
 from srtm.control.access.access import Access, secret_in
 from srtm.control.access.sessions import MAX_SESSIONS, SESSION_NS, Sessions, cookie
-from srtm.control.access.tokens import Role, Token, Tokens
+from srtm.control.access.token import Role, Token
+from srtm.control.access.tokens import Tokens
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.errors import InputError

@@ -12,7 +12,7 @@ import typer
 from srtm.cli.common import AsJson, new_table, print_json, print_table
 from srtm.cli.help import App
 from srtm.cli.remote import HERE, Controller, Token, ask
-from srtm.control.access.tokens import Role
+from srtm.control.access.token import Role
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from srtm.control.access.sessions import Sessions
-from srtm.control.access.tokens import Role, Tokens, digest_of
+from srtm.control.access.token import Role, digest_of
+from srtm.control.access.tokens import Tokens
 
 if TYPE_CHECKING:
     from srtm.control.access.rules import Who

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from srtm.control.access.tokens import digest_of
+from srtm.control.access.token import digest_of
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.routing import compile_path
 
-from srtm.control.access.tokens import Role
+from srtm.control.access.token import Role
 
 if TYPE_CHECKING:
     import re

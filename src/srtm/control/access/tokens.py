@@ -1,24 +1,18 @@
-"""Tokens: named credentials of people, programs and brokers, each with a role.
+"""Tokens: made, found by their secret, and revoked.
 
-In: names, roles and presented secrets. Out: the token that a secret belongs to. A token is written `srtm_ID_SECRET`:
-the id finds the token, and the store keeps only the SHA-256 of the whole. A secret has 256 random bits, so nobody can
-guess it and a fast hash is enough. An id is never used again: a name that is removed and created again is another
-token.
+In: names, roles and presented secrets. Out: the token that a secret belongs to. An id is never used again: a name that
+is removed and created again is another token.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass
-from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from srtm.control.access.token import Role, Token, digest_of
 from srtm.errors import InputError
-from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from srtm.control.store import Store
@@ -28,51 +22,6 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _BROKER_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,63}\*?")  # a star at the end covers several brokers
 _WRITTEN = re.compile(r"srtm_([0-9a-f]{16})_[A-Za-z0-9_\-]{43}")
 _LONGEST_NS = 100 * 365 * 86_400 * 1_000_000_000
-
-
-class Role(StrEnum):
-    """What a token is for. Each of the first three may do everything that those before it may."""
-
-    VIEWER = "viewer"  # reads
-    OPERATOR = "operator"  # changes topics, publishers and placements
-    ADMIN = "admin"  # manages tokens and removes brokers
-    BROKER = "broker"  # registers as a broker, and does nothing else
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token as the store keeps it: without its secret."""
-
-    name: str
-    id: str
-    role: Role
-    digest: bytes
-    created_ns: int
-    expires_ns: int | None
-
-    def expired(self, now_ns: int) -> bool:
-        """Whether its time is over."""
-        return self.expires_ns is not None and now_ns >= self.expires_ns
-
-    def covers(self, broker: str) -> bool:
-        """Whether a broker of that name may register with it."""
-        return self.role is Role.BROKER and fnmatchcase(broker, self.name)
-
-    def described(self, now_ns: int) -> dict[str, object]:
-        """The token as the API shows it."""
-        return {
-            "name": self.name,
-            "id": self.id,
-            "role": self.role.value,
-            "created_ms": self.created_ns // NS_PER_MS,
-            "expires_ms": None if self.expires_ns is None else self.expires_ns // NS_PER_MS,
-            "expired": self.expired(now_ns),
-        }
-
-
-def digest_of(secret: str) -> bytes:
-    """The hash of a secret that the store keeps."""
-    return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
 
 
 class Tokens:

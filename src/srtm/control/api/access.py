@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from srtm.control.access.guard import identity_of, session_in
 from srtm.control.access.sessions import cookie
-from srtm.control.access.tokens import Role
+from srtm.control.access.token import Role
 from srtm.control.api.actions import noted
 from srtm.control.api.schema import Refusal
 from srtm.control.clock import now_ns
@@ -35,7 +35,7 @@ class TokenIn(_Strict):
     """A token to make."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    role: Role
+    role: Literal["viewer", "operator", "admin", "broker"]
     expires_s: Annotated[float | None, Field(gt=0, le=100 * 365 * 86_400, allow_inf_nan=False)] = Field(
         None, description="seconds until it expires; null: never"
     )
@@ -84,7 +84,7 @@ def add_routes(api: APIRouter, changes: APIRouter, service: Service) -> None:
         lasts_ns = None if wish.expires_s is None else max(1, round(wish.expires_s * NS_PER_S))
         try:
             token, secret = access.tokens.create(
-                wish.name, wish.role, now_ns(), lasts_ns, spare_admin=access.has_spare_admin
+                wish.name, Role(wish.role), now_ns(), lasts_ns, spare_admin=access.has_spare_admin
             )
         except InputError as problem:
             raise HTTPException(409, str(problem)) from None
