@@ -202,6 +202,23 @@ def test_a_controller_with_a_ca_speaks_no_plain_http_to_brokers(folder: Path) ->
             assert "start this one with --https-port" in found["refused"][0]["reason"]
 
 
+def test_a_broker_takes_exchanges_from_its_controller_alone(folder: Path, tmp_path: Path) -> None:
+    with closed(tmp_path, **of(folder, "controller")) as (served, api), secured(folder, served, "one") as one:
+        wait_for(lambda: statuses(api) == {"one": "alive"})
+        https = f"https://127.0.0.1:{one.broker.https_port}/srtm/exchange"
+
+        def status(url: str, name: str | None) -> int:
+            context = ssl.create_default_context(cafile=of(folder, "one")["tls_root_ca_file"])
+            if name is not None:
+                context.load_cert_chain(of(folder, name)["tls_cert"], of(folder, name)["tls_key"])
+            return httpx.post(url, content=b"{}", verify=context, trust_env=False).status_code
+
+        assert status(f"{one.url}/srtm/exchange", None) == 401  # in plain text
+        assert status(https, None) == 401
+        assert status(https, "two") == 401  # of the same authority
+        assert status(https, "controller") == 400  # who may ask, and asks nonsense
+
+
 @pytest.mark.parametrize("port", ["tcp", "http"])
 def test_ports_with_tls_answer_nothing_in_plain(folder: Path, port: str) -> None:
     with controller(**of(folder, "controller")) as served:

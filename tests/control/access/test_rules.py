@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.routing import Route
+from tools import access as table
 
 from srtm.control import run
 from srtm.control.access.rules import RULES, rule_of
@@ -47,6 +48,11 @@ def ruled() -> set[tuple[str, str]]:
 def test_every_path_has_a_rule_and_every_rule_a_path() -> None:
     assert len(PATHS) > 35
     assert set(PATHS) == ruled()
+
+
+def test_the_documentation_has_the_rules() -> None:
+    text = table.PAGE.read_text()
+    assert text == table.page(text), "run `make docs`"
 
 
 def test_what_has_no_rule_is_for_admins() -> None:
