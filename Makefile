@@ -90,6 +90,7 @@ lab: $(READY)
 
 docs: $(DEV_READY)
 	$(BIN)/python -m tools.http_api
+	$(BIN)/python -m tools.access
 	$(BIN)/python -m tools.modules
 	$(BIN)/python -m tools.penalty_figure
 	$(BIN)/zensical build --strict --clean

@@ -6,11 +6,13 @@ reads plain command lines without typer.
 
 from __future__ import annotations
 
+import os
 from dataclasses import Field, dataclass, field, fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from srtm.errors import InputError
+from srtm.files import read_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +30,17 @@ def option(
     panel: str | None = None,
     parse: Callable[[str], Any] | None = None,
     shown: str | None = None,
+    secret: bool = False,
     **limits: int,
 ) -> Any:
     """A field with a flag. `parse` turns its text into the value; `shown` is the default as --help shows it."""
     how = {"help": text, "metavar": metavar, "flag": flag, "envvar": envvar, "panel": panel, "parse": parse}
-    return field(default=default, metadata={**how, "shown": shown, "limits": limits})
+    return field(default=default, metadata={**how, "shown": shown, "secret": secret, "limits": limits})
+
+
+def secret(text: str, envvar: str, panel: str | None = None) -> Any:
+    """A field whose value no command line shows: a variable holds it, or the file that its flag, --…-file, names."""
+    return option(None, f"{text}; {envvar} holds it directly", "FILE", envvar=envvar, panel=panel, secret=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +54,19 @@ class Flag:
     def name(self) -> str:
         """The name, which turns a switch on."""
         given: str | None = self.field.metadata["flag"]
+        if self.secret:
+            return f"--{self.field.name.replace('_', '-')}-file"
         return given or f"--{self.field.name.replace('_', '-')}"
 
     @property
     def off(self) -> str | None:
         """The name that turns off a switch that is on by default; None of all other flags."""
         return f"--no-{self.name[2:]}" if self.kind is bool and self.field.default is True else None
+
+    @property
+    def secret(self) -> bool:
+        """Whether it names a file that holds the value."""
+        return bool(self.field.metadata["secret"])
 
     @property
     def repeatable(self) -> bool:
@@ -61,6 +76,8 @@ class Flag:
     def value(self, given: Any) -> Any:
         """The value of the field; `given` is the flag's text if the field parses it, a list if it is repeatable."""
         parse = self.field.metadata["parse"]
+        if self.secret:
+            return read_secret(given) if given else os.environ.get(self.field.metadata["envvar"]) or None
         if parse is not None:
             return self.field.default if given is None else parse(given)
         return tuple(given or ()) if self.repeatable else given

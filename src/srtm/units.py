@@ -34,7 +34,7 @@ Number = int | float | Fraction | Decimal | str
 
 _FIRST_DATE_NS = 10**17  # in 1973, before any recorded trace
 _HUGE = re.compile(r"[eE][+-]?[0-9]{4}")  # a number such as 1e999999999 takes hours to convert
-_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*(ns|us|µs|ms|s|m|min|h)?\s*")
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*(ns|us|µs|ms|s|m|min|h|d)?\s*")
 _UNIT_NS = {
     "ns": 1,
     "us": NS_PER_US,
@@ -44,6 +44,7 @@ _UNIT_NS = {
     "m": 60 * NS_PER_S,
     "min": 60 * NS_PER_S,
     "h": 3600 * NS_PER_S,
+    "d": 86_400 * NS_PER_S,
 }
 
 
@@ -66,7 +67,7 @@ def parse_duration_ns(text: Number, *, bare: str = "s") -> int:
     match = _DURATION.fullmatch(str(text))
     if match is None:
         raise InputError(
-            f"{text!r} is not a duration: write a number and one of ns, us, ms, s, m, h, as in '1ms'",
+            f"{text!r} is not a duration: write a number and one of ns, us, ms, s, m, h, d, as in '1ms'",
             value=text,
         )
     return round(Fraction(match[1]) * _UNIT_NS[match[2] or bare])

@@ -38,7 +38,8 @@ BROKER_FLAGS = [
     "--no-kernel-time",
     "--lookupd-tcp-address",
     "--controller",
-    "--control-token",
+    "--control-token-file",
+    "--broker-token-file",
     "--log-format",
     "--log-level",
     "--max-msg-size",
@@ -152,7 +153,9 @@ def test_broker_flags_and_their_variables_stay() -> None:
     options = [each for each in VERBS[("broker",)].params if each.name != "help"]
     assert sorted(name for each in options for name in (*each.opts, *each.secondary_opts)) == sorted(BROKER_FLAGS)
     variables = {each.opts[0]: each.envvar for each in options if each.envvar}
-    assert variables == {"--engine": "SRTM_ENGINE", "--control-token": "SRTM_CONTROL_TOKEN"}
+    assert variables == {"--engine": "SRTM_ENGINE"}
+    secrets = {each.name: each.metadata["envvar"] for each in fields(BrokerOptions) if each.metadata.get("secret")}
+    assert secrets == {"control_token": "SRTM_CONTROL_TOKEN", "broker_token": "SRTM_BROKER_TOKEN"}
 
 
 def test_defaults_in_help_are_those_of_the_options(capfd: pytest.CaptureFixture[str]) -> None:

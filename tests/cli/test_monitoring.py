@@ -150,8 +150,10 @@ def test_a_bundle_has_everything_but_secrets(tmp_path: Path, capfd: pytest.Captu
         assert run(command) == 0
         said = capfd.readouterr()
         assert said.out == f"{out}\n"
-        assert "controller/options.json: missing or wrong token" in said.err
-        assert run([*command, "--token", SECRET]) == 0
+        assert "controller/options.json: the token is missing" in said.err
+        secret = tmp_path / "secret"
+        secret.write_text(f"{SECRET}\n")
+        assert run([*command, "--token-file", str(secret)]) == 0
         assert capfd.readouterr().err == ""
     with tarfile.open(out) as archive:
         files = {each.name: archive.extractfile(each) for each in archive.getmembers()}

@@ -38,6 +38,8 @@ NOT_BEFORE_IT_SERVES = {
 def values(flag: Flag) -> list[str]:
     """Texts that the flag takes."""
     how = flag.field.metadata
+    if flag.secret:
+        return ["/proc/sys/kernel/ostype"]  # a file with one word in it
     if how["parse"]:
         return ["20ms", "5s"]
     if flag.kind in (int, int | None):

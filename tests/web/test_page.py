@@ -205,6 +205,39 @@ def test_with_a_token_nothing_is_done_without_it(browser: Browser) -> None:
         assert [each["arguments"]["topic"] for each in get(served, "/v1/audit")["entries"]] == ["u", "t"]
 
 
+def test_a_closed_controller_shows_itself_to_whoever_logs_in(browser: Browser, tmp_path: Path) -> None:
+    with controller_with_page(data_path=str(tmp_path)) as (served, url):
+        api = f"http://127.0.0.1:{served.http}/v1/tokens"
+        root = httpx.post(api, json={"name": "root", "role": "admin"}, trust_env=False).json()["secret"]
+        shown = {"Authorization": f"Bearer {root}"}
+        wish = {"name": "eyes", "role": "viewer"}
+        eyes = httpx.post(api, json=wish, headers=shown, trust_env=False).json()["secret"]
+        context = browser.new_context()
+        try:
+            page = context.new_page()
+            page.goto(url)
+            expect(page.locator("#link")).to_have_text("◌ log in to see the cluster")
+            expect(page.locator("#topics")).to_be_hidden()
+            page.get_by_role("button", name="Log in…").click()
+            dialog = page.get_by_role("dialog", name="Log in")
+            dialog.get_by_label("Token", exact=True).fill("wrong")
+            dialog.get_by_role("button", name="Log in").click()
+            expect(dialog.get_by_role("alert")).to_have_text("The controller requires a valid token.")
+            dialog.get_by_label("Token", exact=True).fill(eyes)
+            dialog.get_by_role("button", name="Log in").click()
+            expect(page.locator("#link")).to_have_text("● live")
+            assert page.evaluate("document.cookie + JSON.stringify({...sessionStorage, ...localStorage})") == "{}"
+            create(page, "t", 100, 10, 5)
+            expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("'eyes' has the role viewer")
+            page.get_by_role("button", name="Cancel").click()
+            page.reload()
+            expect(page.locator("#link")).to_have_text("● live")
+            page.get_by_role("button", name="Log out eyes (viewer)").click()
+            expect(page.locator("#link")).to_have_text("◌ log in to see the cluster")
+        finally:
+            context.close()
+
+
 def test_what_users_name_is_text(browser: Browser) -> None:
     with ExitStack() as stack:
         served, url = stack.enter_context(controller_with_page())

@@ -14,10 +14,12 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from srtm.errors import BrokerError, ProtocolError
+from srtm.broker.options import tls_to_controller
+from srtm.errors import BrokerError, InputError, ProtocolError
 from srtm.net.backoff import Backoff
 from srtm.net.explain import explained
 from srtm.net.sockets import open_streams
+from srtm.net.tls import names_in
 from srtm.protocol import lookup
 from srtm.protocol.names import MAGIC_V1, ephemeral, valid_name
 
@@ -37,18 +39,29 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 4.0  # shorter than the time that a recove
 _PATIENT_S = 1.0  # longer pauses are logged
 _BATCH = 500  # commands sent before their answers are read
 
+_TLS = "tls://"
+
 Names = set[tuple[str, str | None]]
+
+
+def by_tls(address: str) -> bool:
+    """Whether a controller's address asks for TLS."""
+    return address.startswith(_TLS)
 
 
 class Peer:
     """One lookup service."""
 
     def __init__(self, address: str, broker: Broker) -> None:
-        host, colon, port = address.rpartition(":")
+        self.tls = by_tls(address)
+        host, colon, port = address.removeprefix(_TLS).rpartition(":")
         if not colon or not port.isdigit():
             raise BrokerError(f"invalid controller or nsqlookupd address {address!r}: use host:port", address=address)
         self.address = address
+        self._is_controller = address == broker.options.controller
+        self.token = broker.options.broker_token if self._is_controller else None  # others get none
         self.http: str | None = None  # the URL to ask for channels, once the service has named it
+        self.names: frozenset[str] = frozenset()  # in the service's certificate, as last seen
         self.changed = asyncio.Event()
         self._host, self._port = host.strip("[]"), int(port)
         self._broker = broker
@@ -62,8 +75,9 @@ class Peer:
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    reader, writer = await open_streams(self._host, self._port)
-            except OSError as error:
+                    tls = tls_to_controller(self._broker.options) if self.tls else None
+                    reader, writer = await open_streams(self._host, self._port, tls)
+            except (OSError, InputError) as error:
                 if backoff.limit_s > _PATIENT_S and not told:  # otherwise both may just have started
                     log.warning("LOOKUPD(%s): cannot connect: %s", self.address, explained(error))
                     told = True
@@ -91,13 +105,15 @@ class Peer:
             broker.tcp_port,
             broker.http_port,
             options.settings.version,
+            broker.https_port if self._is_controller else 0,
         )
         self._protocol, self._registered = lookup.LookupClient(), set()
         self._answers.clear()
-        (answer,) = await self._command(reader, writer, [MAGIC_V1 + lookup.identify(us)])
+        self.names = names_in(writer.get_extra_info("peercert"))
+        (answer,) = await self._command(reader, writer, [MAGIC_V1 + lookup.identify(us, self.token)])
         them = lookup.read_peer(answer)
         host = them.broadcast_address or self._host
-        self.http = f"http://{f'[{host}]' if ':' in host else host}:{them.http_port}"
+        self.http = f"{'https' if self.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{them.http_port}"
         log.info("LOOKUPD(%s): registered", self.address)
         while True:
             self.changed.clear()
@@ -165,7 +181,12 @@ class Registration:
         self._peers = {address: Peer(address, broker) for address in (*self._fixed, *self.addresses)}
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._client: httpx.AsyncClient | None = None
+        self._clients: dict[bool, httpx.AsyncClient] = {}  # with TLS and without
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """The names in the certificates of the controllers that this broker registered with by TLS."""
+        return frozenset().union(*(self._peers[address].names for address in self._fixed if address in self._peers))
 
     def start(self) -> None:
         """Register, and follow the broker's changes."""
@@ -200,15 +221,15 @@ class Registration:
             peer.changed.set()
 
     def _made(self, topic: Topic) -> None:
-        urls = [peer.http for peer in self._peers.values() if peer.http]
-        if urls:
+        peers = [peer for peer in self._peers.values() if peer.http]
+        if peers:
             topic.starting = True
-            self._follow(self._broker.turn.loop.create_task(self._start(topic, urls)))
+            self._follow(self._broker.turn.loop.create_task(self._start(topic, peers)))
 
-    async def _start(self, topic: Topic, urls: list[str]) -> None:
+    async def _start(self, topic: Topic, peers: list[Peer]) -> None:
         """Create the channels that the topic has elsewhere, then let it deliver."""
         try:
-            found = await asyncio.gather(*(self._channels(url, topic.name) for url in urls))
+            found = await asyncio.gather(*(self._channels(peer, topic.name) for peer in peers))
             if self._broker.topics.alive(topic):
                 for name in sorted(set().union(*found)):
                     if valid_name(name) and not ephemeral(name):  # an ephemeral channel needs a consumer here
@@ -218,16 +239,20 @@ class Registration:
         if self._broker.topics.alive(topic):
             self._broker.turn.touch(topic)
 
-    async def _channels(self, url: str, topic: str) -> list[str]:
+    async def _channels(self, peer: Peer, topic: str) -> list[str]:
         import httpx
 
-        if self._client is None:
-            self._client = httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S), trust_env=False)
+        url, headers = peer.http, {"Authorization": f"Bearer {peer.token}"} if peer.token else {}
         try:
-            answer = await self._client.get(f"{url}/channels", params={"topic": topic})
+            client = self._clients.get(peer.tls)
+            if client is None:
+                times = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
+                tls = tls_to_controller(self._broker.options) if peer.tls else False
+                client = self._clients[peer.tls] = httpx.AsyncClient(timeout=times, trust_env=False, verify=tls)
+            answer = await client.get(f"{url}/channels", params={"topic": topic}, headers=headers)
             answer.raise_for_status()
             return [str(name) for name in answer.json()["channels"]]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:  # InputError is one
             log.warning("LOOKUPD(%s): cannot list the channels of topic %s: %s", url, topic, error)
             return []
 
@@ -238,5 +263,5 @@ class Registration:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._client is not None:
-            await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()

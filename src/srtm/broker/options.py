@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from srtm.errors import BrokerError, InputError
 from srtm.files import not_readable, not_writable
 from srtm.net.compression import HAS_SNAPPY
-from srtm.net.tls import VERSIONS, client_context, server_context
-from srtm.options import LOG_FORMAT, LOG_LEVEL, PORT, option
+from srtm.net.tls import AUTH_POLICIES, VERSIONS, client_context, server_context
+from srtm.options import LOG_FORMAT, LOG_LEVEL, PORT, option, secret
 from srtm.protocol.names import Settings
 from srtm.units import NS_PER_MS, parse_duration_ns
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MAX_IDENTIFY_SIZE = 64 * 1024  # JSON that an unknown client may send; nsqd takes 5 MiB
 
 _NSQD = Settings()  # nsqd's defaults are ours
-_AUTH_POLICIES = ("require", "require-verify")
 _DAY_MS = 24 * 60 * 60 * 1000
 _FOREVER_NS = 2**62  # the longest time the log can count: 146 years
 _STORAGE, _CONTROL, _LIMITS, _TLS, _LOGS = "Storage", "Discovery and control", "Limits", "TLS and AUTH", "Logging"
@@ -79,9 +78,14 @@ class BrokerOptions:
     lookupd: tuple[str, ...] = option(
         (), "nsqlookupd to register with; repeatable", "HOST:PORT", flag="--lookupd-tcp-address", panel=_CONTROL
     )
-    controller: str | None = option(None, "Controller that grants this broker its shares", "HOST:PORT", panel=_CONTROL)
-    control_token: str | None = option(
-        None, "Token that the controller must present", "TOKEN", envvar="SRTM_CONTROL_TOKEN", panel=_CONTROL
+    controller: str | None = option(
+        None, "Controller that grants this broker its shares; tls://HOST:PORT for TLS", "HOST:PORT", panel=_CONTROL
+    )
+    broker_token: str | None = secret(
+        "File with the token to register with at the controller", "SRTM_BROKER_TOKEN", _CONTROL
+    )
+    control_token: str | None = secret(
+        "File with the token that the controller must present", "SRTM_CONTROL_TOKEN", _CONTROL
     )
     max_msg_size: int = option(_NSQD.max_msg_size, "Maximum size of a message", max=1 << 30, **_BYTES)
     max_body_size: int = option(_NSQD.max_body_size, "Maximum size of a batch (MPUB)", max=1 << 30, **_BYTES)
@@ -147,7 +151,7 @@ class BrokerOptions:
         None, "Port of the HTTPS API; 0 picks a free one", **PORT, panel=_TLS, shown="no HTTPS"
     )
     tls_client_auth_policy: str = option(
-        "", f"Client certificates: {' or '.join(_AUTH_POLICIES)}", "POLICY", panel=_TLS, shown="not required"
+        "", f"Client certificates: {' or '.join(AUTH_POLICIES)}", "POLICY", panel=_TLS, shown="not required"
     )
     tls_root_ca_file: str | None = option(
         None, "CA file that verifies client certificates, auth servers and other brokers", **_FILE
@@ -204,8 +208,8 @@ def settled(options: BrokerOptions) -> BrokerOptions:
     problems = []
     if bool(options.tls_cert) != bool(options.tls_key):
         problems.append("--tls-cert and --tls-key must be given together")
-    if options.tls_client_auth_policy not in ("", *_AUTH_POLICIES):
-        known = " or ".join(_AUTH_POLICIES)
+    if options.tls_client_auth_policy not in ("", *AUTH_POLICIES):
+        known = " or ".join(AUTH_POLICIES)
         problems.append(f"--tls-client-auth-policy must be {known}, not {options.tls_client_auth_policy!r}")
     if options.tls_client_auth_policy and not options.tls_root_ca_file:
         problems.append("--tls-client-auth-policy needs --tls-root-ca-file to verify client certificates")
@@ -252,11 +256,21 @@ def _is_place(address: str) -> bool:
 
 def tls_to_peers(options: BrokerOptions) -> ssl.SSLContext | None:
     """The TLS context of connections to other brokers; None without a certificate: then they are plain."""
-    return client_context(options.tls_root_ca_file, options.tls_cert, options.tls_key) if options.tls_cert else None
+    return _client_context(options) if options.tls_cert else None
 
 
-def tls_of(options: BrokerOptions) -> ssl.SSLContext | None:
-    """The TLS context of the server, or None without a certificate."""
+def tls_to_controller(options: BrokerOptions) -> ssl.SSLContext:
+    """The TLS context of a connection to the controller, of the files as they are now."""
+    return _client_context(options)
+
+
+def _client_context(options: BrokerOptions) -> ssl.SSLContext:
+    flags = ("--tls-root-ca-file", "--tls-cert", "--tls-key")
+    return client_context(options.tls_root_ca_file, options.tls_cert, options.tls_key, flags)
+
+
+def tls_of(options: BrokerOptions, *, offered: bool = False) -> ssl.SSLContext | None:
+    """The TLS context of the server, or None without a certificate; `offered`: clients may show a certificate."""
     if not options.tls_cert or not options.tls_key:
         return None
     return server_context(
@@ -265,4 +279,5 @@ def tls_of(options: BrokerOptions) -> ssl.SSLContext | None:
         options.tls_root_ca_file,
         min_version=options.tls_min_version,
         client_certificates=bool(options.tls_client_auth_policy),
+        offered=offered,
     )

@@ -20,6 +20,7 @@ from srtm.broker.broker import Broker
 from srtm.broker.http.api import app
 from srtm.broker.lookup import Registration
 from srtm.broker.memory import timed_collections
+from srtm.broker.options import tls_of
 from srtm.broker.turn import Turn
 from srtm.errors import BrokerError, SRTMError
 from srtm.net.site import Site
@@ -49,7 +50,7 @@ async def serving(
         sites.append(Site(app(broker, registration), options.host, options.http_port, path=options.http_socket))
         if options.https_port is not None:
             secured = app(broker, registration, tls=True)
-            sites.append(Site(secured, options.host, options.https_port, broker.clients.tls))
+            sites.append(Site(secured, options.host, options.https_port, tls_of(options, offered=True)))
     except BrokerError:
         broker.stop()
         raise

@@ -8,7 +8,7 @@ import typer
 
 import srtm
 from srtm.cli import lab, latency, outcome
-from srtm.cli.cluster import advise, check, debug, generate, top, topic, up
+from srtm.cli.cluster import advise, certs, check, debug, generate, token, top, topic, up
 from srtm.cli.help import App
 from srtm.cli.messages import load, pub, sub
 from srtm.cli.servers import broker, calibrate, controller
@@ -18,6 +18,7 @@ app = App("Scalable real-time messaging: hold each topic's tail latency on as fe
 for heading, verbs in {
     "Run a cluster": (up.up, controller.controller, broker.broker, calibrate.calibrate, latency.latency),
     "Manage topics": (("topic", topic.app), top.top, check.check, advise.advise),
+    "Manage access": (("token", token.app), ("certs", certs.app)),
     "Send and receive": (pub.pub, sub.sub, load.load),
     "Analyze traces (Spark)": (
         ("trace", trace.app),

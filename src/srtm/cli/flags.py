@@ -33,7 +33,7 @@ def flags_of(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., 
 
 def _parameter(flag: Flag) -> Parameter:
     how, kind, default = flag.field.metadata, flag.kind, flag.field.default
-    shown = how["shown"] or True
+    shown, variable = how["shown"] or True, None if flag.secret else how["envvar"]
     if how["parse"]:
         kind, default, shown = str | None, None, how["shown"] or str(default)
     elif flag.repeatable:
@@ -42,7 +42,7 @@ def _parameter(flag: Flag) -> Parameter:
         f"{flag.name}/{flag.off}" if flag.off else flag.name,
         help=how["help"],
         metavar=how["metavar"],
-        envvar=how["envvar"],
+        envvar=variable,
         rich_help_panel=how["panel"],
         show_default=shown,
         **how["limits"],

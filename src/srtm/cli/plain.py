@@ -51,14 +51,15 @@ def _read(known: list[Flag], arguments: Sequence[str]) -> dict[str, Any]:
     for flag in known:
         variable = flag.field.metadata["envvar"]
         if variable is not None and variable in os.environ and flag.field.name not in given:
-            given[flag.field.name] = _value(flag, os.environ[variable])
+            text = os.environ[variable]
+            given[flag.field.name] = (text or None) if flag.secret else _value(flag, text)
     return given
 
 
 def _value(flag: Flag, text: str) -> Any:
     if not text or text.startswith("-") or not text.isprintable():
         raise _Unusual
-    if flag.field.metadata["parse"]:
+    if flag.field.metadata["parse"] or flag.secret:
         return flag.value(text)
     if flag.repeatable:
         return flag.value([text])

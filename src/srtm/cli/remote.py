@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from srtm.errors import ControlError
+from srtm.files import read_secret
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     import httpx
 
 Controller = Annotated[str, typer.Option(envvar="SRTM_CONTROLLER", metavar="URL", help="Controller's HTTP API")]
-Token = Annotated[str | None, typer.Option(envvar="SRTM_TOKEN", metavar="TOKEN", help="Token for the controller")]
+
+
+def secret_from(variable: str) -> Callable[[str | None], str | None]:
+    """A callback of a --…-file option: the secret in the file that was given, or else in a variable."""
+    return lambda path: read_secret(path) if path else os.environ.get(variable) or None
+
+
+# Secrets come from files and variables: other users can see command lines.
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="File with the token for the controller; SRTM_TOKEN holds it directly",
+        callback=secret_from("SRTM_TOKEN"),
+    ),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -44,8 +63,7 @@ def ask(
 
     The error's fact `stranger` says whether another program answered at that address.
     """
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    answer = _answer(controller, method, path, patience_s, json=body, headers=headers)
+    answer = _answer(controller, method, path, patience_s, token, json=body)
     return answer.json() if answer.content else None
 
 
@@ -58,9 +76,9 @@ def topic_at(name: str, *more: str) -> str:
     return topic_path(name, *more)
 
 
-def text_at(url: str, path: str) -> str:
-    """The text of an answer of a controller or broker."""
-    return _answer(url, "GET", path, _PATIENCE_S).text
+def text_at(url: str, path: str, token: str | None = None) -> str:
+    """The text of an answer of a controller or broker; never show the controller's token to a broker."""
+    return _answer(url, "GET", path, _PATIENCE_S, token).text
 
 
 @asynccontextmanager
@@ -92,14 +110,20 @@ async def telling_if_late(
         telling.cancel()
 
 
-def _answer(controller: str, method: str, path: str, patience_s: float, **more: Any) -> httpx.Response:
+def _answer(
+    controller: str, method: str, path: str, patience_s: float, token: str | None, **more: Any
+) -> httpx.Response:
     import httpx
 
     from srtm.client.cluster import refusal
+    from srtm.net.tls import context_of_environment
 
     url = controller if "://" in controller else f"http://{controller}"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    times = httpx.Timeout(patience_s, connect=2.0)
     try:
-        with httpx.Client(timeout=httpx.Timeout(patience_s, connect=2.0), trust_env=False) as client:
+        tls = context_of_environment() if url.startswith("https:") else False  # loading certificates takes 50 ms
+        with httpx.Client(timeout=times, trust_env=False, headers=headers, verify=tls) as client:
             answer = client.request(method, url.rstrip("/") + path, **more)
     except (httpx.RemoteProtocolError, httpx.ReadError) as problem:
         raise ControlError(

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from srtm.errors import ClientError, ControllerAway
 from srtm.net.backoff import Backoff
+from srtm.net.tls import context_of_environment
 
 try:
     import httpx
@@ -138,7 +139,7 @@ class Cluster:
                 headers=headers,
                 timeout=_ANSWER_S,
                 trust_env=False,
-                verify=tls or self.controller.startswith("https:"),  # loading certificates takes 50 ms
+                verify=tls or (context_of_environment() if self.controller.startswith("https:") else False),
                 limits=httpx.Limits(keepalive_expiry=_KEPT_S),
             )
         except (httpx.InvalidURL, ValueError) as error:

@@ -102,9 +102,9 @@ class Controller:
 
     # Brokers come and go.
 
-    def joined(self, name: str, host: str, tcp_port: int, http_port: int, now_ns: int) -> None:
+    def joined(self, name: str, host: str, tcp_port: int, http_port: int, now_ns: int, https_port: int = 0) -> None:
         """A broker registered; it is part of the cluster once it has answered."""
-        self.membership.joined(name, host, tcp_port, http_port, now_ns)
+        self.membership.joined(name, host, tcp_port, http_port, now_ns, https_port)
 
     def died(self, name: str, now_ns: int, reason: str) -> None:
         """A broker is dead for certain: its shares are free, and its publishers go elsewhere."""

@@ -108,6 +108,7 @@ class Member:
     since_ns: int = 0  # when the status last changed
     draining: bool = False
     incarnation: int = 0
+    https_port: int = 0  # 0 if it serves no HTTPS, or has not registered since the controller started
     link: Link = field(default_factory=Link)
     condition: Condition = field(default_factory=Condition)
 
@@ -118,8 +119,9 @@ class Member:
 
     @property
     def url(self) -> str:
-        """The base URL of its HTTP API."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.http_port}"
+        """The base URL of its HTTP API; HTTPS, if it serves that."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"https://{host}:{self.https_port}" if self.https_port else f"http://{host}:{self.http_port}"
 
     @property
     def usable(self) -> bool:

@@ -44,7 +44,7 @@ class Membership:
                 member.link.lease_ends_ns = now_ns + self._state.options.longest_lease_ns
             self._state.members[member.name] = member
 
-    def joined(self, name: str, host: str, tcp_port: int, http_port: int, now_ns: int) -> None:
+    def joined(self, name: str, host: str, tcp_port: int, http_port: int, now_ns: int, https_port: int = 0) -> None:
         """A broker registered; it is part of the cluster once it has answered."""
         members = self._state.members
         member = members.get(name)
@@ -54,6 +54,7 @@ class Membership:
             member.link.version = 0
             self.turn(member, "joining", now_ns)
         member.host, member.tcp_port, member.http_port, member.link.strangers = host, tcp_port, http_port, 0
+        member.https_port = https_port
         self._state.store.save_member(member)
         self._state.due.add(name)
 

@@ -8,19 +8,24 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from srtm.control.discovery.registry import INACTIVE_AFTER_S, TOMBSTONE_S
-from srtm.errors import InputError
+from srtm.errors import BrokerError, ControlError, InputError
+from srtm.files import not_readable
 from srtm.model.broker_models import BROKER_MODELS, DEFAULT_BROKER_MODEL, broker_model
-from srtm.options import LOG_FORMAT, LOG_LEVEL, option
+from srtm.net.tls import AUTH_POLICIES, server_context
+from srtm.options import LOG_FORMAT, LOG_LEVEL, option, secret
 from srtm.units import NS_PER_S
 from srtm.workload.calibration import read_calibration
 
 if TYPE_CHECKING:
+    import ssl
+
     from srtm.model.broker_models import ServiceModel
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
 _CLOCKS = 1.02  # our clock may run faster than a broker's by this factor
 _SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little late
-_TIMES, _CAPACITY, _LOGS = "Times", "Capacity of brokers", "Logging"
+_TIMES, _CAPACITY, _LOGS, _ACCESS = "Times", "Capacity of brokers", "Logging", "Access"
+_FILE: dict[str, Any] = {"metavar": "FILE", "panel": _ACCESS}
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "panel": _TIMES}
 
 
@@ -49,8 +54,22 @@ class ControllerOptions:
     )
     data_path: str | None = option(None, "Folder for the store", "FOLDER", shown="keep the store in memory")
     recover: bool = option(False, "Start with an empty store and rebuild it from the brokers' reports")
-    token: str | None = option(None, "Token that clients must present to change anything", "TOKEN", envvar="SRTM_TOKEN")
-    control_token: str | None = option(None, "Token to present to brokers", "TOKEN", envvar="SRTM_CONTROL_TOKEN")
+    token: str | None = secret("File with a token of an admin", "SRTM_TOKEN", _ACCESS)
+    auth_required: bool = option(
+        False, "Require a credential for everything, even before the first token exists", panel=_ACCESS
+    )
+    control_token: str | None = secret("File with the token to present to brokers", "SRTM_CONTROL_TOKEN", _ACCESS)
+    broker_token: str | None = secret(
+        "File with a token that every broker may register with", "SRTM_BROKER_TOKEN", _ACCESS
+    )
+    tls_cert: str | None = option(None, "Certificate (PEM); then all ports speak TLS", **_FILE)
+    tls_key: str | None = option(None, "Private key of the certificate (PEM)", **_FILE)
+    tls_root_ca_file: str | None = option(
+        None, "CA file that verifies brokers and client certificates; then brokers must serve HTTPS", **_FILE
+    )
+    tls_client_auth_policy: str = option(
+        "", f"Client certificates: {' or '.join(AUTH_POLICIES)}", "POLICY", panel=_ACCESS, shown="not required"
+    )
     broker_model: str = option(
         DEFAULT_BROKER_MODEL, f"Broker model: {' or '.join(BROKER_MODELS)}", "MODEL", panel=_CAPACITY
     )
@@ -88,8 +107,43 @@ class ControllerOptions:
             problems.append(f"--safe-share must be from 0 to 1, not {self.safe_share}")
         if self.mcap_mps is not None and not 0 < self.mcap_mps < math.inf:
             problems.append(f"--mcap-mps must be a rate above 0, not {self.mcap_mps}")
+        problems += self._tls_problems()
         if problems:
             raise InputError("; ".join(problems))
+
+    def _tls_problems(self) -> list[str]:
+        problems = []
+        if bool(self.tls_cert) != bool(self.tls_key):
+            problems.append("--tls-cert and --tls-key must be given together")
+        if self.tls_root_ca_file and not self.tls_cert:
+            problems.append("--tls-root-ca-file needs --tls-cert and --tls-key")
+        if self.tls_client_auth_policy not in ("", *AUTH_POLICIES):
+            known = " or ".join(AUTH_POLICIES)
+            problems.append(f"--tls-client-auth-policy must be {known}, not {self.tls_client_auth_policy!r}")
+        if self.tls_client_auth_policy and not self.tls_root_ca_file:
+            problems.append("--tls-client-auth-policy needs --tls-root-ca-file to verify client certificates")
+        for name in ("tls_cert", "tls_key", "tls_root_ca_file"):
+            path = getattr(self, name)
+            if path and (why := not_readable(path)):
+                problems.append(f"{_flag(name)}: cannot read {path}: {why}")
+        return problems
+
+    def tls(self, *, offered: bool = False) -> ssl.SSLContext | None:
+        """The TLS context of its ports; None without a certificate. `offered`: clients may show a certificate."""
+        if not self.tls_cert or not self.tls_key:
+            return None
+        required = bool(self.tls_client_auth_policy)
+        try:
+            return server_context(
+                self.tls_cert,
+                self.tls_key,
+                self.tls_root_ca_file,
+                min_version="tls1.2",
+                client_certificates=required,
+                offered=offered,
+            )
+        except BrokerError as problem:
+            raise ControlError(str(problem)) from None
 
     def calibrated(self) -> tuple[ServiceModel, float]:
         """The cost of messages to a broker, and its mcap in messages per second."""

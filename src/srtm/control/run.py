@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 
 import srtm
 from srtm import program
+from srtm.control.access.guard import Guard
 from srtm.control.api import metrics, problems, reference
 from srtm.control.api import routes as api
 from srtm.control.clock import now_ns
@@ -57,11 +58,11 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
         try:
             listener = ports.enter_context(listen(options.host, options.tcp_port))
             answers = app(service)
-            site = Site(answers, options.host, options.http_port)
+            site = Site(answers, options.host, options.http_port, options.tls(offered=True))
             ports.callback(site.close)
             shown = None
             if page is not None and options.web_port is not None:
-                shown = Site(page(answers), options.host, options.web_port)
+                shown = Site(page(answers), options.host, options.web_port, options.tls())
                 ports.callback(shown.close)
         except OSError as error:
             raise ControlError(
@@ -75,7 +76,8 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
             each.start()
         service.start()
         try:
-            async with Discovery(registry, me).serving(listener):
+            discovery = Discovery(registry, me, admit=service.admission.admit)
+            async with discovery.serving(listener, options.tls(offered=True)):
                 yield Served(me, shown.port if shown else None, service.superseded)
         finally:
             await service.stop()
@@ -98,6 +100,7 @@ def _controller(options: ControllerOptions, ends: contextlib.ExitStack) -> Contr
 def app(service: Service) -> FastAPI:
     """The HTTP application: nsqlookupd's endpoints at the root, SRTM's under /v1, and /metrics."""
     found = FastAPI(title="SRTM controller", version=srtm.__version__, docs_url=None, redoc_url=None)
+    found.add_middleware(Guard, access=service.access)
     found.include_router(api.router(service))
     found.add_exception_handler(InputError, problems.refused)
     found.add_exception_handler(RequestValidationError, problems.unfit)

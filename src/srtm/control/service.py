@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from srtm.control.access.access import Access
+from srtm.control.access.brokers import Admission
 from srtm.control.api.feed import Feed
 from srtm.control.clock import now_ns
 from srtm.control.discovery.registry import Came, Left, TopicChanged
+from srtm.control.line import Line
 from srtm.errors import ProtocolError
 from srtm.protocol import exchange
 from srtm.protocol.exchange import RefusalCode
@@ -35,7 +38,6 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
 _SOON_S = 0.005  # the same while a broker should hear something new
-_ANSWER_S = 2.0
 _CONNECT_S = 1.0
 _NO_SUCH_PATH = (404, 405, 501)  # answers of programs that are not SRTM brokers
 
@@ -46,7 +48,9 @@ class Service:
     def __init__(self, controller: Controller, registry: Registry) -> None:
         self.controller = controller
         self.registry = registry
-        self.feed = Feed(controller)
+        self.access = Access(controller.options, controller.store)
+        self.admission = Admission(controller.options, self.access)
+        self.feed = Feed(controller, lambda: [each.described() for each in self.admission.refused])
         self.superseded = asyncio.Event()  # a later controller has taken over the brokers
         controller.watch(self._changed)
         registry.on_change = self._registered
@@ -58,7 +62,7 @@ class Service:
         self._wake = asyncio.Event()
         self._computing: set[LiveFitting | Choosing] = set()
         self._watchers: dict[str, set[asyncio.Event]] = {}
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False)
+        self._line = Line(controller.options)
 
     def start(self) -> None:
         """Start all tasks on the running loop."""
@@ -73,7 +77,7 @@ class Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        await self._line.close()
 
     def producers_of(self, topic: str) -> set[str]:
         """Names of the brokers that have registered a topic."""
@@ -101,7 +105,14 @@ class Service:
             self._elsewhere[known.name] = producer
             self._spawn(self._probe(known))
             return
-        self.controller.joined(peer.hostname, peer.broadcast_address, peer.tcp_port, peer.http_port, now_ns())
+        self.controller.joined(
+            peer.hostname,
+            peer.broadcast_address,
+            peer.tcp_port,
+            peer.http_port,
+            now_ns(),
+            peer.https_port if self._line.secure else 0,  # without a CA file, nobody could verify it
+        )
 
     def _look_elsewhere(self) -> None:
         """Take in brokers that came back at another address, once nothing answers at the old one."""
@@ -171,8 +182,10 @@ class Service:
         try:
             if controller.members.get(member.name) is not member:  # removed meanwhile
                 return
+            if not self._line.reaches(member):
+                return
             said = controller.compose(member.name)
-            status, body = await self._post(f"{member.url}/srtm/exchange", exchange.write(said))
+            status, body = await self._line.post(member, exchange.write(said))
             if status == 200:
                 controller.heard(member.name, said, exchange.read(body, exchange.Answer), now_ns())
                 if controller.urgent:
@@ -191,21 +204,6 @@ class Service:
             self._complain(member, str(problem) or type(problem).__name__)
         finally:
             self._under_way.discard(member.name)
-
-    async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
-        """POST to a broker, with limits on the time and size of its answer."""
-        token = self.controller.options.control_token
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        found = bytearray()
-        async with (
-            asyncio.timeout(_ANSWER_S),
-            self._client.stream("POST", url, content=body, headers=headers) as answer,
-        ):
-            async for part in answer.aiter_bytes():
-                found += part
-                if len(found) > exchange.MAX_BODY:
-                    raise ValueError(f"answer exceeds {exchange.MAX_BODY:,} bytes")
-        return answer.status_code, bytes(found)
 
     def _complain(self, member: Member, problem: str) -> None:
         member.link.oddities += 1

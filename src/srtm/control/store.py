@@ -10,12 +10,14 @@ import json
 import os
 import sqlite3
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from srtm import locks
+from srtm.control.access.token import Role, Token
 from srtm.control.members import DeclaredPublisher, Member
 from srtm.control.placing import fitted as fittings
 from srtm.control.placing.layout import Places
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _VERSION = 2
 _FILE = "controller.sqlite"
 _LOCK = "lock"
+_CLOSED = "closed"  # a file that says that there are tokens, in case the store is lost
 _AUDITED = 1_000  # actions kept in the audit log
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -49,6 +52,10 @@ CREATE TABLE IF NOT EXISTS publishers (
     PRIMARY KEY (topic, id)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS paused (topic TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tokens (
+    name TEXT PRIMARY KEY, id TEXT NOT NULL, role TEXT NOT NULL, digest BLOB NOT NULL, created_ns INTEGER NOT NULL,
+    expires_ns INTEGER
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS audit (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at_ns INTEGER NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL,
     arguments TEXT NOT NULL
@@ -71,9 +78,12 @@ class Store:
         """Open the store in a folder, or one in memory; `anew` starts an empty one and keeps the old file beside it."""
         self.path = Path(folder) / _FILE if folder is not None else None
         self._lock = _locked(self.path) if self.path is not None else None
+        salvaged = _tokens_in(self.path) if anew and self.path is not None else []
         self.aside = _set_aside(self.path) if anew and self.path is not None else None
         try:
             self._open()
+            for token in salvaged:
+                self.save_token(token)
         except BaseException:
             self._unlock()
             raise
@@ -245,6 +255,33 @@ class Store:
         """Delete a publisher."""
         self._db.execute("DELETE FROM publishers WHERE topic = ? AND id = ?", (topic.name, publisher))
 
+    @property
+    def lasting(self) -> bool:
+        """Whether a restarted controller finds what it keeps."""
+        return self.path is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has, or had when it was lost, tokens."""
+        return self.path is not None and self.path.with_name(_CLOSED).exists()
+
+    def save_token(self, token: Token) -> None:
+        """Save a token, without its secret."""
+        if self.path is not None:
+            self.path.with_name(_CLOSED).touch(mode=0o600)
+        row = (token.name, token.id, token.role.value, token.digest, token.created_ns, token.expires_ns)
+        self._db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def delete_token(self, name: str) -> None:
+        """Delete a token."""
+        self._db.execute("DELETE FROM tokens WHERE name = ?", (name,))
+        if self.path is not None and not self.tokens():
+            self.path.with_name(_CLOSED).unlink(missing_ok=True)
+
+    def tokens(self) -> list[Token]:
+        """All tokens."""
+        return _tokens(self._db)
+
     def note_action(self, at_ns: int, who: str, action: str, arguments: dict[str, Any]) -> None:
         """Add an action to the audit log, which keeps the last thousand."""
         self._db.execute("BEGIN")
@@ -259,6 +296,20 @@ class Store:
         """The audit log, newest first: time, address, action, arguments."""
         rows = self._db.execute("SELECT at_ns, who, action, arguments FROM audit ORDER BY number DESC")
         return [(at_ns, who, action, json.loads(arguments)) for at_ns, who, action, arguments in rows]
+
+
+def _tokens(db: sqlite3.Connection) -> list[Token]:
+    rows = db.execute("SELECT name, id, role, digest, created_ns, expires_ns FROM tokens").fetchall()
+    return [Token(name, number, Role(role), digest, *times) for name, number, role, digest, *times in rows]
+
+
+def _tokens_in(path: Path) -> list[Token]:
+    """The tokens of a store that is set aside; none if they cannot be read: then its folder says that there were."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return _tokens(db)
+    except (sqlite3.Error, ValueError):
+        return []
 
 
 def _set_aside(path: Path) -> Path | None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from srtm.net.sockets import close_unix, listen, listen_unix
+from srtm.net.tls import names_in
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
+CERTIFIED = "srtm.certified"  # in the scope of a request: the names in its client's certificate
 _GRACE_S = 1  # for answers in progress when the site stops; event streams never end by themselves
 
 
@@ -48,6 +50,8 @@ class Site:
         )
         config.load()
         config.ssl = tls
+        if tls is not None:
+            config.http_protocol_class = _naming(config.http_protocol_class)
         self._server = _Server(config)
 
     def start(self) -> None:
@@ -70,6 +74,24 @@ class Site:
         self._listener.close()
         if self._unix is not None and self._path is not None:
             close_unix(self._unix, self._path)
+
+
+def _naming(protocol: type[Any]) -> type[Any]:
+    """A protocol whose requests carry the names in the client's verified certificate, if it showed one."""
+
+    class Named(protocol):  # type: ignore[misc]
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            names, inner = names_in(transport.get_extra_info("peercert")), self.app
+            if names:
+
+                async def named(scope: Any, receive: Any, send: Any) -> None:
+                    scope[CERTIFIED] = names
+                    await inner(scope, receive, send)
+
+                self.app = named
+
+    return Named
 
 
 @contextmanager

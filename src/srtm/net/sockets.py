@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from srtm.errors import InputError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
 
@@ -46,9 +47,18 @@ async def connect(host: str, port: int) -> socket.socket:
     raise refused or OSError(f"{host} has no address")
 
 
-async def open_streams(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect, for code that reads and writes asyncio's streams."""
-    return await asyncio.open_connection(sock=await connect(host, port))
+async def open_streams(
+    host: str, port: int, tls: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect, for code that uses asyncio's streams; with TLS, to a server whose certificate names `host`."""
+    sock = await connect(host, port)
+    if tls is None:
+        return await asyncio.open_connection(sock=sock)
+    try:
+        return await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=host)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def listen(host: str, port: int) -> socket.socket:

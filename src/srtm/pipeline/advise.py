@@ -226,7 +226,7 @@ class Advisor:
         except Refused as refused:
             told = f"{options.controller} refuses findings: {str(refused)[:300]}"
             if refused.status in (401, 403):
-                raise PipelineError(f"{told}; give the controller's token with --token or SRTM_TOKEN") from None
+                raise PipelineError(f"{told}; give the controller's token with SRTM_TOKEN or --token-file") from None
             logger.warning("%s; continuing with the next batch", told)
             return None
         answer: dict[str, Any] = json.loads(said)

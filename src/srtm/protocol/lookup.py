@@ -27,7 +27,15 @@ MAX_RESPONSE: Final = Settings().max_body_size  # nsqd's own limit
 
 _LEN: Final = Struct(">i")
 _SPACE: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-_FIELDS: gojson.Fields = {"broadcast_address": "", "hostname": "", "tcp_port": 0, "http_port": 0, "version": ""}
+_FIELDS: gojson.Fields = {
+    "broadcast_address": "",
+    "hostname": "",
+    "tcp_port": 0,
+    "http_port": 0,
+    "version": "",
+    "https_port": 0,  # nsqd and nsqlookupd do not know it
+}
+_TOKEN: Final = "srtm_token"
 
 
 class PeerInfo(NamedTuple):
@@ -38,6 +46,7 @@ class PeerInfo(NamedTuple):
     tcp_port: int
     http_port: int
     version: str
+    https_port: int = 0  # 0 if it serves no HTTPS, or does not say
 
 
 class Ping(NamedTuple):
@@ -45,9 +54,10 @@ class Ping(NamedTuple):
 
 
 class Identify(NamedTuple):
-    """The broker's addresses; answer with the `PeerInfo` of the lookup service."""
+    """The broker's addresses and its token, if any; answer with the `PeerInfo` of the lookup service."""
 
     peer: PeerInfo
+    token: str = ""
 
 
 class Register(NamedTuple):
@@ -137,8 +147,8 @@ class LookupServer:
                 if stop > end:
                     self._need = stop - pos
                     return pos
-                self.peer = _peer(data[after + 4 : stop])
-                out.append(Identify(self.peer))
+                self.peer, token = _peer(data[after + 4 : stop])
+                out.append(Identify(self.peer, token))
                 after = stop
             elif verb == "PING":
                 out.append(Ping())
@@ -223,9 +233,9 @@ def error(problem: ProtocolError) -> bytes:
     return response(problem.wire)
 
 
-def identify(peer: PeerInfo) -> bytes:
-    """Identify the broker."""
-    body = _peer_json(peer)
+def identify(peer: PeerInfo, token: str | None = None) -> bytes:
+    """Identify the broker, to a controller with a token."""
+    body = _peer_json(peer, {_TOKEN: token} if token else {})
     return b"IDENTIFY\n" + _LEN.pack(len(body)) + body
 
 
@@ -247,18 +257,23 @@ def read_peer(data: bytes) -> PeerInfo:
         raise ProtocolError("E_BAD_BODY", "cannot decode the response to IDENTIFY", cause=str(problem)) from None
 
 
-def _peer_json(peer: PeerInfo) -> bytes:
-    return gojson.write(dict(sorted(peer._asdict().items())))  # nsqlookupd's order
+def _peer_json(peer: PeerInfo, more: dict[str, str] | None = None) -> bytes:
+    fields = peer._asdict() | (more or {})
+    if not peer.https_port:
+        del fields["https_port"]
+    return gojson.write(dict(sorted(fields.items())))  # nsqlookupd's order
 
 
-def _peer(body: bytes) -> PeerInfo:
+def _peer(body: bytes) -> tuple[PeerInfo, str]:
     try:
-        peer = PeerInfo(**gojson.read(body, _FIELDS))
+        found = gojson.read(body, {**_FIELDS, _TOKEN: ""})
+        token = found.pop(_TOKEN)
+        peer = PeerInfo(**found)
     except ValueError as problem:
         raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body", cause=str(problem)) from None
     if not (peer.broadcast_address and peer.tcp_port and peer.http_port and peer.version):
         raise ProtocolError("E_BAD_BODY", "IDENTIFY missing fields", peer=peer)
-    return peer
+    return peer, token
 
 
 def _names(verb: str, params: list[str]) -> tuple[str, str | None]:

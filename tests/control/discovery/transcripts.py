@@ -79,6 +79,11 @@ def peer(broker: str) -> lookup.PeerInfo:
     return lookup.PeerInfo(f"127.1.1.{ord(broker[-1])}", f"host-{broker}", 4150, 4151, "1.3.0-x")
 
 
+def of_nsqd(broker: str) -> dict[str, Any]:
+    """The fields that nsqd knows."""
+    return {name: value for name, value in peer(broker)._asdict().items() if name != "https_port"}
+
+
 def identify(broker: str) -> Say:
     return Say(broker, lookup.identify(peer(broker)), (None,))
 
@@ -104,7 +109,7 @@ def refused(method: str, path: str, status: int, message: str, allow: str | None
 
 
 def described(broker: str) -> dict[str, Any]:
-    found = peer(broker)._asdict()
+    found = of_nsqd(broker)
     return {"remote_address": f"@{broker}", **found}
 
 
@@ -133,7 +138,7 @@ def _entry(broker: str) -> dict[str, Any]:
     name = broker.removeprefix("-")
     tombstoned = broker != name
     return {
-        **peer(name)._asdict(),
+        **of_nsqd(name),
         "id": f"@{name}",
         "last_update": "a time",
         "tombstoned": tombstoned,

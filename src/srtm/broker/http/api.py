@@ -38,7 +38,7 @@ def app(broker: Broker, registration: Registration, *, tls: bool = False) -> ASG
     if options.settings.tls_required and not options.plain_http and not tls:
         return tls_required(lambda: broker.https_port)
     publishing, administration = Publishing(broker), Administration(broker)
-    logs, control, condition = Logs(broker), Control(broker), Condition(broker)
+    logs, control, condition = Logs(broker), Control(broker, registration), Condition(broker)
     arrivals = Arrivals(broker)
     config = Config(broker, registration)
     posts = {

@@ -39,6 +39,6 @@ class Arrivals(Pages):
     def _stream(self, request: Request) -> arrivals.Arrivals:
         broker = self.broker
         if broker.options.control_token is not None and not bears(request, broker.options.control_token):
-            raise Refused(401, "UNAUTHORIZED: send this broker's --control-token as Authorization: Bearer …")
+            raise Refused(401, "UNAUTHORIZED: send this broker's control token as Authorization: Bearer …")
         running = arrivals.stream_of(broker.turn)
         return running or arrivals.Arrivals(broker.turn, broker.started_ns, broker.control.birth)

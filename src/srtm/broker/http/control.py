@@ -12,26 +12,33 @@ from starlette.responses import Response
 from srtm.broker.arrivals import record, recording_of
 from srtm.broker.http.request import Pages, Refused, bears, flag, query, read_body
 from srtm.broker.http.router import Json
+from srtm.broker.lookup import by_tls
 from srtm.errors import ExchangeRefused, ProtocolError, SRTMError
+from srtm.net.site import CERTIFIED
 from srtm.protocol import exchange
 from srtm.protocol.exchange import RefusalCode
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from srtm.broker.broker import Broker
+    from srtm.broker.lookup import Registration
+
 
 class Control(Pages):
     """Endpoints for the controller and for measurements."""
+
+    def __init__(self, broker: Broker, registration: Registration) -> None:
+        super().__init__(broker)
+        self._registration = registration
 
     async def exchange(self, request: Request) -> Response:
         """Carry out the controller's exchange, and answer with a report (`srtm.protocol.exchange`)."""
         if self.broker.options.controller is None:
             message = "NOT_MANAGED: this broker has no controller; start it with --controller"
             raise Refused(409, message, RefusalCode.NOT_MANAGED)
-        token = self.broker.options.control_token
-        if token is not None and not bears(request, token):
-            message = "UNAUTHORIZED: the controller must send this broker's --control-token"
-            raise Refused(401, message, RefusalCode.UNAUTHORIZED)
+        if problem := self._unauthorized(request):
+            raise Refused(401, f"UNAUTHORIZED: {problem}", RefusalCode.UNAUTHORIZED)
         try:
             body = await read_body(request, exchange.MAX_BODY, f"INVALID_EXCHANGE: more than {exchange.MAX_BODY} bytes")
             said = exchange.read(body, exchange.Exchange)
@@ -42,6 +49,21 @@ class Control(Pages):
         except ExchangeRefused as problem:
             raise Refused(409, f"{problem.code}: {problem}", problem.code) from None
         return Response(exchange.write(answer), media_type="application/json")
+
+    def _unauthorized(self, request: Request) -> str | None:
+        """Why a request is not the controller's; None if it is, or if this broker cannot know."""
+        options = self.broker.options
+        if options.control_token is not None:
+            known = bears(request, options.control_token)
+            return None if known else "the controller must send this broker's control token (SRTM_CONTROL_TOKEN)"
+        if not by_tls(options.controller or ""):
+            return None
+        shown: frozenset[str] = request.scope.get(CERTIFIED, frozenset())
+        if shown & self._registration.controllers:
+            return None
+        return (
+            "the exchange must come by HTTPS, with the certificate of the controller that this broker registered with"
+        )
 
     async def probe(self, request: Request) -> Response:
         """Time a topic's messages to a consumer of its engine: ?topic=…; &on=false stops that."""

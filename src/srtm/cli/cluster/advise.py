@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srtm.cli.common import AsJson, Master, Options, many, print_json, spark_options
-from srtm.cli.remote import HERE, Controller, Token, ask
+from srtm.cli.remote import HERE, Controller, Token, ask, secret_from
 from srtm.errors import InputError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -43,7 +43,13 @@ def advise(
     controller: Controller = HERE,
     token: Token = None,
     control_token: Annotated[
-        str | None, typer.Option(envvar="SRTM_CONTROL_TOKEN", metavar="TOKEN", help="Token for the brokers")
+        str | None,
+        typer.Option(
+            "--control-token-file",
+            metavar="FILE",
+            help="File with the token for the brokers; SRTM_CONTROL_TOKEN holds it directly",
+            callback=secret_from("SRTM_CONTROL_TOKEN"),
+        ),
     ] = None,
     master: Master = None,
     spark_conf: Options = None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Any
 
 import typer
 
 from srtm.cli.common import AsJson, in_ms, many, plain, print_json
-from srtm.cli.remote import HERE, Controller, ask
+from srtm.cli.remote import HERE, Controller, Token, ask
 from srtm.errors import ControlError
 from srtm.units import NS_PER_S, parse_duration_ns
 
@@ -24,6 +25,7 @@ class Verdict(IntEnum):
 
 def check(
     controller: Controller = HERE,
+    token: Token = None,
     brokers: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum brokers alive; fewer are critical")] = 1,
     opening: Annotated[
         str, typer.Option(metavar="DURATION", help="Time that a contract may take to reach all brokers")
@@ -36,14 +38,16 @@ def check(
     The line ends with performance data. The exit code is 0 (ok), 1 (warning), 2 (critical) or 3 (unknown).
 
     Critical: the controller does not answer, too few brokers are alive, or an SLO is not met. Warning: a broker is not
-    alive, a contract has not reached all brokers in time, shares stay idle, or a topic fits on no brokers.
+    alive or is refused, a contract has not reached all brokers in time, shares stay idle, or a topic fits nowhere.
 
     Example:
         srtm check --brokers 3
     """
     longest_s = parse_duration_ns(opening) / NS_PER_S
     try:
-        verdict, words, numbers = judged(*_look(controller, parse_duration_ns(patience) / NS_PER_S), brokers, longest_s)
+        members, topics = _look(controller, token, parse_duration_ns(patience) / NS_PER_S)
+        found = members["brokers"], topics["topics"]
+        verdict, words, numbers = judged(*found, brokers, longest_s, members.get("refused", ()))
     except ControlError as problem:
         verdict = Verdict.UNKNOWN if problem.facts.get("stranger") else Verdict.CRITICAL
         words, numbers = [plain(str(problem))], {}
@@ -57,15 +61,19 @@ def check(
     raise typer.Exit(int(verdict))
 
 
-def _look(controller: str, patience_s: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _look(controller: str, token: str | None, patience_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
     return (
-        ask(controller, None, "GET", "/v1/brokers", patience_s=patience_s)["brokers"],
-        ask(controller, None, "GET", "/v1/topics", patience_s=patience_s)["topics"],
+        ask(controller, token, "GET", "/v1/brokers", patience_s=patience_s),
+        ask(controller, token, "GET", "/v1/topics", patience_s=patience_s),
     )
 
 
 def judged(
-    members: list[dict[str, Any]], topics: list[dict[str, Any]], least: int, longest_s: float
+    members: list[dict[str, Any]],
+    topics: list[dict[str, Any]],
+    least: int,
+    longest_s: float,
+    refused: Sequence[dict[str, Any]] = (),
 ) -> tuple[Verdict, list[str], dict[str, str]]:
     """The verdict, its reasons, and the performance data."""
     alive = sum(each["status"] == "alive" for each in members)
@@ -76,7 +84,8 @@ def judged(
     unfit = [f"{each['topic']} fits on no brokers" for each in topics if each["state"] == "no capacity"]
     short = [_short(each) for each in topics if each["shares"]["overdue"]]
     critical = ([f"{many(alive, 'broker')} alive, at least {least} required"] if alive < least else []) + missed
-    warning = lost + late + unfit + short
+    denied = [f"broker {each['name']} from {each['from']} is refused: {each['reason']}" for each in refused]
+    warning = lost + late + unfit + short + denied
     numbers = {
         "brokers_alive": f"{alive};;{least}:;0;{len(members)}",
         "topics": str(len(topics)),

@@ -87,15 +87,15 @@ def collect(controller: str, token: str | None) -> tuple[dict[str, bytes], dict[
         return value
 
     take("controller/options.json", lambda: ask(controller, token, "GET", "/v1/options"))
-    take("controller/metrics.txt", lambda: text_at(controller, "/metrics"))
-    take("controller/audit.json", lambda: ask(controller, None, "GET", "/v1/audit"))
-    topics = take("controller/topics.json", lambda: ask(controller, None, "GET", "/v1/topics"))
-    brokers = take("controller/brokers.json", lambda: ask(controller, None, "GET", "/v1/brokers"))
+    take("controller/metrics.txt", lambda: text_at(controller, "/metrics", token))
+    take("controller/audit.json", lambda: ask(controller, token, "GET", "/v1/audit"))
+    topics = take("controller/topics.json", lambda: ask(controller, token, "GET", "/v1/topics"))
+    brokers = take("controller/brokers.json", lambda: ask(controller, token, "GET", "/v1/brokers"))
     for topic in (topics or {}).get("topics", ()):
         name = topic["topic"]
         paths = {"topic": topic_at(name), **{what: topic_at(name, what) for what in ("history", "publishers")}}
         for what, at in paths.items():
-            take(f"topics/{name}/{what}.json", lambda at=at: ask(controller, None, "GET", at))  # type: ignore[misc]
+            take(f"topics/{name}/{what}.json", lambda at=at: ask(controller, token, "GET", at))  # type: ignore[misc]
     for number, broker in enumerate((brokers or {}).get("brokers", ())):
         folder = f"brokers/{number}-{_file_name(broker['name'])}"
         for name, path in (("info.json", "/info"), ("stats.json", "/stats?format=json"), ("metrics.txt", "/metrics")):

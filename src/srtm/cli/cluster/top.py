@@ -14,7 +14,7 @@ from rich.text import Text
 
 from srtm.cli.cluster.tables import accusations, lending_table, table_of
 from srtm.cli.common import AsJson, in_ms, new_table, print_json
-from srtm.cli.remote import HERE, Controller, ask
+from srtm.cli.remote import HERE, Controller, Token, ask
 
 
 class Sort(StrEnum):
@@ -32,6 +32,7 @@ _KEYS = {Sort.RATE: "rate", Sort.WAITING: "waiting", Sort.PENALTY: "penalty_ms"}
 
 def top(
     controller: Controller = HERE,
+    token: Token = None,
     every: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Refresh interval")] = 1.0,
     sort: Annotated[Sort, typer.Option(metavar="COLUMN", help=f"Sort key of topics: {', '.join(Sort)}")] = Sort.NAME,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit")] = False,
@@ -42,23 +43,23 @@ def top(
     Without a terminal, or with --json, it prints once and exits.
     """
     if as_json:
-        print_json(look(controller, sort))
+        print_json(look(controller, token, sort))
         return
     if once or not sys.stdout.isatty():
-        Console(width=None if sys.stdout.isatty() else 200).print(tables(look(controller, sort)))
+        Console(width=None if sys.stdout.isatty() else 200).print(tables(look(controller, token, sort)))
         return
-    with Live(tables(look(controller, sort)), auto_refresh=False, screen=True) as live:
+    with Live(tables(look(controller, token, sort)), auto_refresh=False, screen=True) as live:
         try:
             while True:
                 time.sleep(every)
-                live.update(tables(look(controller, sort)), refresh=True)
+                live.update(tables(look(controller, token, sort)), refresh=True)
         except KeyboardInterrupt:
             pass
 
 
-def look(controller: str, sort: Sort = Sort.NAME) -> dict[str, Any]:
+def look(controller: str, token: str | None = None, sort: Sort = Sort.NAME) -> dict[str, Any]:
     """All topics and brokers."""
-    seen = {**ask(controller, None, "GET", "/v1/topics"), **ask(controller, None, "GET", "/v1/brokers")}
+    seen = {**ask(controller, token, "GET", "/v1/topics"), **ask(controller, token, "GET", "/v1/brokers")}
     seen["topics"].sort(key=lambda topic: (-_weight(topic, sort), topic["topic"]))
     return seen
 

@@ -251,9 +251,9 @@ def _from_trace(name: str, trace: str) -> tuple[TokenBucket, list[dict[str, Any]
 
 
 @app.command("ls")
-def list_(controller: Controller = HERE, as_json: AsJson = False) -> None:
+def list_(controller: Controller = HERE, token: Token = None, as_json: AsJson = False) -> None:
     """List the topics under contract."""
-    found = ask(controller, None, "GET", "/v1/topics")
+    found = ask(controller, token, "GET", "/v1/topics")
     if as_json:
         print_json(found)
         return
@@ -261,9 +261,9 @@ def list_(controller: Controller = HERE, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def show(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
+def show(name: Name, controller: Controller = HERE, token: Token = None, as_json: AsJson = False) -> None:
     """Show a topic's contract, shares, latencies and recent events."""
-    topic = ask(controller, None, "GET", topic_at(name))
+    topic = ask(controller, token, "GET", topic_at(name))
     if as_json:
         print_json(topic)
         return
@@ -297,7 +297,7 @@ def fit(
             print(f"{name}: {now}", file=sys.stderr)
         said = now
         time.sleep(_POLL_S)
-        topic = ask(controller, None, "GET", topic_at(name))
+        topic = ask(controller, token, "GET", topic_at(name))
     if as_json:
         print_json(topic)
     elif topic["fitted"]:
@@ -310,23 +310,23 @@ def fit(
 
 
 @app.command()
-def explain(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
+def explain(name: Name, controller: Controller = HERE, token: Token = None, as_json: AsJson = False) -> None:
     """Explain a topic's placement, and predict its latency on other numbers of brokers."""
-    found = ask(controller, None, "GET", topic_at(name, "explain"))
+    found = ask(controller, token, "GET", topic_at(name, "explain"))
     if as_json:
         print_json(found)
         return
-    now = ask(controller, None, "GET", topic_at(name))
+    now = ask(controller, token, "GET", topic_at(name))
     print_explanation(found, over_contract(now) if now["over_contract"] else None)
 
 
 @app.command()
-def advice(name: Name, controller: Controller = HERE, as_json: AsJson = False) -> None:
+def advice(name: Name, controller: Controller = HERE, token: Token = None, as_json: AsJson = False) -> None:
     """Show advice about a topic: its contract, its SLO, undeclared groups.
 
     The advice comes from srtm advise, which must be running.
     """
-    found = ask(controller, None, "GET", topic_at(name, "advice"))
+    found = ask(controller, token, "GET", topic_at(name, "advice"))
     if as_json:
         print_json(found)
         return
@@ -367,7 +367,7 @@ def publishers(
         if not rm:
             raise InputError("--rm needs the id of a publisher, not ''")
         ask(controller, token, "DELETE", topic_at(name, "publishers", rm))
-    found = ask(controller, None, "GET", topic_at(name, "publishers"))
+    found = ask(controller, token, "GET", topic_at(name, "publishers"))
     if as_json:
         print_json(found)
         return

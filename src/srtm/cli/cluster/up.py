@@ -11,6 +11,8 @@ import typer
 
 from srtm.cli.common import BrokerModel, Calibration, Mcap
 from srtm.cli.extras import require
+from srtm.cli.remote import secret_from
+from srtm.control.local.certificates import FOLDER
 from srtm.control.options import port_or_none
 from srtm.errors import ControlError
 from srtm.model.broker_models import DEFAULT_BROKER_MODEL
@@ -45,11 +47,21 @@ def up(
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(envvar="SRTM_TOKEN", metavar="TOKEN", help="Token that clients must present to change anything"),
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="File with a token of an admin, without which clients only read; SRTM_TOKEN holds it directly",
+            callback=secret_from("SRTM_TOKEN"),
+        ),
     ] = None,
     engine: Annotated[
         str, typer.Option(envvar="SRTM_ENGINE", metavar="ENGINE", help="Delivery engine: local, nsqd, nats or a URL")
     ] = "local",
+    tls: Annotated[bool, typer.Option("--tls", help="Use TLS on all ports of the control plane")] = False,
+    certs: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Certificates for --tls, as srtm certs init makes them; made if missing"),
+    ] = Path(FOLDER),
     model: BrokerModel = DEFAULT_BROKER_MODEL,
     calibration: Calibration = None,
     mcap_mps: Mcap = None,
@@ -88,6 +100,7 @@ def up(
         port_or_none(web_port),
         engine,
         recover,
+        certificates=certs if tls else None,
     )
     try:
         program.run(_serve(LocalCluster(options), host))
@@ -132,6 +145,8 @@ def _say(cluster: LocalCluster, host: str, seconds: float) -> None:
     if cluster.page:
         print(f"page:       {cluster.page}")
     print(f"brokers:    {addresses}")
+    if cluster.authority is not None:
+        print(f"clients:    export SRTM_CONTROLLER={cluster.url} SRTM_CA={cluster.authority}")
     if cluster.engines:
         places = ", ".join(f"{child.name} {host}:{child.ports['TCP']}" for child in cluster.engines)
         print(f"engine:     {places}")

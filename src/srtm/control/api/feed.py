@@ -24,7 +24,7 @@ from srtm.errors import SRTMError
 from srtm.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from srtm.control.controller import Controller
     from srtm.control.topic import ManagedTopic
@@ -42,8 +42,9 @@ Document = dict[str, Any]
 class Feed:
     """The stream of events that all viewers share."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, refused: Callable[[], list[Document]] = list) -> None:
         self._controller = controller
+        self._refused = refused  # brokers that may not register
         self._viewers: dict[asyncio.Queue[bytes | None], bool] = {}  # and whether it has a snapshot
         self._woken = asyncio.Event()
         self._told: Document = {}
@@ -93,13 +94,13 @@ class Feed:
         for queue in self._viewers:
             _put(queue, None)
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The events of one viewer."""
+    async def events(self, still: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+        """The events of one viewer, while it is `still` allowed."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD)
         self._viewers[queue] = False
         self._woken.set()
         try:
-            while not self._closed and (event := await queue.get()) is not None:
+            while not self._closed and (event := await queue.get()) is not None and still():
                 yield event
         finally:
             del self._viewers[queue]
@@ -118,8 +119,8 @@ class Feed:
             await asyncio.sleep(0)
         return {
             "at_ms": at_ns // NS_PER_MS,
-            "token": controller.options.token is not None,
             "brokers": {each.name: member_out(each) for each in statistics.of_brokers(controller.state)},
+            "refused": {f"{each['name']} {each['from']}": each for each in self._refused()},
             "topics": topics,
         }
 

@@ -17,7 +17,8 @@ _INTRODUCTION = """\
 
 `make docs` writes this page from the OpenAPI document that a controller serves at `/openapi.json`; `/docs` serves it.
 The API listens on port 4161, and on the page's port.
-If the controller has a token, requests that change anything must send it: `Authorization: Bearer …`.
+If the controller has tokens, requests must send one: `Authorization: Bearer …`.
+[access.md](access.md#every-port-and-path) says which role each request takes.
 [control.md](control.md#api) has examples, [discovery.md](discovery.md) describes the endpoints of nsqlookupd, and
 [broker.md](broker.md) those of brokers.
 """

@@ -1,27 +1,24 @@
 """SRTM's HTTP API under /v1: contracts, publishers and their places, brokers, and streams of changes.
 
-/openapi.json and /docs document it. Errors are `{"detail": …}`, a sentence that names the value and the remedy. If the
-controller has a token, requests that change anything must send it.
+/openapi.json and /docs document it. Errors are `{"detail": …}`, a sentence that names the value and the remedy.
+`control/access/rules.py` says which roles may make which request; `control/access/guard.py` refuses all others first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
-import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, HTTPException, Path, Request
+from fastapi import APIRouter, HTTPException, Path, Request
 from fastapi.responses import StreamingResponse
 
-import srtm
 from srtm.control import statistics
-from srtm.control.api.advice import add_routes
+from srtm.control.access.guard import still_allowed
+from srtm.control.api import access, actions, advice
+from srtm.control.api.actions import noted
 from srtm.control.api.explain import explained
-from srtm.control.api.problems import printable
 from srtm.control.api.schema import (
     ContractChange,
     DeliveryOut,
@@ -43,16 +40,13 @@ from srtm.control.placing.expected import expected
 from srtm.control.service import Service
 from srtm.errors import InputError, SRTMError
 from srtm.model.profile import profile
-from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from srtm.control.members import DeclaredPublisher
     from srtm.control.topic import ManagedTopic
     from srtm.model.bucket import TokenBucket
-
-log = logging.getLogger(__name__)
 
 _ALIVE_S = 10.0
 _NAMED = 10  # publishers of a move named in the audit log
@@ -64,36 +58,17 @@ def router(service: Service) -> APIRouter:
     """All endpoints."""
     controller = service.controller
 
-    def may_change(request: Request) -> None:
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            raise HTTPException(
-                403, f"cross-origin request from {printable(origin)}: only the controller's own page may make changes"
-            )
-        token = controller.options.token
-        shown = request.headers.get("authorization", "")
-        if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
-            raise HTTPException(401, "missing or wrong token; send the controller's token as Authorization: Bearer …")
-
     def done(request: Request, action: str, **arguments: Any) -> None:
-        """Log an action, and add it to the audit log."""
-        who = request.client.host if request.client else "?"
-        log.info("AUDIT(%s): %s %s", who, action, json.dumps(arguments))
-        controller.store.note_action(now_ns(), who, action, arguments)
+        noted(controller, request, action, **arguments)
 
     refusals: dict[int | str, dict[str, Any]] = {
+        401: {"description": "missing or wrong credential"},
+        403: {"description": "the role does not suffice, or cross-origin request"},
         404: {"description": "not found"},
         422: {"model": Refusal, "description": "invalid value"},
     }
     api = APIRouter(prefix="/v1", responses=refusals)
-    changes = APIRouter(
-        dependencies=[Depends(may_change)],
-        responses={
-            400: {"description": "unreadable body"},
-            401: {"description": "missing or wrong token"},
-            403: {"description": "cross-origin request"},
-        },
-    )
+    changes = APIRouter(responses={400: {"description": "unreadable body"}})
 
     def known(topic: str) -> Any:
         if topic not in controller.topics:
@@ -254,9 +229,11 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(404, str(problem)) from None
 
     @api.get("/topics/{topic}/watch", response_class=StreamingResponse)
-    async def watch(topic: InPath) -> StreamingResponse:
+    async def watch(topic: InPath, request: Request) -> StreamingResponse:
         """Stream server-sent events: `brokers` at once and at every change, and each event of the topic."""
-        return StreamingResponse(_events(service, topic), media_type="text/event-stream")
+        return StreamingResponse(
+            _events(service, topic, still_allowed(request, service.access)), media_type="text/event-stream"
+        )
 
     @api.get("/topics/{topic}/history")
     async def history(topic: InPath) -> dict[str, Any]:
@@ -264,35 +241,37 @@ def router(service: Service) -> APIRouter:
         return {"topic": known(topic).name, "points": service.feed.history(topic)}
 
     @api.get("/watch", response_class=StreamingResponse)
-    async def watch_all() -> StreamingResponse:
+    async def watch_all(request: Request) -> StreamingResponse:
         """Stream server-sent events: a `snapshot` of all brokers and topics, then a JSON merge `patch` every second."""
         headers = {"Cache-Control": "no-store"}
-        return StreamingResponse(service.feed.events(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            service.feed.events(still_allowed(request, service.access)), media_type="text/event-stream", headers=headers
+        )
 
     @api.get("/brokers")
     async def brokers() -> dict[str, Any]:
-        """List all brokers."""
-        return {"brokers": [member_out(each) for each in statistics.of_brokers(controller.state)]}
+        """List all brokers, and those that were refused, with what they said."""
+        return {
+            "brokers": [member_out(each) for each in statistics.of_brokers(controller.state)],
+            "refused": [each.described() for each in service.admission.refused],
+        }
+
+    @api.get("/health")
+    async def health() -> dict[str, Any]:
+        """Get the number of brokers that are alive; needs no credential, so that supervisors can ask."""
+        return {"brokers_alive": len(controller.state.alive)}
 
     @api.get("/targets")
     async def targets() -> list[dict[str, Any]]:
         """List brokers for Prometheus' HTTP service discovery."""
         return [
-            {"targets": [urlsplit(each.url).netloc], "labels": {"broker": each.name}}
+            {
+                "targets": [urlsplit(each.url).netloc],
+                "labels": {"broker": each.name} | ({"__scheme__": "https"} if each.https_port else {}),
+            }
             for each in controller.members.values()
             if each.status != "dead"
         ]
-
-    @api.get("/audit")
-    async def audit() -> dict[str, Any]:
-        """Get the audit log: the last thousand actions, newest first."""
-        kept = controller.store.actions()
-        return {
-            "entries": [
-                {"at_ms": at_ns // NS_PER_MS, "who": who, "action": action, "arguments": arguments}
-                for at_ns, who, action, arguments in kept
-            ]
-        }
 
     @changes.post("/brokers/{name}/drain")
     async def drain(name: str, request: Request, *, on: bool = True) -> dict[str, Any]:
@@ -314,14 +293,9 @@ def router(service: Service) -> APIRouter:
         controller.forget(name, now_ns())
         done(request, "forget", broker=name)
 
-    @changes.get("/options")
-    async def options() -> dict[str, Any]:
-        """Get the controller's version and settings; secrets are masked."""
-        started = asdict(controller.options)
-        secret = {name: "(given)" for name in ("token", "control_token") if started[name] is not None}
-        return {"version": srtm.__version__, "epoch": controller.state.epoch, "options": {**started, **secret}}
-
-    add_routes(api, changes, controller, known)
+    advice.add_routes(api, changes, controller, known)
+    actions.add_routes(api, controller)
+    access.add_routes(api, changes, service)
     api.include_router(changes)
     return api
 
@@ -362,14 +336,14 @@ def _delivery(service: Service, topic: str) -> list[dict[str, Any]]:
     return delivery_out(service.controller, topic, _brokers(service, topic))
 
 
-async def _events(service: Service, topic: str) -> AsyncIterator[str]:
+async def _events(service: Service, topic: str, still: Callable[[], bool]) -> AsyncIterator[str]:
     told: dict[str, Any] | None = None
     noted = 0
     found = service.controller.topics.get(topic)
     since = found.journal.events[-1] if found and found.journal.events else None
     changes = service.changes(topic, _ALIVE_S)
     changed = True
-    while True:
+    while still():
         if not changed:
             yield ":\n\n"
         places = {"brokers": _addresses(service, topic), "delivery": _delivery(service, topic)}

@@ -1,6 +1,7 @@
 """Discovery over TCP, as nsqlookupd does it: each connection is a producer of the registry once it has identified.
 
-In: bytes from brokers. Out: answers, and registrations in `registry.Registry`. A connection buffers one incomplete
+In: bytes from brokers. Out: answers, and registrations in `registry.Registry`. A broker that `admit` refuses is told
+why, and nothing else. A connection buffers one incomplete
 command, is not read while the broker does not read its answers, and ends half a minute after its host disappears. At
 EOF, a producer's registrations go at once, even if answers are still unsent.
 """
@@ -11,15 +12,18 @@ import asyncio
 import contextlib
 import logging
 import socket
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from srtm.control.clock import now_ns
 from srtm.control.discovery.registry import Producer, Reason
 from srtm.errors import ProtocolError, RegistryFull
+from srtm.net.tls import HANDSHAKE_S, names_in
 from srtm.protocol import lookup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    import ssl
+    from collections.abc import AsyncIterator
 
     from srtm.control.discovery.registry import Registry
 
@@ -31,6 +35,18 @@ _TICK_S = 1.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 
 
+class Applicant(NamedTuple):
+    """A broker that wants to register, and its credentials: a token, and the names in its certificate."""
+
+    peer: lookup.PeerInfo
+    address: str
+    token: str
+    names: frozenset[str]
+
+
+Admit = Callable[[Applicant, int], str | None]  # at that time: the reason for a refusal, or None
+
+
 class Discovery:
     """The service where brokers register; `me` is how it introduces itself."""
 
@@ -40,23 +56,28 @@ class Discovery:
         me: lookup.PeerInfo,
         clock: Callable[[], int] = now_ns,
         max_connections: int = MAX_CONNECTIONS,
+        admit: Admit = lambda *_: None,
     ) -> None:
         self.registry = registry
         self.me = me
         self.clock = clock
         self.max_connections = max_connections
+        self.admit = admit
         self.connections: set[Connection] = set()
         self.stopping = False
 
     @contextlib.asynccontextmanager
-    async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
+    async def serving(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
         """Serve a listening socket for the time of a block, and close it."""
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit these
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):
                 listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self), sock=listener)
+        patience_s = HANDSHAKE_S if tls else None
+        server = await loop.create_server(
+            lambda: Connection(self), sock=listener, ssl=tls, ssl_handshake_timeout=patience_s
+        )
         ticking = loop.create_task(self._tick())
         try:
             yield
@@ -120,7 +141,12 @@ class Connection(asyncio.Protocol):
             case ProtocolError():
                 log.warning("PRODUCER(%s): %s", self._address, event)
                 return lookup.error(event)
-            case lookup.Identify(peer):
+            case lookup.Identify(peer, token):
+                names = names_in(self._transport.get_extra_info("peercert"))
+                if why := self._discovery.admit(Applicant(peer, self._address, token, names), self._discovery.clock()):
+                    log.warning("PRODUCER(%s): refused as broker %r: %s", self._address, peer.hostname, why)
+                    self._protocol.closed = True
+                    return lookup.error(ProtocolError("E_UNAUTHORIZED", why))
                 self._producer = self._registry.identify(self._address, peer, self._discovery.clock())
                 log.info("PRODUCER(%s): is %s", self._address, self._producer.node)
                 return lookup.peer_response(self._discovery.me)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -19,8 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from srtm.control.local import certificates
 from srtm.control.local.engine import engines
 from srtm.errors import ControlError
+from srtm.net import certs
+from srtm.net.tls import client_context
 from srtm.protocol import engine as addresses
 
 if TYPE_CHECKING:
@@ -33,6 +37,8 @@ _MOST_STARTS = 3
 _AGAIN_S, _PATIENCE_S = 2.0, 120.0  # between attempts to restart a process, and for how long
 _PORTS = (4150, 4152, 4154, 4156, 4158)
 _CONTROLLER_PORT = 4160
+_HTTPS = 100  # from a broker's TCP port to that of its HTTPS
+_PORT_FLAGS = {"--tcp-port": "TCP", "--http-port": "HTTP", "--https-port": "HTTPS", "--web-port": "page"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class LocalOptions:
     recover: bool = False  # start with a new store
     ready_s: float = 30.0  # limit until all processes are ready
     broker_verb: Sequence[str] = ("broker",)  # of `srtm`, with the flags of a broker
+    certificates: Path | None = None  # folder of a CA and certificates, made if missing; None: no TLS
 
 
 @dataclass
@@ -73,8 +80,11 @@ class LocalCluster:
     def __init__(self, options: LocalOptions) -> None:
         if options.engine not in addresses.KINDS:
             addresses.parse(options.engine)
+        if options.certificates is not None and options.engine == "nsqd":
+            raise ControlError("--tls excludes --engine nsqd: nsqd registers with the controller without TLS")
         self._options = options
         self._stopping = False
+        self._secrets = self._secrets_for()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.engines: list[Child] = []
         page = "none" if options.web_port is None else "0" if options.free_ports else str(options.web_port)
@@ -83,6 +93,8 @@ class LocalCluster:
         if options.data_path is not None:
             flags += ["--data-path", str(options.data_path / "controller")]
         flags += ["--recover"] if options.recover else []
+        if options.certificates is not None:
+            flags += certificates.flags(options.certificates, certificates.CONTROLLER)
         self.controller = Child("controller", flags)
         self.brokers = [self._broker(number) for number in range(options.brokers)]
 
@@ -99,21 +111,34 @@ class LocalCluster:
             arguments += ["--data-path", str(options.data_path / name)]
         if options.trace_folder is not None:
             arguments += ["--trace-folder", str(options.trace_folder)]
+        if options.certificates is not None:
+            https_port = 0 if options.free_ports else port + _HTTPS
+            arguments += [*certificates.flags(options.certificates, name), "--https-port", str(https_port)]
         return Child(name, [*arguments, *options.broker_flags])
 
     @property
     def page(self) -> str | None:
         """The URL of the page."""
         port = self.controller.ports.get("page")
-        return f"http://{self._options.host}:{port}/" if port else None
+        return f"{self._scheme}://{self._options.host}:{port}/" if port else None
 
     @property
     def url(self) -> str:
         """The URL of the controller's API."""
-        return self.http(self.controller)
+        return f"{self._scheme}://{self._options.host}:{self.controller.ports['HTTP']}"
+
+    @property
+    def authority(self) -> Path | None:
+        """The file of the CA that verifies the cluster; None without TLS."""
+        folder = self._options.certificates
+        return None if folder is None else certs.certificate(folder, certs.CA)[0]
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self._options.certificates is None else "https"
 
     def http(self, child: Child) -> str:
-        """The base URL of a process's HTTP."""
+        """The base URL of a broker's HTTP."""
         return f"http://{self._options.host}:{child.ports['HTTP']}"
 
     async def __aenter__(self) -> Self:
@@ -132,11 +157,14 @@ class LocalCluster:
         options = self._options
         if options.trace_folder is not None:
             options.trace_folder.mkdir(parents=True, exist_ok=True)
+        if options.certificates is not None:
+            certificates.ensured(options.certificates, options.brokers, options.host)
         if options.free_ports:  # brokers need the controller's port
             await self._start(self.controller)
         tcp_port = self.controller.ports.get("TCP", _CONTROLLER_PORT)
         for child in self.brokers:
-            child.arguments += ["--controller", f"{options.host}:{tcp_port}"]
+            scheme = "" if options.certificates is None else "tls://"
+            child.arguments += ["--controller", f"{scheme}{options.host}:{tcp_port}"]
         if options.engine in ("nsqd", "nats"):
             await self._start_engines(tcp_port)
         others = [] if options.free_ports else [self.controller]
@@ -203,20 +231,29 @@ class LocalCluster:
 
     def _environment(self) -> dict[str, str]:
         """Pass secrets by environment, as command lines are public: tokens, and an engine's address with its login."""
-        options, found = self._options, dict(os.environ)
-        if options.token is not None:
-            found |= {"SRTM_TOKEN": options.token, "SRTM_CONTROL_TOKEN": options.token}
+        options, found = self._options, os.environ | self._secrets
         found["SRTM_ENGINE"] = "local" if options.engine in addresses.KINDS else options.engine
+        return found
+
+    def _secrets_for(self) -> dict[str, str]:
+        """Tokens of the processes; brokers may always register, also once the controller needs credentials."""
+        token, given = self._options.token, os.environ
+        found = {"SRTM_BROKER_TOKEN": given.get("SRTM_BROKER_TOKEN") or secrets.token_urlsafe(32)}
+        if token is not None:
+            found |= {"SRTM_TOKEN": token, "SRTM_CONTROL_TOKEN": token}
+        elif self._options.certificates is not None and not given.get("SRTM_CONTROL_TOKEN"):
+            found["SRTM_CONTROL_TOKEN"] = secrets.token_urlsafe(32)
         return found
 
     async def _all_alive(self) -> None:
         import httpx
 
         until = time.monotonic() + self._options.ready_s
-        async with httpx.AsyncClient(trust_env=False) as client:
+        tls = False if self.authority is None else client_context(str(self.authority), None, None)
+        async with httpx.AsyncClient(trust_env=False, verify=tls) as client:
             while time.monotonic() < until:
-                found = (await client.get(f"{self.url}/v1/brokers")).json()["brokers"]
-                if sum(broker["status"] == "alive" for broker in found) == len(self.brokers):
+                found = (await client.get(f"{self.url}/v1/health")).json()
+                if found["brokers_alive"] == len(self.brokers):
                     return
                 await asyncio.sleep(0.02)
         raise ControlError(f"not all brokers joined the controller within {self._options.ready_s:g} s")
@@ -283,7 +320,7 @@ def _fix_ports(child: Child) -> None:
     """Restart at the same ports: clients know them."""
     if child.program is not None:  # its ports are in its arguments already
         return
-    for flag, kind in (("--tcp-port", "TCP"), ("--http-port", "HTTP"), ("--web-port", "page")):
+    for flag, kind in _PORT_FLAGS.items():
         if kind in child.ports:
             child.arguments[child.arguments.index(flag) + 1] = str(child.ports[kind])
 

@@ -36,7 +36,7 @@ SCHEMA = (
 )
 _ROWS = 50_000  # per request
 _PATIENCE_S = 20.0  # with a broker that does not respond; then its rows are left out
-_TOKEN = "give the brokers' control token with --control-token or SRTM_CONTROL_TOKEN"
+_TOKEN = "give the brokers' control token with SRTM_CONTROL_TOKEN or --control-token-file"
 
 
 class ArrivalLogs(Logs):

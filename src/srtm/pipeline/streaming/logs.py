@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 
 from srtm.errors import InputError, LogError, LogReplaced, OffsetTrimmed, PipelineError
 from srtm.net.backoff import Backoff
+from srtm.net.tls import context_of_environment
 from srtm.pipeline.streaming.positions import Extent
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 _ANSWER_S = 10.0
 _ROWS = 10_000  # per request; a broker sends at most a megabyte
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # for plain HTTP
 
 
 class Away(Exception):
@@ -58,6 +59,13 @@ def ask(url: str, method: str = "GET", **query: object) -> bytes:
     return send(url, method, query)
 
 
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    if not url.startswith("https:"):
+        return _DIRECT
+    secured = urllib.request.HTTPSHandler(context=context_of_environment())
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), secured)
+
+
 def send(
     url: str,
     method: str = "GET",
@@ -73,7 +81,7 @@ def send(
     if body is not None:
         request.add_header("Content-Type", "application/json")
     try:
-        with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
+        with _opener(url).open(request, timeout=_ANSWER_S) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -1,15 +1,20 @@
-// An operator's actions: each asks for confirmation and reports its result. The token lives as long as this tab.
+// An operator's actions: each asks for confirmation and reports its result. A cookie that scripts cannot read is the login.
 
 import { $, count, make } from "./dom.js";
 
-const KEPT = "srtm-token";
-let token = sessionStorage.getItem(KEPT) ?? "";
-let wanted = false;
+let me = { name: null, role: null, closed: false, open: true };
 
-/** Whether the controller requires a token. */
-export function tokenWanted(is) {
-  wanted = is;
-  $("token").hidden = !is;
+/** Ask the controller who is logged in, and show it. Resolves to whether the page may show the cluster. */
+export async function whoAmI() {
+  return know(await ask("GET", "/v1/session"));
+}
+
+function know(session) {
+  me = session;
+  $("login").hidden = Boolean(me.name) || me.open;
+  $("logout").hidden = !me.name;
+  $("logout").textContent = me.name ? `Log out ${me.name} (${me.role})` : "";
+  return me.role !== null;
 }
 
 /** Show a message for a few seconds. */
@@ -21,30 +26,24 @@ export function tell(words) {
 
 /** The JSON at a path; an Error with the controller's message if it refuses. */
 export async function ask(method, path, body) {
-  const headers = {};
-  if (token) headers.Authorization = `Bearer ${token}`;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const headers = body === undefined ? {} : { "Content-Type": "application/json" };
   const answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   const found = answer.status === 204 ? null : await answer.json().catch(() => null);
   if (answer.ok) return found;
-  if (answer.status === 401) keep("");
+  if (answer.status === 401 && path !== "/v1/session") await whoAmI().catch(() => null);
   const detail = found?.detail;
   const said = Array.isArray(detail) ? detail.map((each) => `${each.loc.slice(1).join(".")}: ${each.msg}`).join("; ") : detail;
   throw new Error(answer.status === 401 ? "The controller requires a valid token." : said ?? `${answer.status} ${answer.statusText}`);
 }
 
-function keep(value) {
-  token = value;
-  if (value) sessionStorage.setItem(KEPT, value);
-  else sessionStorage.removeItem(KEPT);
-}
+const logIn = async (token) => know(await ask("POST", "/v1/session", { token }));
 
 const TOKEN = { name: "token", label: "Token", type: "password", required: true, autocomplete: "off" };
 
 /** Ask for confirmation and values, then act; stay open with the reason if refused. Resolves to whether it was done. */
 function confirmed({ title, text = "", fields = [], yes, act, done }) {
   const dialog = $("ask"), form = dialog.querySelector("form"), problem = $("ask-problem");
-  const needsToken = () => wanted && !token && !fields.includes(TOKEN);
+  const needsToken = () => !me.name && !me.open && !fields.includes(TOKEN);
   $("ask-title").textContent = title;
   $("ask-text").textContent = text;
   $("ask-text").hidden = !text;
@@ -64,9 +63,9 @@ function confirmed({ title, text = "", fields = [], yes, act, done }) {
     form.onsubmit = async (event) => {
       event.preventDefault();
       const given = Object.fromEntries(new FormData(form));
-      if (given.token && !fields.includes(TOKEN)) keep(given.token);
       $("ask-yes").disabled = true;
       try {
+        if (given.token && !fields.includes(TOKEN)) await logIn(given.token);
         const answer = await act(given);
         tell(done(given, answer));
         end(true);
@@ -93,9 +92,15 @@ const at = (topic) => `/v1/topics/${encodeURIComponent(topic)}`;
 
 export function askToken() {
   return confirmed({
-    title: "Token", text: "The page keeps the token until you close this tab.", fields: [TOKEN], yes: "Save",
-    act: async (given) => keep(given.token), done: () => "Token saved.",
+    title: "Log in", text: "Enter the secret of a token. The login lasts 12 hours, until you log out, or until the token is revoked.",
+    fields: [TOKEN], yes: "Log in", act: (given) => logIn(given.token), done: () => `Logged in as ${me.name} (${me.role}).`,
   });
+}
+
+export async function logOut() {
+  await ask("DELETE", "/v1/session");
+  tell("Logged out.");
+  return whoAmI();
 }
 
 const contract = ({ slo_ms = 1, r = "", b = "" } = {}) => [

@@ -3,7 +3,7 @@
 import { $, amount, attribute, bar, clock, count, draw, make, ms, p99, row, rows, show, text } from "./dom.js";
 import { chart, legend } from "./chart.js";
 import { renderLending } from "./lending.js";
-import { ask, askToken, change, create, drain, fit, move, pause, tell, tokenWanted } from "./actions.js";
+import { ask, askToken, change, create, drain, fit, logOut, move, pause, tell, whoAmI } from "./actions.js";
 
 const KEPT_MS = 600_000;
 const STATUS = { alive: ["good", "● alive"], joining: ["", "◌ joining"], silent: ["warn", "◌ silent"], lapsed: ["bad", "✕ lapsed"], dead: ["bad", "✕ dead"] };
@@ -26,14 +26,35 @@ function merge(target, patch) {
   return target;
 }
 
-function listen() {
-  const stream = new EventSource("/v1/watch");
+let stream = null;
+async function listen() {
+  stream?.close();
+  stream = null;
+  let known = false;
+  try {
+    known = await whoAmI();
+  } catch {
+    linked("bad", "✕ controller unreachable, retrying");
+    setTimeout(listen, 2000);
+    return;
+  }
+  if (known) follow();
+  else {
+    linked("warn", "◌ log in to see the cluster");
+    cluster = null;
+    document.body.classList.add("locked");
+  }
+}
+
+function follow() {
+  document.body.classList.remove("locked");
+  stream = new EventSource("/v1/watch");
   stream.addEventListener("snapshot", (event) => changed(JSON.parse(event.data)));
   stream.addEventListener("patch", (event) => changed(merge(cluster, JSON.parse(event.data))));
   stream.onopen = () => linked("good", "● live");
   stream.onerror = () => {
     linked("bad", "✕ controller unreachable, retrying");
-    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+    if (stream?.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
 }
 
@@ -48,7 +69,6 @@ function changed(document_) {
   cluster = document_;
   statuses = Object.fromEntries(Object.values(cluster.brokers).map((each) => [each.name, each.status]));
   if (before) announce(before);
-  tokenWanted(cluster.token);
   keepPoint();
   if (!due) {
     due = true;
@@ -73,6 +93,8 @@ function render() {
   renderSummary(brokers, topics);
   renderBrokers(brokers.map((each) => [each.name, each]));
   show($("no-brokers"), !brokers.length);
+  renderRefused(Object.entries(cluster.refused ?? {}));
+  show($("refused"), Object.keys(cluster.refused ?? {}).length > 0);
   const wanted = $("filter").value.toLowerCase(), only = $("only").checked;
   const matches = topics.filter((each) => each.topic.toLowerCase().includes(wanted) && (!only || each.slo_met === false));
   renderTopics(matches.map((each) => [each.topic, { topic: each, names: brokers.map((broker) => broker.name) }]));
@@ -92,6 +114,17 @@ function renderSummary(brokers, topics) {
   text($("sum-rate"), `${count(brokers.reduce((sum, each) => sum + (each.status === "alive" ? each.rate : 0), 0))}/s`);
   document.title = missed || alive < brokers.length ? `(!) SRTM` : "SRTM";
 }
+
+const renderRefused = rows($("refused"), () => {
+  const node = make("li");
+  return {
+    node,
+    update(each) {
+      const times = each.attempts === 1 ? "once" : `${count(each.attempts)} times`;
+      text(node, `Broker ${each.name} from ${each.from} was refused ${times}: ${each.reason}.`);
+    },
+  };
+});
 
 const cell = (kind) => make("td", kind ? { class: kind } : {});
 
@@ -365,7 +398,7 @@ async function refreshAudit() {
     const on = Object.entries(each.arguments).map(([key, value]) => `${key} ${Array.isArray(value) ? value.join(", ") : value}`).join(", ");
     return row(
       make("th", { scope: "row" }, new Date(each.at_ms).toLocaleString("en-GB")),
-      ["From", make("td", {}, each.who)], ["Action", make("td", {}, each.action)], ["Details", make("td", { class: "wide" }, on)],
+      ["Who", make("td", {}, each.who)], ["Action", make("td", {}, each.action)], ["Details", make("td", { class: "wide" }, on)],
     );
   }));
 }
@@ -373,7 +406,8 @@ async function refreshAudit() {
 // Controls.
 
 $("create").onclick = () => create().then(refreshAudit).catch((error) => tell(error.message));
-$("token").onclick = () => askToken();
+$("login").onclick = () => askToken().then((done) => done && listen());
+$("logout").onclick = () => logOut().then(listen).catch((error) => tell(error.message));
 $("change").onclick = () => change(cluster.topics[chosen]).then(refreshAudit);
 $("fit").onclick = () => fit(chosen).then(refreshAudit);
 $("pause").onclick = () => pause(chosen, !cluster.topics[chosen].paused).then(refreshAudit);

@@ -1,0 +1,1 @@
+"""Access: credentials, roles, and the rule of every path."""
