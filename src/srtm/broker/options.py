@@ -79,7 +79,9 @@ class BrokerOptions:
     lookupd: tuple[str, ...] = option(
         (), "nsqlookupd to register with; repeatable", "HOST:PORT", flag="--lookupd-tcp-address", panel=_CONTROL
     )
-    controller: str | None = option(None, "Controller that grants this broker its shares", "HOST:PORT", panel=_CONTROL)
+    controller: str | None = option(
+        None, "Controllers that grant this broker its shares, separated by commas", "HOST:PORT", panel=_CONTROL
+    )
     control_token: str | None = option(
         None, "Token that the controller must present", "TOKEN", envvar="SRTM_CONTROL_TOKEN", panel=_CONTROL
     )

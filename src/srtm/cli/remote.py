@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     import httpx
 
-Controller = Annotated[str, typer.Option(envvar="SRTM_CONTROLLER", metavar="URL", help="Controller's HTTP API")]
+Controller = Annotated[
+    str,
+    typer.Option(
+        envvar="SRTM_CONTROLLER", metavar="URL", help="HTTP API of the controller, or of several, separated by commas"
+    ),
+]
 Token = Annotated[str | None, typer.Option(envvar="SRTM_TOKEN", metavar="TOKEN", help="Token for the controller")]
 Engine = Annotated[
     str | None,
@@ -29,6 +34,7 @@ Engine = Annotated[
 HERE = "http://127.0.0.1:4161"
 _PATIENCE_S = 120.0  # an explanation is computed
 _LATE_S = 2.0
+_UNAVAILABLE = 503
 
 
 def ask(
@@ -96,11 +102,10 @@ def _answer(controller: str, method: str, path: str, patience_s: float, **more: 
     import httpx
 
     from srtm.client.cluster import refusal
+    from srtm.net.several import urls
 
-    url = controller if "://" in controller else f"http://{controller}"
     try:
-        with httpx.Client(timeout=httpx.Timeout(patience_s, connect=2.0), trust_env=False) as client:
-            answer = client.request(method, url.rstrip("/") + path, **more)
+        answer = _first(urls(controller), method, path, patience_s, **more)
     except (httpx.RemoteProtocolError, httpx.ReadError) as problem:
         raise ControlError(
             f"{controller} is not a controller ({problem or 'it closed the connection'});"
@@ -120,3 +125,16 @@ def _answer(controller: str, method: str, path: str, patience_s: float, **more: 
         stranger = f"{controller} does not answer like a controller; give the address of its HTTP API with --controller"
         raise ControlError(said or stranger, stranger=answer.status_code < 500)
     return answer
+
+
+def _first(controllers: list[str], method: str, path: str, patience_s: float, **more: Any) -> httpx.Response:
+    """The answer of the first controller that can answer, or of the last one."""
+    import httpx
+
+    with httpx.Client(timeout=httpx.Timeout(patience_s, connect=2.0), trust_env=False) as client:
+        for url in controllers[:-1]:
+            with suppress(httpx.HTTPError):
+                answer = client.request(method, url + path, **more)
+                if answer.status_code != _UNAVAILABLE:
+                    return answer
+        return client.request(method, controllers[-1] + path, **more)
