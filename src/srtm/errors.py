@@ -18,7 +18,8 @@ SRTMError
 │   ├── PublishRefused    a broker refuses messages: the topic is full, or the engine would refuse them
 │   └── ExchangeRefused   a broker refuses an exchange with a controller; carries a code
 ├── ControlError          a controller cannot start or continue
-│   └── RegistryFull      the registry of names and registrations is full
+│   ├── RegistryFull      the registry of names and registrations is full
+│   └── LeadershipLost    another controller leads, or may lead: this one can store nothing more
 ├── ClientError           a publisher or subscriber cannot reach its broker or controller, or is refused
 │   ├── ControllerAway    the controller does not answer, or has no broker to offer; a retry may succeed
 │   └── WindowFull        the maximum number of messages awaits an answer
@@ -115,6 +116,10 @@ class ControlError(SRTMError):
 
 class RegistryFull(ControlError):
     """The registry of names and registrations is full."""
+
+
+class LeadershipLost(ControlError):
+    """Another controller leads, or may lead: this one can store nothing more."""
 
 
 class ClientError(SRTMError):

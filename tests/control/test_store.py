@@ -6,12 +6,17 @@ import json
 import os
 import shutil
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from srtm.control.controller import Controller
+from srtm.control.keeping.keeper import key
+from srtm.control.keeping.sqlite import SqliteKeeper
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
@@ -26,6 +31,16 @@ CONTRACT = Contract(100_000, 40 * NANO_PER_TOKEN, 2_000_000, "0.999", "lb", "mem
 
 def cluster(folder: Path) -> VirtualCluster:
     return VirtualCluster(1, ControllerOptions(lease_s=3.0), Store(folder), brokers=2)
+
+
+@contextmanager
+def edited(folder: Path, at: str) -> Iterator[Any]:
+    """A document, to be changed."""
+    keeper = SqliteKeeper(folder)
+    document = json.loads(keeper.read(at)[at])
+    yield document
+    keeper.write({at: json.dumps(document).encode()})
+    keeper.close()
 
 
 def test_everything_is_there_again(tmp_path: Path) -> None:
@@ -87,11 +102,10 @@ def test_a_contract_of_an_older_version_gets_the_defaults(tmp_path: Path) -> Non
     (kept,) = store.topics()
     assert (kept.contract.adapt_window_s, kept.contract.adapt_period_s, kept.contract.lending) == (30, 5, "auto")
     store.close()
-    with sqlite3.connect(tmp_path / "controller.sqlite") as db:
-        (text,) = db.execute("SELECT contract FROM topics").fetchone()
-        old = {key: value for key, value in json.loads(text).items() if not key.startswith(("adapt_", "lending"))}
-        assert len(old) < len(json.loads(text))
-        db.execute("UPDATE topics SET contract = ?", (json.dumps(old),))
+    with edited(tmp_path, key("topic", "t")) as document:
+        old = {name: each for name, each in document["contract"].items() if not name.startswith(("adapt_", "lending"))}
+        assert len(old) < len(document["contract"])
+        document["contract"] = old
     store = Store(tmp_path)
     (kept,) = store.topics()
     store.close()
@@ -105,11 +119,9 @@ def test_a_publisher_of_an_older_version_is_not_split(tmp_path: Path) -> None:
     controller.create("t", CONTRACT, 1)
     controller.register("t", [DeclaredPublisher("p", 5.0)], 1)
     store.close()
-    with sqlite3.connect(tmp_path / "controller.sqlite") as db:
-        (text,) = db.execute("SELECT declared FROM publishers").fetchone()
-        old = {key: value for key, value in json.loads(text).items() if key not in ("split", "parts")}
-        assert len(old) == len(json.loads(text)) - 2
-        db.execute("UPDATE publishers SET declared = ?", (json.dumps(old),))
+    with edited(tmp_path, key("publisher", "t", "p")) as document:
+        for name in ("split", "parts"):
+            del document["declared"][name]
     store = Store(tmp_path)
     (kept,) = store.topics()
     store.close()
@@ -166,12 +178,12 @@ def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, da
 
 
 def test_a_store_that_is_set_aside_is_kept(tmp_path: Path) -> None:
-    assert Store(tmp_path / "new", anew=True).aside is None
+    assert SqliteKeeper(tmp_path / "new", anew=True).aside is None
     for number in (1, 2):
         store = Store(tmp_path)
         epoch = store.next_epoch()
         store.close()
-        anew = Store(tmp_path, anew=True)
+        anew = SqliteKeeper(tmp_path, anew=True)
         anew.close()
         aside = anew.aside
         assert aside == tmp_path / f"controller.sqlite.{number}"
@@ -185,7 +197,7 @@ def test_a_store_has_one_controller_at_a_time(tmp_path: Path) -> None:
     first = Store(tmp_path)
     for anew in (False, True):
         with pytest.raises(ControlError, match=f"in use by process {os.getpid()}; give each controller"):
-            Store(tmp_path, anew=anew)
+            SqliteKeeper(tmp_path, anew=anew)
     first.next_epoch()
     first.close()
     Store(tmp_path).close()

@@ -1,7 +1,8 @@
 """Registration with nsqlookupd: this broker's addresses, topics and channels.
 
-One task per lookup service keeps it up to date: it sends the difference between what the service was told and what
-exists, at once after a change, and everything after a reconnection. A PING every 15 s detects dead connections.
+Every controller of a cluster is such a service. One task per service keeps it up to date: it sends the difference
+between what the service was told and what exists, at once after a change, and everything after a reconnection. A PING
+every 15 s detects dead connections.
 
 A topic that is new here may have channels elsewhere, which must get its first messages, too. So a new topic delivers
 nothing until the lookup services have named its channels, or did not answer in time.
@@ -18,6 +19,7 @@ from srtm.broker.options import tls_to_controller
 from srtm.errors import BrokerError, InputError, ProtocolError
 from srtm.net.backoff import Backoff
 from srtm.net.explain import explained
+from srtm.net.several import listed, resolved
 from srtm.net.sockets import open_streams
 from srtm.net.tls import names_in
 from srtm.protocol import lookup
@@ -37,6 +39,7 @@ CONNECT_S = 1.0
 ANSWER_S = 5.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 4.0  # shorter than the time that a recovering controller waits
 _PATIENT_S = 1.0  # longer pauses are logged
+_RESOLVE_S = 10.0  # between looks at the names of controllers
 _BATCH = 500  # commands sent before their answers are read
 
 _TLS = "tls://"
@@ -175,8 +178,8 @@ class Registration:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        controller = broker.options.controller
-        self._fixed = (controller,) if controller else ()
+        self._controllers = listed(broker.options.controller) if broker.options.controller else []
+        self._fixed = list(self._controllers)  # with names resolved that have several records
         self.addresses: list[str] | None = list(broker.options.lookupd)  # of nsqlookupd; None is nsqd's empty list, too
         self._peers = {address: Peer(address, broker) for address in (*self._fixed, *self.addresses)}
         self._keeping: dict[str, asyncio.Task[None]] = {}
@@ -192,6 +195,8 @@ class Registration:
         """Register, and follow the broker's changes."""
         for address in self._peers:
             self._begin(address)
+        if self._controllers:
+            self._follow(self._broker.turn.loop.create_task(self._resolve()))
         self._broker.topics.on_change = self._changed
         if self._broker.topics.engine is None:
             self._broker.topics.on_topic = self._made
@@ -207,6 +212,16 @@ class Registration:
         for address in new:
             self._begin(address)
         self.addresses = addresses
+
+    async def _resolve(self) -> None:
+        """Register with every controller that a name stands for, now and whenever that changes."""
+        while True:
+            found = [each for address in self._controllers for each in await resolved(address)]
+            if found != self._fixed:
+                log.info("LOOKUPD: controllers are now %s", ", ".join(found))
+                self._fixed = found
+                self.register_with(self.addresses)
+            await asyncio.sleep(_RESOLVE_S)
 
     def _begin(self, address: str) -> None:
         task = self._keeping[address] = self._broker.turn.loop.create_task(self._peers[address].keep())

@@ -79,7 +79,10 @@ class BrokerOptions:
         (), "nsqlookupd to register with; repeatable", "HOST:PORT", flag="--lookupd-tcp-address", panel=_CONTROL
     )
     controller: str | None = option(
-        None, "Controller that grants this broker its shares; tls://HOST:PORT for TLS", "HOST:PORT", panel=_CONTROL
+        None,
+        "Controllers that grant this broker its shares, separated by commas; tls://HOST:PORT for TLS",
+        "HOST:PORT",
+        panel=_CONTROL,
     )
     broker_token: str | None = secret(
         "File with the token to register with at the controller", "SRTM_BROKER_TOKEN", _CONTROL

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
     import httpx
 
-Controller = Annotated[str, typer.Option(envvar="SRTM_CONTROLLER", metavar="URL", help="Controller's HTTP API")]
+Controller = Annotated[
+    str,
+    typer.Option(
+        envvar="SRTM_CONTROLLER", metavar="URL", help="HTTP API of the controller, or of several, separated by commas"
+    ),
+]
 
 
 def secret_from(variable: str) -> Callable[[str | None], str | None]:
@@ -48,6 +53,7 @@ Engine = Annotated[
 HERE = "http://127.0.0.1:4161"
 _PATIENCE_S = 120.0  # an explanation is computed
 _LATE_S = 2.0
+_UNAVAILABLE = 503
 
 
 def ask(
@@ -116,15 +122,10 @@ def _answer(
     import httpx
 
     from srtm.client.cluster import refusal
-    from srtm.net.tls import context_of_environment
+    from srtm.net.several import urls
 
-    url = controller if "://" in controller else f"http://{controller}"
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    times = httpx.Timeout(patience_s, connect=2.0)
     try:
-        tls = context_of_environment() if url.startswith("https:") else False  # loading certificates takes 50 ms
-        with httpx.Client(timeout=times, trust_env=False, headers=headers, verify=tls) as client:
-            answer = client.request(method, url.rstrip("/") + path, **more)
+        answer = _first(urls(controller), token, method, path, patience_s, **more)
     except (httpx.RemoteProtocolError, httpx.ReadError) as problem:
         raise ControlError(
             f"{controller} is not a controller ({problem or 'it closed the connection'});"
@@ -144,3 +145,24 @@ def _answer(
         stranger = f"{controller} does not answer like a controller; give the address of its HTTP API with --controller"
         raise ControlError(said or stranger, stranger=answer.status_code < 500)
     return answer
+
+
+def _first(
+    controllers: list[str], token: str | None, method: str, path: str, patience_s: float, **more: Any
+) -> httpx.Response:
+    """The answer of the first controller that can answer, or of the last one."""
+    import httpx
+
+    from srtm.net.tls import context_of_environment
+
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    times = httpx.Timeout(patience_s, connect=2.0)
+    # Loading certificates takes 50 ms.
+    tls = context_of_environment() if any(url.startswith("https:") for url in controllers) else False
+    with httpx.Client(timeout=times, trust_env=False, headers=headers, verify=tls) as client:
+        for url in controllers[:-1]:
+            with suppress(httpx.HTTPError):
+                answer = client.request(method, url + path, **more)
+                if answer.status_code != _UNAVAILABLE:
+                    return answer
+        return client.request(method, controllers[-1] + path, **more)

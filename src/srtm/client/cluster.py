@@ -19,6 +19,7 @@ from zlib import crc32
 
 from srtm.errors import ClientError, ControllerAway
 from srtm.net.backoff import Backoff
+from srtm.net.several import resolved_urls, urls
 from srtm.net.tls import context_of_environment
 
 try:
@@ -122,24 +123,31 @@ class Assigned:
 
 
 class Cluster:
-    """A controller, as clients see it; `async with` closes it. Clients of one loop share one per address."""
+    """A controller, as clients see it, or several; `async with` closes it. Clients of one loop share one per address.
+
+    `controller` may list several addresses, as in `http://a:4161,b:4161`, or be a name with several records. Any of
+    them answers for the one that leads, so if one does not answer, another is asked.
+    """
 
     _shared: ClassVar[dict[tuple[asyncio.AbstractEventLoop, str, str | None], Cluster]] = {}
 
     def __init__(
         self, controller: str = DEFAULT_CONTROLLER, *, token: str | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
-        self.controller = (controller if "://" in controller else f"http://{controller}").rstrip("/")
+        self.urls = urls(controller)
+        self.controller = ",".join(self.urls)
         self.tls = tls
+        self._resolved: list[str] = []  # the same with names resolved; the one to ask first is the first
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             # Ignore proxies of the environment: a controller is near, and a watch lasts long.
+            for url in self.urls:
+                httpx.URL(url)
             self._http = httpx.AsyncClient(
-                base_url=self.controller,
                 headers=headers,
                 timeout=_ANSWER_S,
                 trust_env=False,
-                verify=tls or (context_of_environment() if self.controller.startswith("https:") else False),
+                verify=tls or (context_of_environment() if "https:" in self.controller else False),  # takes 50 ms
                 limits=httpx.Limits(keepalive_expiry=_KEPT_S),
             )
         except (httpx.InvalidURL, ValueError) as error:
@@ -150,6 +158,7 @@ class Cluster:
         self._asking: dict[str, list[tuple[PublisherSpec, set[str], asyncio.Future[list[Place]]]]] = {}
         self._requests: set[asyncio.Task[None]] = set()
         self._users = 0
+        self._failed = 0  # controllers in a row
 
     @classmethod
     def shared(cls, controller: str, token: str | None = None) -> Cluster:
@@ -259,22 +268,47 @@ class Cluster:
         await self.request("DELETE", topic_path(topic, "publishers", publisher))
 
     async def request(self, method: str, path: str, document: Any = None) -> Any:
-        """Return the controller's answer; ControllerAway if it does not answer, ClientError if it refuses."""
-        try:
-            answer = await self._http.request(method, path, json=document)
-        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
-            raise ControllerAway(
-                f"no controller answers at {self.controller} ({str(error) or type(error).__name__}): start one with"
-                " srtm up, or give its address"
-            ) from None
-        if answer.status_code >= 500:
-            raise ControllerAway(f"{self.controller}: {_detail(answer)}", status=answer.status_code)
+        """Return the controller's answer; ControllerAway if none answers, ClientError if it refuses."""
+        problem: ControllerAway | None = None
+        for url in await self._in_turn():
+            try:
+                answer = await self._http.request(method, url + path, json=document)
+            except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+                problem = ControllerAway(
+                    f"no controller answers at {self.controller} ({str(error) or type(error).__name__}): start one with"
+                    " srtm up, or give its address"
+                )
+                self._avoid(url)
+                continue
+            if answer.status_code < 500:
+                self._failed = 0
+                return self._read(url, answer)
+            problem = ControllerAway(f"{url}: {_detail(answer)}", status=answer.status_code)
+            self._avoid(url)
+        assert problem is not None
+        raise problem
+
+    def _read(self, url: str, answer: httpx.Response) -> Any:
         if answer.status_code >= 400:
-            raise ClientError(f"{self.controller}: {_detail(answer)}", status=answer.status_code)
+            raise ClientError(f"{url}: {_detail(answer)}", status=answer.status_code)
         try:
             return answer.json() if answer.content else None
         except ValueError:
-            raise ControllerAway(f"{self.controller} is not a controller: it answers {answer.text[:100]!r}") from None
+            raise ControllerAway(f"{url} is not a controller: it answers {answer.text[:100]!r}") from None
+
+    async def _in_turn(self) -> list[str]:
+        """Return the controllers to ask, the best first; all of them answer for the one that leads."""
+        if not self._resolved:
+            self._resolved = await resolved_urls(self.controller)
+        return list(self._resolved)
+
+    def _avoid(self, url: str) -> None:
+        """Ask this controller last from now on; if all failed in turn, resolve their names again."""
+        if self._resolved[:1] == [url]:
+            self._resolved = [*self._resolved[1:], url]
+        self._failed += 1
+        if self._failed >= len(self._resolved):
+            self._resolved, self._failed = [], 0
 
     async def watch(self, topic: str) -> AsyncGenerator[dict[str, str], None]:
         """Yield the addresses of the topic's brokers by name: now, and at every change."""
@@ -288,16 +322,18 @@ class Cluster:
                             backoff = Backoff()
                             yield self.brokers(topic)
             except (httpx.HTTPError, ControllerAway, ValueError, KeyError):
-                pass  # the last answer stays in use
+                if self._resolved:  # the last answer stays in use
+                    self._avoid(self._resolved[0])
             await asyncio.sleep(backoff.next_s())
 
     async def _events(self, topic: str) -> AsyncGenerator[tuple[str, Any], None]:
         timeout = httpx.Timeout(_ANSWER_S, read=_SILENCE_S)
-        async with self._http.stream("GET", topic_path(topic, "watch"), timeout=timeout) as answer:
+        url = (await self._in_turn())[0]
+        async with self._http.stream("GET", url + topic_path(topic, "watch"), timeout=timeout) as answer:
             if answer.status_code != 200:
                 await answer.aread()
                 kind = ControllerAway if answer.status_code >= 500 else ClientError
-                raise kind(f"{self.controller}: {_detail(answer)}", status=answer.status_code)
+                raise kind(f"{url}: {_detail(answer)}", status=answer.status_code)
             name, data = "", ""
             async for line in answer.aiter_lines():
                 field, _, value = line.partition(":")

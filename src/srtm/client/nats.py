@@ -37,11 +37,12 @@ _OURS = ("Authorization", "Permissions", "User Authentication")  # errors that w
 
 
 class Refused(Exception):
-    """JetStream refused a request for good; `code` is an HTTP status."""
+    """JetStream refused a request for good; `code` is an HTTP status, `reason` JetStream's own number."""
 
-    def __init__(self, code: int, text: str) -> None:
+    def __init__(self, code: int, text: str, reason: int = 0) -> None:
         super().__init__(text)
         self.code = code
+        self.reason = reason
 
 
 class Listener(Protocol):
@@ -59,7 +60,7 @@ class NatsConnection:
 
     def __init__(self, address: EngineAddress, listener: Listener) -> None:
         self._address = address
-        self._listener = listener
+        self.listener = listener
         self.place = ""  # host:port of the server
         self.inbox = f"_INBOX.{secrets.token_hex(8)}"
         self.closed = False
@@ -74,13 +75,13 @@ class NatsConnection:
         self._heard = True
 
     @classmethod
-    async def open(cls, address: EngineAddress, listener: Listener) -> NatsConnection:
+    async def open(cls, address: EngineAddress, listener: Listener, patience_s: float = _OPEN_S) -> NatsConnection:
         """Connect to any of the servers; ClientError if none answers, InputError if one refuses us."""
         problem: Exception | None = None
         for server in random.sample(address.servers, len(address.servers)):
             connection = cls(address, listener)
             try:
-                async with asyncio.timeout(_OPEN_S):
+                async with asyncio.timeout(patience_s):
                     await connection._open(*server)
             except (OSError, TimeoutError, EOFError, ProtocolError) as error:
                 connection.close()
@@ -112,7 +113,7 @@ class NatsConnection:
                     # A server is silent until CONNECT, so these bytes were sent in the clear, during the handshake.
                     raise EOFError(f"{self.place} sent plain text during the TLS handshake")
         except (InputError, ssl.SSLError) as problem:
-            raise InputError(f"{self._address}: {explained(problem)}; {_ENGINE}") from None
+            raise InputError(f"{self._address}: {explained(problem)}; {_tls(self._address.variable)}") from None
         login = credentials.login(str(event.fields.get("nonce", "")))
         told = nats.connect(verbose=False, headers=True, no_responders=True, name="srtm", lang="python", **login)
         self.say(told + nats.subscribe(f"{self.inbox}.*".encode(), 1) + nats.PING)
@@ -144,11 +145,9 @@ class NatsConnection:
 
     async def ask(self, subject: str, /, **wanted: Any) -> dict[str, Any]:
         """Return JetStream's answer; Refused if it refuses for good, ClientError if it does not answer."""
-        self._asked += 1
-        reply = f"{self.inbox}.{self._asked}".encode()
         if self.closed:
             raise ClientError(f"{self._address} closed the connection")
-        answer = self._answers[reply] = asyncio.get_running_loop().create_future()
+        reply, answer = self._expect()
         self.say(nats.publish(subject.encode(), reply, msgspec.json.encode(wanted) if wanted else b""))
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -157,14 +156,40 @@ class NatsConnection:
             raise ClientError(f"{self._address} did not answer within {_ANSWER_S:g} s ({subject})") from None
         finally:
             self._answers.pop(reply, None)
+        return self.read(found)
+
+    def publish(self, subject: bytes, body: bytes, lines: bytes) -> asyncio.Future[Msg]:
+        """Publish a message with these header lines; the future has JetStream's answer, for `read`.
+
+        If the connection ends before, the future has that error.
+        """
+        reply, answer = self._expect()
+        answer.add_done_callback(lambda _: self._answers.pop(reply, None))
+        if self.closed:
+            answer.set_exception(ClientError(f"{self._address} closed the connection"))
+            answer.exception()  # nobody need be waiting
+        else:
+            self.say(nats.tell_with(subject, reply, body, lines))
+        return answer
+
+    def _expect(self) -> tuple[bytes, asyncio.Future[Msg]]:
+        """Return a reply subject, and the answer that will come there."""
+        self._asked += 1
+        reply = f"{self.inbox}.{self._asked}".encode()
+        answer = self._answers[reply] = asyncio.get_running_loop().create_future()
+        return reply, answer
+
+    def read(self, found: Msg) -> dict[str, Any]:
+        """Return the fields of JetStream's answer; Refused if it refuses for good, ClientError if a retry may help."""
         if found.status:
             raise ClientError(f"{self._address} answers {found.status}: no leader, or JetStream is off")
         document = nats.fields(found.body)
         if error := document.get("error"):
             code, text = int(error.get("code", _PASSING)), str(error.get("description", "unknown error"))
+            reason = int(error.get("err_code", 0))
             if code >= _PASSING:
-                raise ClientError(f"{self._address} answers {code}: {text}")
-            raise Refused(code, text)
+                raise ClientError(f"{self._address} answers {code}: {text}", reason=reason)
+            raise Refused(code, text, reason)
         return document
 
     async def flush(self) -> None:
@@ -185,7 +210,7 @@ class NatsConnection:
         if isinstance(event, Ping):
             self.say(nats.PONG)
         elif isinstance(event, Err) and event.text.startswith(_OURS):
-            raise InputError(f"{self._address} refuses the login: {event.text}; {_LOGIN}")
+            raise InputError(f"{self._address} refuses the login: {event.text}; {_login(self._address.variable)}")
         elif isinstance(event, Err):
             raise EOFError(f"{self.place} says {event.text}")
         return event
@@ -198,7 +223,7 @@ class NatsConnection:
                 if isinstance(event, Msg):
                     answer = self._answers.get(event.subject)
                     if answer is None or event.reply.startswith(nats.ACK_PREFIX):
-                        self._listener.came(event)
+                        self.listener.came(event)
                     elif not answer.done():
                         answer.set_result(event)
                 elif isinstance(event, Pong) and self._pongs and not (pong := self._pongs.popleft()).done():
@@ -231,7 +256,7 @@ class NatsConnection:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._listener.ended(ended)
+        self.listener.ended(ended)
 
     def _give_up(self, problem: Exception) -> None:
         waiting: list[asyncio.Future[Any]] = [*self._answers.values(), *self._pongs]
@@ -243,5 +268,9 @@ class NatsConnection:
         self._pongs.clear()
 
 
-_ENGINE = "set SRTM_ENGINE, as in nats+tls://host:4222?ca=ca.pem (docs/engines.md)"
-_LOGIN = "set SRTM_ENGINE to another login, as in nats://user:password@host:4222 (docs/engines.md)"
+def _tls(variable: str) -> str:
+    return f"set {variable}, as in nats+tls://host:4222?ca=ca.pem (docs/engines.md)"
+
+
+def _login(variable: str) -> str:
+    return f"set {variable} to another login, as in nats://user:password@host:4222 (docs/engines.md)"

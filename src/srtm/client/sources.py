@@ -50,7 +50,7 @@ class Sources:
             return [self._polled(self._lookupd)]
         given = self._controller
         self._cluster = cluster = given if isinstance(given, Cluster) else Cluster.shared(given, self._token)
-        return [self._watched(cluster), self._polled([cluster.controller], cluster.tls)]
+        return [self._watched(cluster), self._polled(cluster.urls, cluster.tls)]
 
     @property
     def brokers(self) -> Iterable[str]:

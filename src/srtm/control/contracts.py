@@ -194,6 +194,7 @@ class Contracts:
         all brokers had time to find this controller.
         """
         self._recalling_until_ns = now_ns + max(self._state.options.lease_ns, _RECALL_NS)
+        self._state.store.recalling = True  # another controller that takes over meanwhile begins anew with it
 
     @property
     def recalling(self) -> bool:
@@ -204,7 +205,9 @@ class Contracts:
         """Whether nothing may be granted yet; ends the recall when its time is over."""
         if now_ns < self._recalling_until_ns:
             return True
-        self._recalling_until_ns = 0
+        if self._recalling_until_ns:
+            self._recalling_until_ns = 0
+            self._state.store.recalling = False
         return False
 
     def recover(self, name: str, birth: int, contract: Contract, broker: str, now_ns: int) -> ManagedTopic:

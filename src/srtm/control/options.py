@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from srtm.control.discovery.registry import INACTIVE_AFTER_S, TOMBSTONE_S
+from srtm.control.keeping.address import StoreAddress, parse
+from srtm.control.keeping.lease import LEASE_S
 from srtm.errors import BrokerError, ControlError, InputError
 from srtm.files import not_readable
 from srtm.model.broker_models import BROKER_MODELS, DEFAULT_BROKER_MODEL, broker_model
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
 _CLOCKS = 1.02  # our clock may run faster than a broker's by this factor
+_LEAST_LEASE_S = 1.0  # of a leader: writes to JetStream take milliseconds, but some take half a second
 _SLACK_NS = 300_000_000  # a busy broker notices the end of its lease a little late
 _TIMES, _CAPACITY, _LOGS, _ACCESS = "Times", "Capacity of brokers", "Logging", "Access"
 _FILE: dict[str, Any] = {"metavar": "FILE", "panel": _ACCESS}
@@ -53,6 +56,13 @@ class ControllerOptions:
         None, "Host that brokers use for the HTTP API", "HOST", shown="--host, or the host name"
     )
     data_path: str | None = option(None, "Folder for the store", "FOLDER", shown="keep the store in memory")
+    store: str | None = option(
+        None,
+        "Store of the state: sqlite:FOLDER, or nats://HOST:PORT,…/BUCKET that several controllers share",
+        "ADDRESS",
+        envvar="SRTM_STORE",
+        shown="--data-path",
+    )
     recover: bool = option(False, "Start with an empty store and rebuild it from the brokers' reports")
     token: str | None = secret("File with a token of an admin", "SRTM_TOKEN", _ACCESS)
     auth_required: bool = option(
@@ -82,6 +92,9 @@ class ControllerOptions:
     lease_s: float = option(30.0, "Time that a broker may use its full share without contact", **_SECONDS)
     safe_share: float = option(0.5, "Fraction of a share left after its lease", "FRACTION", panel=_TIMES)
     exchange_s: float = option(1.0, "Interval between exchanges with a broker", **_SECONDS)
+    leader_lease_s: float = option(
+        LEASE_S, "Time without contact to a shared store after which another controller leads", **_SECONDS
+    )
     round_s: float = option(60.0, "Longest measurement of a round of a fitting", **_SECONDS)
     block_s: int = option(1, "Seconds that count as one observation of a round", min=1, **_SECONDS)
     log_format: str = option(*LOG_FORMAT, panel=_LOGS)
@@ -107,6 +120,12 @@ class ControllerOptions:
             problems.append(f"--safe-share must be from 0 to 1, not {self.safe_share}")
         if self.mcap_mps is not None and not 0 < self.mcap_mps < math.inf:
             problems.append(f"--mcap-mps must be a rate above 0, not {self.mcap_mps}")
+        try:
+            shared = self.store_address.shared
+        except InputError as problem:
+            problems.append(str(problem))
+        else:
+            problems += self._store_problems(shared=shared)
         problems += self._tls_problems()
         if problems:
             raise InputError("; ".join(problems))
@@ -127,6 +146,24 @@ class ControllerOptions:
             if path and (why := not_readable(path)):
                 problems.append(f"{_flag(name)}: cannot read {path}: {why}")
         return problems
+
+    def _store_problems(self, *, shared: bool) -> list[str]:
+        problems = []
+        if self.store is not None and self.data_path is not None:
+            problems.append("--store and --data-path exclude each other; give one")
+        if shared and self.leader_lease_s < _LEAST_LEASE_S:
+            problems.append(f"--leader-lease-s must be at least {_LEAST_LEASE_S:g}, not {self.leader_lease_s}")
+        if shared and (self.token or self.auth_required or self.broker_token or self.tls_cert):
+            problems.append(
+                "a store that controllers share (nats://) cannot be combined with --token-file, --auth-required,"
+                " --broker-token-file or --tls-cert: controllers that do not lead could not enforce them; use sqlite:"
+            )
+        return problems
+
+    @property
+    def store_address(self) -> StoreAddress:
+        """Where the store is."""
+        return parse(self.store) if self.store is not None else StoreAddress(self.data_path)
 
     def tls(self, *, offered: bool = False) -> ssl.SSLContext | None:
         """The TLS context of its ports; None without a certificate. `offered`: clients may show a certificate."""

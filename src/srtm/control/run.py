@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,13 @@ from srtm import program
 from srtm.control.access.guard import Guard
 from srtm.control.api import metrics, problems, reference
 from srtm.control.api import routes as api
-from srtm.control.clock import now_ns
-from srtm.control.controller import Controller
 from srtm.control.discovery import http as lookup_http
 from srtm.control.discovery.registry import Registry
 from srtm.control.discovery.tcp import Discovery
-from srtm.control.service import Service
-from srtm.control.store import Store
+from srtm.control.front import Front
+from srtm.control.keeping import address
+from srtm.control.keeping.keeper import Leader
+from srtm.control.leading import Leading
 from srtm.errors import ControlError, InputError
 from srtm.net.site import Site
 from srtm.net.sockets import listen
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from srtm.control.options import ControllerOptions
+    from srtm.control.service import Service
 
     Page = Callable[[ASGIApp], ASGIApp]  # wraps the API in an application that also serves the page
 
@@ -46,55 +46,63 @@ class Served:
 
     me: PeerInfo
     page_port: int | None
-    superseded: asyncio.Event  # set when another controller has taken over
+    turns: asyncio.Task[None]  # ends when a controller with another store has taken over, or the store refuses us
 
 
 @contextlib.asynccontextmanager
 async def serving(options: ControllerOptions, page: Page | None = None) -> AsyncIterator[Served]:
     """Run a controller for the time of a block; with a page, serve that on a port of its own."""
     registry = Registry(options.inactive_after_s, options.tombstone_s)
+    keeping = address.keeping(options.store_address, anew=options.recover, lease_s=options.leader_lease_s)
+    front = Front(registry, keeping)
+    leading = Leading(options, registry, keeping, front, app)
+    if not keeping.shared:  # a store that cannot be used is an error before anybody connects
+        await leading.begin(Leader(options.address, ""))
     with contextlib.ExitStack() as ports:
-        service = Service(_controller(options, ports), registry)
         try:
-            listener = ports.enter_context(listen(options.host, options.tcp_port))
-            answers = app(service)
-            site = Site(answers, options.host, options.http_port, options.tls(offered=True))
-            ports.callback(site.close)
-            shown = None
-            if page is not None and options.web_port is not None:
-                shown = Site(page(answers), options.host, options.web_port, options.tls())
-                ports.callback(shown.close)
-        except OSError as error:
-            raise ControlError(
-                f"cannot listen on {options.host}:{options.tcp_port}, :{options.http_port} and :{options.web_port}:"
-                f" {error.strerror}; is another controller running? Choose other ports with --tcp-port, --http-port and"
-                " --web-port",
-            ) from None
-        me = PeerInfo(options.address, socket.gethostname(), listener.getsockname()[1], site.port, VERSION)
-        sites = [site, shown] if shown else [site]
+            listener, sites = _opened(options, ports, front, page)
+        except BaseException:
+            await leading.stop()
+            raise
         for each in sites:
             each.start()
-        service.start()
+        me = PeerInfo(options.address, socket.gethostname(), listener.getsockname()[1], sites[0].port, VERSION)
+        host = f"[{options.address}]" if ":" in options.address else options.address
+        if not keeping.shared:
+            leading.start()
+        turns = asyncio.create_task(leading.run(Leader(options.address, f"http://{host}:{me.http_port}")))
         try:
-            discovery = Discovery(registry, me, admit=service.admission.admit)
+            discovery = Discovery(registry, me, admit=leading.admit)
             async with discovery.serving(listener, options.tls(offered=True)):
-                yield Served(me, shown.port if shown else None, service.superseded)
+                yield Served(me, sites[1].port if len(sites) > 1 else None, turns)
         finally:
-            await service.stop()
+            turns.cancel()
+            await asyncio.gather(turns, return_exceptions=True)
+            await leading.stop()
             for each in sites:
                 await each.stop()
+            await front.close()
+            await keeping.close()
 
 
-def _controller(options: ControllerOptions, ends: contextlib.ExitStack) -> Controller:
-    store = Store(options.data_path, anew=options.recover)
-    ends.callback(store.close)
-    if store.aside is not None:
-        print(f"controller: the old store is now {store.aside}", flush=True)
-    # The epoch must be later than all others, also those of a store that was lost.
-    controller = Controller(options, store, now_ns(), first_epoch=int(time.time()))
-    if options.recover:
-        controller.recall(now_ns())
-    return controller
+def _opened(
+    options: ControllerOptions, ports: contextlib.ExitStack, front: ASGIApp, page: Page | None
+) -> tuple[socket.socket, list[Site]]:
+    """The listener of discovery, and the sites of API and page."""
+    try:
+        listener = ports.enter_context(listen(options.host, options.tcp_port))
+        sites = [Site(front, options.host, options.http_port, options.tls(offered=True))]
+        ports.callback(sites[0].close)
+        if page is not None and options.web_port is not None:
+            sites.append(Site(page(front), options.host, options.web_port, options.tls()))
+            ports.callback(sites[1].close)
+    except OSError as error:
+        raise ControlError(
+            f"cannot listen on {options.host}:{options.tcp_port}, :{options.http_port} and :{options.web_port}:"
+            f" {error.strerror}; is another controller running? Choose other ports with --tcp-port, --http-port and"
+            " --web-port",
+        ) from None
+    return listener, sites
 
 
 def app(service: Service) -> FastAPI:
@@ -117,11 +125,12 @@ async def run(options: ControllerOptions, page: Page | None = None) -> None:
         ports = {"TCP": served.me.tcp_port, "HTTP": served.me.http_port, "page": served.page_port}
         places = [f"{what} {options.host}:{port}" for what, port in ports.items() if port]
         print(f"controller: {', '.join(places)}", flush=True)
-        ends = [asyncio.ensure_future(event.wait()) for event in (stopped, served.superseded)]
+        ends = {asyncio.ensure_future(stopped.wait()), served.turns}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-        if served.superseded.is_set() and not stopped.is_set():
+        if served.turns.done() and not stopped.is_set():
+            served.turns.result()
             raise ControlError(
                 "another controller has taken over the brokers; stop one of the two. Brokers follow the newer one"
             )
+        for end in ends - {served.turns}:
+            end.cancel()

@@ -1,8 +1,9 @@
 """The controller on an event loop: clocks, exchanges over HTTP, jobs in threads, and watchers of topics.
 
-`Controller` takes all decisions; this module carries them out. At most one exchange is under way with each broker. A
-broker whose host refuses the connection is dead; one that does not answer may be alive. Dead brokers are asked again
-from time to time, because a broker that answers is not dead, whatever its host said.
+`Controller` takes all decisions; this module carries them out, for as long as this process leads. Brokers hear nothing
+that is not in the store. At most one exchange is under way with each broker. A broker whose host refuses the connection
+is dead; one that does not answer may be alive. Dead brokers are asked again from time to time, because a broker that
+answers is not dead, whatever its host said.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from srtm.control.api.feed import Feed
 from srtm.control.clock import now_ns
 from srtm.control.discovery.registry import Came, Left, TopicChanged
 from srtm.control.line import Line
-from srtm.errors import ProtocolError
+from srtm.errors import LeadershipLost, ProtocolError
 from srtm.protocol import exchange
 from srtm.protocol.exchange import RefusalCode
 from srtm.units import NS_PER_S
@@ -51,6 +52,7 @@ class Service:
         self.access = Access(controller.options, controller.store)
         self.admission = Admission(controller.options, self.access)
         self.feed = Feed(controller, lambda: [each.described() for each in self.admission.refused])
+        self.keeper = controller.store.keeper
         self.superseded = asyncio.Event()  # a later controller has taken over the brokers
         controller.watch(self._changed)
         registry.on_change = self._registered
@@ -66,12 +68,15 @@ class Service:
 
     def start(self) -> None:
         """Start all tasks on the running loop."""
+        for producer in self.registry.nodes(now_ns()):  # brokers that registered before this controller led
+            self._came(producer)
         self._spawn(self._beat())
         self._spawn(self.feed.run())
         self._spawn(self.feed.predict())
 
     async def stop(self) -> None:
         """Stop; brokers continue with the shares they hold."""
+        self.registry.on_change = None
         self.feed.close()
         tasks = list(self._tasks)
         for task in tasks:
@@ -151,7 +156,7 @@ class Service:
 
     def _once(self) -> None:
         controller = self.controller
-        for name, member in list(controller.members.items()):
+        for name, member in list(controller.members.items()) if self.keeper.leads else ():
             if name not in self._under_way and controller.due(name, self._last_sent.get(name, 0), now_ns()):
                 self._last_sent[name] = now_ns()
                 self._under_way.add(name)
@@ -182,9 +187,10 @@ class Service:
         try:
             if controller.members.get(member.name) is not member:  # removed meanwhile
                 return
-            if not self._line.reaches(member):
+            if not self._line.reaches(member) or not self.keeper.leads:
                 return
             said = controller.compose(member.name)
+            await self.keeper.committed()  # brokers hear nothing that the next leader would not know
             status, body = await self._line.post(member, exchange.write(said))
             if status == 200:
                 controller.heard(member.name, said, exchange.read(body, exchange.Answer), now_ns())
@@ -193,11 +199,14 @@ class Service:
                 return
             code = exchange.refusal_code(body)
             if code == RefusalCode.OLD_EPOCH:
+                await self.keeper.confirm()
                 self.superseded.set()
             elif status in _NO_SUCH_PATH or code == RefusalCode.NOT_MANAGED:
                 controller.foreign(member.name, now_ns())
             else:
                 self._complain(member, f"{status}: {body[:200].decode(errors='replace')}")
+        except LeadershipLost as problem:
+            log.info("BROKER(%s): no exchange: %s", member.name, problem)
         except httpx.ConnectError:
             await self._probe(member)
         except (httpx.HTTPError, httpx.InvalidURL, ProtocolError, TimeoutError, ValueError) as problem:

@@ -47,6 +47,7 @@ class EngineAddress:
     key: str | None = None  # key file, unless `cert` contains the key
     creds: str | None = None  # NATS credentials file
     handshake_first: bool = False  # TLS begins before NATS' INFO, as the server's option of that name asks
+    variable: str = field(default="SRTM_ENGINE", compare=False)  # of the environment, by which users set the address
 
     def __str__(self) -> str:
         """Return the address without secrets, and without files, which exist only on this host."""

@@ -207,8 +207,24 @@ def publish(subject: bytes, reply: bytes, body: bytes) -> bytes:
 
 def publish_once(subject: bytes, reply: bytes, message_id: bytes, body: bytes, lines: bytes = b"") -> bytes:
     """Publish a message that JetStream stores once, however often it is sent; `lines` go into its header."""
-    head = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n%b\r\n" % (message_id, lines)
+    return tell_with(subject, reply, body, b"%b: %b\r\n%b" % (_MSG_ID, message_id, lines))
+
+
+def tell_with(subject: bytes, reply: bytes, body: bytes, lines: bytes) -> bytes:
+    """Publish a message with these lines in its header; `reply` may be empty."""
+    head = b"NATS/1.0\r\n%b\r\n" % lines
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(head), len(head) + len(body), head, body)
+
+
+def expecting(last: int) -> bytes:
+    """Return the header line by which JetStream refuses a message unless the stream's last message has this number."""
+    return b"Nats-Expected-Last-Sequence: %d\r\n" % last
+
+
+def batched(batch: bytes, number: int, *, commit: bool) -> bytes:
+    """Return the header lines of a message of an atomic batch, counted from 1; `commit` ends and stores the batch."""
+    lines = b"Nats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n" % (batch, number)
+    return lines + b"Nats-Batch-Commit: 1\r\n" if commit else lines
 
 
 def origin(broker: str, publisher: str, arrival_ns: int) -> bytes:

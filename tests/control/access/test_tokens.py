@@ -10,6 +10,7 @@ from srtm.control.access.access import Access, secret_in
 from srtm.control.access.sessions import MAX_SESSIONS, SESSION_NS, Sessions, cookie
 from srtm.control.access.token import Role, Token
 from srtm.control.access.tokens import Tokens
+from srtm.control.keeping.sqlite import SqliteKeeper
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
 from srtm.errors import InputError
@@ -116,8 +117,9 @@ def test_a_store_that_is_set_aside_leaves_its_tokens(tmp_path: Path) -> None:
     first = Store(tmp_path)
     token, secret = made(Tokens(first))
     first.close()
-    again = Store(tmp_path, anew=True)
-    assert again.aside is not None
+    keeper = SqliteKeeper(tmp_path, anew=True)
+    again = Store(keeper=keeper)
+    assert keeper.aside is not None
     assert Tokens(again).find(secret, NOW_NS) == token
 
 
@@ -126,7 +128,7 @@ def test_a_damaged_store_does_not_open_the_controller(tmp_path: Path) -> None:
     made(Tokens(first))
     first.close()
     (tmp_path / "controller.sqlite").write_bytes(b"\0" * 4096)
-    again = Store(tmp_path, anew=True)
+    again = Store(keeper=SqliteKeeper(tmp_path, anew=True))
     assert Tokens(again).all() == []
     access = Access(ControllerOptions(), again)
     assert (access.closed, access.anonymous.role) == (True, None)

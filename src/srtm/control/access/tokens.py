@@ -62,6 +62,11 @@ class Tokens:
                 "this controller keeps its store in memory, and would be open to everyone after a restart; start it"
                 " with --data-path to use tokens"
             )
+        if self._store.shared:
+            raise InputError(
+                "several controllers share this store, and those that do not lead could not check tokens; use a store"
+                " of one controller (--data-path) to use tokens"
+            )
         if role is not Role.ADMIN and not spare_admin and not self._admins():
             raise InputError(
                 f"the first token must have the role admin, not {role.value}; without one, nobody could make another"

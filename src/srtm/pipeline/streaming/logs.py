@@ -74,7 +74,19 @@ def send(
     bearer: str | None = None,
     body: bytes | None = None,
 ) -> bytes:
-    """The body of an HTTP response; `bearer` is a token to show, `body` JSON to send."""
+    """The body of an HTTP response; `bearer` is a token to show, `body` JSON to send.
+
+    A URL may list several hosts, as in `http://a:4161,b:4161/path`; the first that is there answers.
+    """
+    scheme, _, rest = url.partition("://")
+    hosts, slash, path = rest.partition("/")
+    first, comma, others = hosts.partition(",")
+    if comma:
+        try:
+            return send(f"{scheme}://{first}{slash}{path}", method, query, bearer=bearer, body=body)
+        except Away:
+            more = others.removeprefix(f"{scheme}://")
+            return send(f"{scheme}://{more}{slash}{path}", method, query, bearer=bearer, body=body)
     request = urllib.request.Request(f"{url}?{urlencode(query)}" if query else url, body, method=method)
     if bearer is not None:
         request.add_header("Authorization", f"Bearer {bearer}")
