@@ -52,7 +52,6 @@ class Service:
         self.access = Access(controller.options, controller.store)
         self.admission = Admission(controller.options, self.access)
         self.feed = Feed(controller, lambda: [each.described() for each in self.admission.refused])
-        self.keeper = controller.store.keeper
         self.superseded = asyncio.Event()  # a later controller has taken over the brokers
         controller.watch(self._changed)
         registry.on_change = self._registered
@@ -156,7 +155,7 @@ class Service:
 
     def _once(self) -> None:
         controller = self.controller
-        for name, member in list(controller.members.items()) if self.keeper.leads else ():
+        for name, member in list(controller.members.items()) if controller.store.keeper.leads else ():
             if name not in self._under_way and controller.due(name, self._last_sent.get(name, 0), now_ns()):
                 self._last_sent[name] = now_ns()
                 self._under_way.add(name)
@@ -183,14 +182,14 @@ class Service:
         self.controller.done(work, now_ns())
 
     async def _exchange(self, member: Member) -> None:
-        controller = self.controller
+        controller, keeper = self.controller, self.controller.store.keeper
         try:
             if controller.members.get(member.name) is not member:  # removed meanwhile
                 return
-            if not self._line.reaches(member) or not self.keeper.leads:
+            if not self._line.reaches(member) or not keeper.leads:
                 return
             said = controller.compose(member.name)
-            await self.keeper.committed()  # brokers hear nothing that the next leader would not know
+            await keeper.committed()  # brokers hear nothing that the next leader would not know
             status, body = await self._line.post(member, exchange.write(said))
             if status == 200:
                 controller.heard(member.name, said, exchange.read(body, exchange.Answer), now_ns())
@@ -199,7 +198,7 @@ class Service:
                 return
             code = exchange.refusal_code(body)
             if code == RefusalCode.OLD_EPOCH:
-                await self.keeper.confirm()
+                await keeper.confirm()
                 self.superseded.set()
             elif status in _NO_SUCH_PATH or code == RefusalCode.NOT_MANAGED:
                 controller.foreign(member.name, now_ns())
