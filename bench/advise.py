@@ -1,12 +1,12 @@
-"""`python -m bench.advise [live|cost] [--runs 3]`: `srtm advise` on a live cluster, and what it costs brokers.
+"""`python -m bench.advise [live|cost] [--pairs 30]`: `srtm advise` on a live cluster, and what it costs brokers.
 
 live: publishers that declare nothing register one by one and fill broker after broker, so each broker gets whole
 correlation groups. The access delay of that topic before and after `srtm advise --auto groups` found the groups; how
 long that took, and how long it took to report a contract of half of what a second topic needs; then the advisor is
 killed with SIGKILL and started again, and what both lives read is compared with what brokers streamed.
 
-cost: processor time of a broker for each message, with its stream of arrivals off and on, in turn; every five seconds,
-the stream is read as the advisor reads it.
+cost: processor time of a broker for each message, with its stream of arrivals off and on, in turns of five seconds at
+one broker under one load; at the end of five seconds, the stream is read as the advisor reads it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 SRTM = [sys.executable, "-m", "srtm"]
 GROUP, GROUPS = 20, 3
-READ_S = 5  # as `srtm advise --every`
 GROUPED = Workload((Population(GROUP * GROUPS, 10.0, 10, "poisson", GROUP),), 120 * NS_PER_S, seed=1)
 HALF = Workload((Population(10, 20.0, 10, "poisson", prefix="h"),), 120 * NS_PER_S, seed=2)
 
@@ -179,64 +178,123 @@ async def live(options: argparse.Namespace) -> None:
     show("srtm advise on a live cluster", ["", "measured"], rows)
 
 
-async def cpu_us(batch: int, options: argparse.Namespace, *, on: bool) -> float:
-    """Microseconds of a broker's processor for each message."""
+@asynccontextmanager
+async def switched(cluster: LocalCluster) -> AsyncIterator[tuple[int, httpx.AsyncClient]]:
+    """A broker whose stream can be switched off, and a client of it."""
+    controller = f"127.0.0.1:{cluster.controller.ports['TCP']}"
+    flags = ["--host", "127.0.0.1", "--name", "b", "--broadcast-address", "127.0.0.1", "--log-level", "error"]
+    flags += ["--tcp-port", "0", "--http-port", "0", "--controller", controller]
+    command = [sys.executable, "-m", "bench.switched", *flags]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        places = (await process.stdout.readline()).decode().partition(": ")[2].split(", ")
+        address = next(place.split()[1] for place in places if place.startswith("HTTP "))
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=30.0, trust_env=False) as http:
+            yield process.pid, http
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+class Metered:
+    """A broker, by the processor time that its messages take in windows of time."""
+
+    def __init__(self, pid: int, http: httpx.AsyncClient, window_s: int) -> None:
+        self._pid, self._http, self._window_s = pid, http, window_s
+
+    async def busy(self) -> bool:
+        """Whether messages have come for a while."""
+        return await self._messages() > 5_000
+
+    async def _messages(self) -> int:
+        topics = (await self._http.get("/stats?format=json&topic=t&include_clients=false")).json()["topics"]
+        return sum(each["message_count"] for each in topics)
+
+    async def _read(self) -> None:
+        """Read the stream as the advisor does."""
+        held = (await self._http.get("/srtm/arrivals")).json()
+        for at in range(held["begin"], held["end"], 50_000):
+            (await self._http.get("/srtm/arrivals/read", params={"begin": at, "limit": 50_000})).raise_for_status()
+
+    async def us(self, *, on: bool) -> float:
+        """Microseconds of the processor for each message of a window, with the stream on or off."""
+        if on:
+            (await self._http.get("/srtm/arrivals")).raise_for_status()
+        else:
+            os.kill(self._pid, signal.SIGUSR1)
+        await asyncio.sleep(0.2)
+        used, counted = -cpu_ns(self._pid), -await self._messages()
+        await asyncio.sleep(self._window_s)
+        if on:
+            await self._read()
+        used, counted = used + cpu_ns(self._pid), counted + await self._messages()
+        return used / counted / 1e3
+
+
+async def pairs(batch: int, options: argparse.Namespace) -> list[tuple[float, float]]:
+    """Windows with the stream off and on, in pairs at one broker; every other pair begins with the stream on."""
     async with AsyncExitStack() as stack:
-        cluster, api = await stack.enter_async_context(started(1))
+        cluster, api = await stack.enter_async_context(started(0))
+        pid, http = await stack.enter_async_context(switched(cluster))
+        await until(lambda: _alive(api))
         (await api.put("/v1/topics/t", json={"r": 1e6, "b": 1e5, "slo_ms": 1000, "fit": "none"})).raise_for_status()
         population = Population(100, options.rate / 100, batch, "poisson")
-        command = load("t", Workload((population,), NS_PER_S, seed=1), cluster.url, options.seconds + 10)
-        await stack.enter_async_context(running(*command))
-        (broker,) = cluster.brokers
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=cluster.http(broker), trust_env=False))
-        await asyncio.sleep(4)
-        at, counted = 0, 0
+        workload = Workload((population,), NS_PER_S, seed=1)
+        seconds = (2 * options.pairs + 10) * (options.seconds + 1)
+        await stack.enter_async_context(running(*load("t", workload, cluster.url, seconds)))
+        broker = Metered(pid, http, options.seconds)
+        await until(broker.busy)
+        for on in (True, False):  # the first rows that are read also load pyarrow
+            await broker.us(on=on)
+        found = []
+        for number in range(options.pairs):
+            order = (False, True) if number % 2 == 0 else (True, False)
+            taken = {on: await broker.us(on=on) for on in order}
+            found.append((taken[False], taken[True]))
+        return found
 
-        async def read() -> None:
-            nonlocal at
-            held = (await http.get("/srtm/arrivals")).json()
-            while at < held["end"]:
-                (await http.get("/srtm/arrivals/read", params={"begin": at, "limit": 50_000})).raise_for_status()
-                at = min(held["end"], at + 50_000)
 
-        async def messages() -> int:
-            topics = (await http.get("/stats?format=json&topic=t&include_clients=false")).json()["topics"]
-            return sum(each["message_count"] for each in topics)
-
-        for _ in range(3 if on else 0):  # the first rows that are read also load pyarrow
-            await read()
-            await asyncio.sleep(1)
-        assert broker.process is not None
-        used, counted = -cpu_ns(broker.process.pid), -await messages()
-        for _ in range(options.seconds // READ_S):
-            await asyncio.sleep(READ_S)
-            if on:
-                await read()
-        used, counted = used + cpu_ns(broker.process.pid), counted + await messages()
-        return used / counted / 1e3
+async def _alive(api: httpx.AsyncClient) -> bool:
+    return any(each["status"] == "alive" for each in (await api.get("/v1/brokers")).json()["brokers"])
 
 
 async def cost(options: argparse.Namespace) -> None:
     """Processor time for each message, with the stream off and on."""
     rows = []
     for batch in (1, 10):
-        found: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(options.runs):
-            for on, kept in found.items():
-                kept.append(await cpu_us(batch, options, on=on))
-        off, with_stream = (statistics.median(found[on]) for on in (False, True))
-        spread = ", ".join(f"{min(found[on]):.2f} to {max(found[on]):.2f}" for on in (False, True))
-        rows.append([str(batch), f"{off:.2f}", f"{with_stream:.2f}", f"{with_stream / off - 1:+.1%}", spread])
-    title = f"CPU of a broker for each message, µs, at {options.rate:,.0f} msg/s; medians of {options.runs} runs"
-    show(title, ["batch", "stream off", "stream on", "more", "all runs"], rows)
+        print(host.jitter_line())
+        found = await pairs(batch, options)
+        off, on = (statistics.median(each) for each in zip(*found, strict=True))
+        more = sorted(with_stream / without - 1 for without, with_stream in found)
+        # An interval that has the median with 95 %, whatever the distribution: places by the binomial's normal limit.
+        reach = round(0.98 * len(more) ** 0.5)
+        low, high = more[max(0, len(more) // 2 - reach)], more[min(len(more) - 1, (len(more) - 1) // 2 + reach)]
+        quarters = statistics.quantiles(more, n=4)
+        rows.append(
+            [
+                str(batch),
+                f"{off:.2f}",
+                f"{on:.2f}",
+                f"{statistics.median(more):+.1%}",
+                f"{low:+.1%} to {high:+.1%}",
+                f"{quarters[0]:+.1%} to {quarters[2]:+.1%}",
+            ]
+        )
+    title = f"CPU of a broker for each message, µs, at {options.rate:,.0f} msg/s; {options.pairs} pairs of windows"
+    show(
+        f"{title} of {options.seconds} s",
+        ["batch", "off", "on", "more: median", "95 % of it", "half of the pairs"],
+        rows,
+    )
 
 
 def main() -> None:
     """Measure, and print tables."""
     parser = argparse.ArgumentParser(prog="bench.advise", description=__doc__)
     parser.add_argument("what", nargs="?", choices=["live", "cost"])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=15)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--seconds", type=int, default=5, help="length of a window, as `srtm advise --every`")
     parser.add_argument("--rate", type=float, default=5_000.0)
     parser.add_argument("--every", default="5s")
     options = parser.parse_args()

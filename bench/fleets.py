@@ -179,8 +179,10 @@ def grouping(spark: SparkSession, folder: Path) -> None:
         path = bursting(folder, topics)
         with Memory() as memory:
             taken = interleaved({"groups": partial(groups, path, spark)}, 2)["groups"]
-        rows.append([f"{topics:,}", f"{taken:.2f}", f"{taken / topics * 1e3:.1f}", f"{memory.peak / 1e9:.2f}"])
-    columns = ["topics × 50 publishers × 10 messages", "s", "ms a topic", "GB in all processes"]
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in memory.parts.items())
+        sizes = [f"{memory.pss / 1e9:.2f}", parts, f"{memory.peak / 1e9:.2f}"]
+        rows.append([f"{topics:,}", f"{taken:.2f}", f"{taken / topics * 1e3:.1f}", *sizes])
+    columns = ["topics × 50 publishers × 10 messages", "s", "ms a topic", "GB in all processes (PSS)", "of it", "RSS"]
     show("Groups", columns, rows)
     print(host.jitter_line())
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -227,10 +228,15 @@ def parts(seed: int) -> None:
 
 
 class Memory:
-    """The largest resident memory of this process and all its children, looked at four times a second."""
+    """The largest memory of this process and all its children, looked at four times a second.
+
+    `peak` is the sum of what is resident in each, `pss` counts pages that several share once. `parts` says of the
+    latter how much is this process's, Java's and that of Python workers.
+    """
 
     def __enter__(self) -> Memory:
-        self.peak = 0
+        self.peak = self.pss = 0
+        self.parts: dict[str, int] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -255,6 +261,20 @@ class Memory:
                 more = {child for child, parent in parents.items() if parent in mine} - mine
                 mine, size = mine | more, len(more)
             self.peak = max(self.peak, page * sum(sizes.get(process, 0) for process in mine))
+            parts = {"driver": 0, "Java": 0, "workers": 0}
+            for process in mine:
+                with suppress(OSError, StopIteration):
+                    kind = (
+                        "driver" if process == os.getpid() else _kind(Path("/proc", str(process), "comm").read_text())
+                    )
+                    lines = Path("/proc", str(process), "smaps_rollup").read_text().splitlines()
+                    parts[kind] += 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
+            if sum(parts.values()) > self.pss:
+                self.pss, self.parts = sum(parts.values()), parts
+
+
+def _kind(command: str) -> str:
+    return "Java" if command.startswith("java") else "workers"
 
 
 ALL = {"quality": quality, "independence": independence, "placement": placement, "parts": parts, "job": job}

@@ -23,6 +23,10 @@ class Rows:
         del fields
         return Rows([list(task(iter(batches))) for batches in self.partitions])
 
+    def repartition(self, partitions: int, name: str) -> Rows:
+        del partitions, name
+        return self
+
     def groupBy(self, *names: str) -> Groups:
         return Groups(self, names)
 

@@ -56,7 +56,7 @@ def token_rates(messages: Ints, first_ns: Ints, last_ns: Ints, headroom: Number 
     milli = -(-sent // span)
     whole = -(-milli // MILLI_PER_TOKEN) * MILLI_PER_TOKEN
     rates = np.where(milli >= _WHOLE_FROM * MILLI_PER_TOKEN, whole, np.maximum(1, milli))
-    TokenBucket(max(rates, default=1), NANO_PER_TOKEN)  # refuses what no bucket can have
+    TokenBucket(int(rates.max(initial=1)), NANO_PER_TOKEN)  # refuses what no bucket can have
     return rates.astype(np.int64)
 
 

@@ -23,6 +23,7 @@ from srtm.model import onsets as onsets_model
 from srtm.model.drift import Drift, drift
 from srtm.pipeline.traces.parts import joined, packed, table_of
 from srtm.pipeline.traces.reading import opened
+from srtm.pipeline.traces.tasks import by_lot
 from srtm.units import NS_PER_S
 from srtm.workload.gathered import Names, ranked
 
@@ -68,8 +69,9 @@ def groups_source(source: Files | Frame | ByHour, options: model.Options | None 
     """`groups` of an open trace."""
     chosen = options or model.Options()
     topics, faults = source.topics()
-    onsets = source.map(_scanning(topics, chosen, _LOTS * source.at_once), _ONSET_FIELDS, COLUMNS)
-    found = onsets.groupBy("lot").applyInArrow(_finding(topics, chosen), _LINES).toArrow()
+    lots = _LOTS * source.at_once
+    onsets = source.map(_scanning(topics, chosen, lots), _ONSET_FIELDS, COLUMNS)
+    found = by_lot(onsets, lots).applyInArrow(_finding(topics, chosen), _LINES).toArrow()
     lines = [line for lot in found["lines"].to_pylist() for line in pickle.loads(lot)] if found.num_rows else []
     counts = topics.counts()
     lines = [replace(line, messages=counts[line.topic]) for line in lines]

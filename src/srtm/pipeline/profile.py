@@ -1,8 +1,9 @@
 """Profile: per topic, what it sent, how bursty that was and the token bucket it needs; the numbers of `model.profile`.
 
 Tasks scan the stretches of the trace (`traces.reading`) in parallel as if nothing came before them, and the driver
-joins them. If a stretch starts with a backlog from the one before, a second run corrects its histogram. A topic that
-cannot be profiled does not fail the others: its error is in its line of the result.
+joins them. If a stretch starts with a backlog from the one before, a second run corrects its histogram. A small trace
+is one stretch, whose task does all of this by itself. A topic that cannot be profiled does not fail the others: its
+error is in its line of the result.
 """
 
 from __future__ import annotations
@@ -17,26 +18,30 @@ from srtm.model import burst, fleet, scan
 from srtm.model import profile as model
 from srtm.model.bucket import TokenBucket
 from srtm.model.defaults import HEADROOM, QUANTILE
+from srtm.pipeline.traces.files import Files
 from srtm.pipeline.traces.frames import Frame
+from srtm.pipeline.traces.held import Held
 from srtm.pipeline.traces.joining import Stretches, corrections, publishers_of, tallies, values_at, widest
 from srtm.pipeline.traces.lines import Lines
-from srtm.pipeline.traces.parts import PART_FIELDS, joined, rows_of
+from srtm.pipeline.traces.parts import PART_FIELDS, joined, packed, rows_of, table_of
 from srtm.pipeline.traces.reading import opened
 from srtm.pipeline.traces.scanning import REACH_NS, correcting, scanned_at, scanning, widening
+from srtm.pipeline.traces.topics import Topics
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN, NS_PER_S, Number, histogram_percentile, ranks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
-    from srtm.pipeline.traces.batches import Ints
-    from srtm.pipeline.traces.files import Files
+    from srtm.pipeline.traces.batches import Batches, Ints, Work
     from srtm.pipeline.traces.reading import Trace
-    from srtm.pipeline.traces.topics import Faults, Topics
+    from srtm.pipeline.traces.topics import Faults
 
 COLUMNS = ("topic", "publisher", "arrival_ns")
 _KEPT = 2**20  # messages at the beginning of a stretch that go to the driver: some megabytes
 _KEPT_IN_ALL = 2**23  # over all stretches
+_BATCHES = ("topic", "size", "count")
+_FAULTS = pa.schema([("topic", pa.string()), ("messages", pa.int64()), ("error", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,34 @@ class _Columns:
         batches[:, 0] = places[batches[:, 0]]
         publishers, rates, b = self.publishers[chosen], self.rates[chosen], self.b[chosen]
         return _Columns(self.topics.only(chosen), publishers, rates, b, self.envelopes[chosen], batches)
+
+    def parts(self) -> dict[str, pa.Table]:
+        """What a task sends to the driver."""
+        narrow = np.int32 if self.envelopes.max(initial=0) < 2**31 else np.int64
+        topics = table_of(
+            topic=self.topics.names,
+            messages=self.topics.messages,
+            first_ns=self.topics.first_ns,
+            last_ns=self.topics.last_ns,
+            publishers=self.publishers,
+            rate=self.rates,
+            b=self.b,
+            envelope=self.envelopes.astype(narrow),
+        )
+        batches = table_of(**{name: self.batches[:, place].copy() for place, name in enumerate(_BATCHES)})
+        return {"topics": topics, "batches": batches}
+
+    @classmethod
+    def received(cls, parts: dict[str, pa.Table]) -> _Columns:
+        """What a task sent."""
+        table, batches = parts["topics"], parts["batches"]
+        messages, first_ns, last_ns, *found = (table[name].to_numpy() for name in table.schema.names[1:-1])
+        return cls(
+            Topics(table["topic"].combine_chunks(), messages, first_ns, last_ns),
+            *found,
+            rows_of(table["envelope"], len(burst.WINDOWS_NS)).astype(np.int64),
+            np.column_stack([batches[name].to_numpy() for name in _BATCHES]),
+        )
 
     def line(self, number: int) -> TopicProfile:
         """The profile of one topic."""
@@ -159,12 +192,31 @@ def profile(
     quantile: Number = QUANTILE,
 ) -> Profiles:
     """The profile of every topic of a trace: a DataFrame, a path or a URI."""
-    with opened(trace, spark, COLUMNS) as source:
+    with opened(trace, spark, COLUMNS, joined=True) as source:
         return profile_source(source, headroom, quantile)
 
 
 def profile_source(source: Files | Frame, headroom: Number, quantile: Number) -> Profiles:
     """`profile` of an open trace."""
+    if isinstance(source, Files) and source.small:
+        parts = joined(source.run(_alone(headroom, quantile), PART_FIELDS, COLUMNS))
+        faults = {row["topic"]: (row["messages"], row["error"]) for row in parts["faults"].to_pylist()}
+        return Profiles(_Columns.received(parts), faults)
+    return Profiles(*_profiled(source, headroom, quantile))
+
+
+def _alone(headroom: Number, quantile: Number) -> Work:
+    """Work over batches of (topic, publisher, arrival_ns) that are the whole trace."""
+
+    def work(_: int, batches: Batches) -> Batches:
+        columns, faults = _profiled(Held(batches), headroom, quantile)
+        rows = [{"topic": topic, "messages": messages, "error": error} for topic, (messages, error) in faults.items()]
+        yield from packed({**columns.parts(), "faults": pa.Table.from_pylist(rows, _FAULTS)})
+
+    return work
+
+
+def _profiled(source: Files | Frame | Held, headroom: Number, quantile: Number) -> tuple[_Columns, Faults]:
     topics, faults = source.topics()
     rates = model.token_rates(topics.messages, topics.first_ns, topics.last_ns, headroom)
     laws = fleet.laws_of(rates)
@@ -191,7 +243,7 @@ def profile_source(source: Files | Frame, headroom: Number, quantile: Number) ->
         )
     sound = np.ones(len(topics), np.bool_)
     sound[overflows] = False
-    return Profiles(columns if sound.all() else columns.only(sound), faults)
+    return columns if sound.all() else columns.only(sound), faults
 
 
 def profile_frame(trace: DataFrame, *, headroom: Number = HEADROOM, quantile: Number = QUANTILE) -> DataFrame:
@@ -200,7 +252,7 @@ def profile_frame(trace: DataFrame, *, headroom: Number = HEADROOM, quantile: Nu
     return trace.sparkSession.createDataFrame(found.table())
 
 
-def _corrections(source: Files | Frame, topics: Topics, laws: Ints, stretches: Stretches) -> tuple[Ints, Ints]:
+def _corrections(source: Files | Frame | Held, topics: Topics, laws: Ints, stretches: Stretches) -> tuple[Ints, Ints]:
     """What the states before stretches change, from the stretches' beginnings or, if too short, from the trace."""
     changes, still_open, overflows = corrections(stretches, laws)
     if len(still_open):
@@ -212,7 +264,7 @@ def _corrections(source: Files | Frame, topics: Topics, laws: Ints, stretches: S
     return changes, overflows
 
 
-def _envelopes(source: Files | Frame, topics: Topics, stretches: Stretches) -> Ints:
+def _envelopes(source: Files | Frame | Held, topics: Topics, stretches: Stretches) -> Ints:
     """The envelope of each topic, with the arrivals around cuts between stretches that no task has seen together."""
     found, envelopes = stretches.topics, stretches.envelopes
     if isinstance(source, Frame):

@@ -120,7 +120,7 @@ def test_any_files_give_the_profile_of_the_whole(rows: list[Message], data: st.D
             _write(Path(folder), number, table, size, partitioned=data.draw(st.booleans()))
         spark = cast("SparkSession", LocalSpark(data.draw(st.integers(1, 5))))
         with (
-            patch.multiple(stretches, _SMALL=0, _REREAD=1000),
+            patch.multiple(stretches, _SMALL=data.draw(st.sampled_from([0, 10**6])), _REREAD=1000),
             patch.object(reading_files, "_BATCH", data.draw(st.integers(1, 50))),
             patch.multiple(job, _KEPT=data.draw(st.integers(0, 40))),
             patch.object(tasks, "_SMALL", data.draw(st.sampled_from([0, 2**17]))),

@@ -18,7 +18,7 @@ from srtm.model.scan import is_sorted
 from srtm.pipeline.runtime.cores import parallelism
 from srtm.pipeline.traces.batches import batch_of
 from srtm.pipeline.traces.parts import PART_FIELDS, joined, packed, table_of
-from srtm.pipeline.traces.stretches import RowGroup, Stretch, floor, in_order
+from srtm.pipeline.traces.stretches import RowGroup, Stretch, floor, in_order, is_small
 from srtm.pipeline.traces.tasks import spread
 from srtm.pipeline.traces.topics import Topics
 from srtm.workload.trace import RECORDED_SCHEMA, plain, rows_of
@@ -55,6 +55,11 @@ class Files:
         return len(self.stretches)
 
     @property
+    def small(self) -> bool:
+        """Whether one task holds all of it."""
+        return len(self.stretches) == 1 and is_small(self.stretches[0].row_groups, joined=True)
+
+    @property
     def at_once(self) -> int:
         """How many tasks Spark runs at a time."""
         return parallelism(self.spark)
@@ -86,7 +91,9 @@ class Files:
         key, grain_ns, wanted = self.key, self.grain_ns, [*{*columns, self.key}]
         stretches = list(self.stretches)
         if at is not None:
-            stretches = [stretches[number] for number in sorted({self._number(time_ns) for time_ns in at})]
+            begins = np.array([stretch.begin_ns for stretch in stretches])
+            numbers = np.searchsorted(begins, np.fromiter(at, np.int64), side="right") - 1
+            stretches = [stretches[number] for number in np.unique(numbers).tolist()]
         if before_ns:
             stretches = [self._reaching_back(stretch, before_ns) for stretch in stretches]
 

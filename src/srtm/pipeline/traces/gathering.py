@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from srtm.model import fleet
 from srtm.pipeline.traces.parts import packed, table_of, unpacked
+from srtm.pipeline.traces.tasks import by_lot
 from srtm.workload.gathered import Rows, Senders, arrivals_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def over_topics(
         return pa.table({"found": pa.array(found, pa.binary())})
 
     rows = source.map(_dealing(topics, lots), _FIELDS, COLUMNS)
-    found = rows.groupBy("lot").applyInArrow(run, "found binary").toArrow()
+    found = by_lot(rows, int(lots.max(initial=0)) + 1).applyInArrow(run, "found binary").toArrow()
     for row in found["found"].to_pylist() if found.num_rows else ():
         yield pickle.loads(row)
 

@@ -38,7 +38,8 @@ class Stretches(NamedTuple):
         """The stretches of all tasks."""
         table = parts["topics"]
         topics, first_ns, kept = (table[name].to_numpy() for name in ("topic", "first_ns", "kept"))
-        order = np.lexsort((first_ns, topics))
+        # Of one stretch, topics are in order: nothing need be copied.
+        order = slice(None) if (np.diff(topics) > 0).all() else np.lexsort((first_ns, topics))
         return cls(
             topics[order],
             np.column_stack([table[name].to_numpy() for name in _SUMMARY])[order],
@@ -143,9 +144,10 @@ def tallies(*tables: pa.Table | Ints) -> Ints:
             for table in tables
         ]
     )
+    further, higher = np.diff(rows[:, 0]), np.diff(rows[:, 1])
+    if ((further > 0) | ((further == 0) & (higher > 0))).all():  # of one batch, for example
+        return rows if rows[:, 2].all() else rows[rows[:, 2] != 0]
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-    if not len(rows):
-        return rows
     begins = np.flatnonzero(np.concatenate([[True], (rows[1:, :2] != rows[:-1, :2]).any(axis=1)]))
     added = np.add.reduceat(rows[:, 2], begins)
     summed: Ints = np.column_stack([rows[begins, :2], added])[added != 0]
@@ -168,7 +170,9 @@ def values_at(counted: Ints, ranks: Ints) -> Ints:
 def widest(topics: Ints, envelopes: Ints, count: int) -> Ints:
     """The fullest windows of each topic over all its rows, which come in any order."""
     most = np.zeros((count, envelopes.shape[1]), np.int64)
-    if len(topics):
+    if (np.diff(topics) > 0).all():
+        most[topics] = envelopes
+    else:
         order = np.argsort(topics, kind="stable")
         begins = np.flatnonzero(np.concatenate([[True], np.diff(topics[order]) != 0]))
         most[topics[order[begins]]] = np.maximum.reduceat(envelopes[order], begins)

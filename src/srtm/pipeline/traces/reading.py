@@ -33,12 +33,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opened(
-    trace: Trace, spark: SparkSession | None, columns: Sequence[str], key: str = "arrival_ns", grain_ns: int = 1
+    trace: Trace,
+    spark: SparkSession | None,
+    columns: Sequence[str],
+    key: str = "arrival_ns",
+    grain_ns: int = 1,
+    *,
+    joined: bool = False,
 ) -> Iterator[Files | Frame]:
     """The trace by the fastest way it allows: a DataFrame, a path or a URI (`workload.uris`).
 
     Optional columns are null or missing if the trace lacks them. Work that needs all rows of, say, a minute together
-    asks for that grain, and gets batches no smaller.
+    asks for that grain, and gets batches no smaller. `joined` is for jobs that join the stretches of each topic.
     """
     wanted = [name for name in RECORDED_SCHEMA.names if name in {"topic", key, *columns}]
     trace = resolved(trace, spark)
@@ -48,7 +54,7 @@ def opened(
         footers = footers_of(trace)
         if not any(footer.num_rows for footer in footers.values()):
             raise TraceError(f"{trace} holds no messages", path=trace)
-        if files := _files(footers, spark, wanted, key, grain_ns):
+        if files := _files(footers, spark, wanted, key, grain_ns, joined=joined):
             yield files
             return
         trace = frame_of(spark, footers, wanted)
@@ -56,7 +62,8 @@ def opened(
         wanted = checked_columns(trace, wanted)
         if on_one_machine(trace.sparkSession):
             with staged(trace, wanted, key) as folder:
-                if folder and (files := _files(footers_of(folder), trace.sparkSession, wanted, key, grain_ns)):
+                footers = footers_of(folder) if folder else {}
+                if footers and (files := _files(footers, trace.sparkSession, wanted, key, grain_ns, joined=joined)):
                     yield files
                     return
     with sorted_frame(trace, wanted, key, grain_ns) as frame:
@@ -86,8 +93,10 @@ def columns_of(trace: Trace, spark: SparkSession | None) -> set[str]:
     return set.intersection(*({*footer.schema.names, *partitions_of(file)} for file, footer in footers.items()))
 
 
-def _files(footers: Mapping[str, Any], spark: SparkSession, wanted: list[str], key: str, grain_ns: int) -> Files | None:
+def _files(
+    footers: Mapping[str, Any], spark: SparkSession, wanted: list[str], key: str, grain_ns: int, *, joined: bool
+) -> Files | None:
     """The trace for tasks to read themselves; None if footers tell too little or row groups overlap too much."""
     row_groups = row_groups_of(footers, wanted, key)
-    stretches = row_groups and cut(row_groups, parallelism(spark), grain_ns)
+    stretches = row_groups and cut(row_groups, parallelism(spark), grain_ns, joined=joined)
     return Files(spark, key, grain_ns, stretches) if stretches else None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 BEGINNING, END = -(2**63), 2**63  # around every time that a file can hold, sensible or not
 _LONGEST = 64_000_000  # messages in a stretch: what a lost executor loses
 _SMALL = 2_000_000  # messages that one task scans before a second one has started
+_JOINED = 4  # times as many if row groups hold several topics: joining those would take longer than scanning them
 _HELD = 32_000_000  # messages of overlapping row groups that a task may hold, at 12 to 30 bytes each
 _REREAD = 8  # how often a message may be read on average: still cheaper than a shuffle
 
@@ -96,12 +97,22 @@ def in_order(row_groups: Iterable[RowGroup]) -> tuple[RowGroup, ...]:
     )
 
 
-def cut(row_groups: list[RowGroup], at_once: int, grain_ns: int) -> tuple[Stretch, ...] | None:
-    """Stretches of about equally many messages, cut where row groups begin; None if too much would be read twice."""
+def is_small(row_groups: Iterable[RowGroup], *, joined: bool = False) -> bool:
+    """Whether these are too few messages for a second task; `joined` if the driver must join stretches by topic."""
+    listed = list(row_groups)
+    mixed = joined and any(row_group.topic is None for row_group in listed)
+    return sum(row_group.span.messages for row_group in listed) <= (_JOINED if mixed else 1) * _SMALL
+
+
+def cut(row_groups: list[RowGroup], at_once: int, grain_ns: int, *, joined: bool = False) -> tuple[Stretch, ...] | None:
+    """Stretches of about equally many messages, cut where row groups begin; None if too much would be read twice.
+
+    `joined` is for jobs whose driver joins the stretches of each topic.
+    """
     total = sum(row_group.span.messages for row_group in row_groups)
     if _overlap(row_groups) > _HELD:
         return None
-    wanted = at_once * -(-total // (at_once * _LONGEST)) if total > _SMALL else 1
+    wanted = 1 if is_small(row_groups, joined=joined) else at_once * -(-total // (at_once * _LONGEST))
     before, cuts = 0, [BEGINNING]
     for row_group in row_groups:
         at_ns = floor(row_group.span.first_ns, grain_ns)

@@ -10,7 +10,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, GroupedData, SparkSession
 
     from srtm.pipeline.traces.batches import Batches
 
@@ -39,3 +39,11 @@ def spread(spark: SparkSession, parts: Sequence[Any], work: Callable[[Any], Batc
 
     rows = pa.table({"number": pa.array(range(len(packed)), pa.int32()), "part": pa.array(packed, pa.binary())})
     return spark.createDataFrame(rows).repartitionById(len(packed), "number").mapInArrow(shipped, fields)
+
+
+def by_lot(rows: DataFrame, lots: int) -> GroupedData:
+    """Rows grouped by their column `lot`, in several tasks.
+
+    Without a number, Spark joins small partitions, and what is small for it takes Python minutes.
+    """
+    return rows.repartition(lots, "lot").groupBy("lot")
