@@ -56,7 +56,7 @@ def test_the_documentation_has_the_rules() -> None:
 
 
 def test_what_has_no_rule_is_for_admins() -> None:
-    admins = {Role.ADMIN}
+    admins = frozenset({Role.ADMIN})
     assert rule_of("GET", "/v1/new") == rule_of("PUT", "/ping") == rule_of("GET", "/v1/topics/") == admins
 
 
