@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 import srtm
 from srtm import program
 from srtm.control.access.guard import Guard
+from srtm.control.access.token import Role
 from srtm.control.api import metrics, problems, reference
 from srtm.control.api import routes as api
 from srtm.control.clock import now_ns
@@ -35,9 +37,15 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from srtm.control.access.access import Access
     from srtm.control.options import ControllerOptions
 
     Page = Callable[[ASGIApp], ASGIApp]  # wraps the API in an application that also serves the page
+
+
+log = logging.getLogger(__name__)
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
     registry = Registry(options.inactive_after_s, options.tombstone_s)
     with contextlib.ExitStack() as ports:
         service = Service(_controller(options, ports), registry)
+        _check_access(options, service.access)
         try:
             listener = ports.enter_context(listen(options.host, options.tcp_port))
             answers = app(service)
@@ -95,6 +104,22 @@ def _controller(options: ControllerOptions, ends: contextlib.ExitStack) -> Contr
     if options.recover:
         controller.recall(now_ns())
     return controller
+
+
+def _check_access(options: ControllerOptions, access: Access) -> None:
+    """Refuse to start if nobody could ever get in, and warn if everybody can."""
+    locked = access.closed and not access.has_spare_admin and not len(access.tokens)
+    if locked and options.auth_required:
+        raise ControlError("--auth-required, but there is no token; start with SRTM_TOKEN, and create tokens with it")
+    if locked:
+        log.warning(
+            "CONTROLLER: its tokens are lost, so nobody may do anything; start with SRTM_TOKEN to create others"
+        )
+    if access.anonymous.role is Role.ADMIN and options.host not in _LOOPBACK:
+        log.warning(
+            "CONTROLLER: whoever reaches %s may do everything; set SRTM_TOKEN, or create a token (srtm token create)",
+            options.host,
+        )
 
 
 def app(service: Service) -> FastAPI:
