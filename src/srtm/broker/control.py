@@ -239,6 +239,7 @@ class Control:
             elif contract.durability == "disk":
                 self._make_durable(self._topics.touch(name))
         self._informed = True
+        self._topics.permissions.learn({name: each.contract for name, each in contracts.items()})
         for topic in list(self._topics.values()):
             if topic.name in ended or (topic.name not in contracts and topic.gate.closed):
                 topic.gate.limit(None, now_ns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from srtm.broker.permissions import Permissions
 from srtm.broker.topic import Topic
 from srtm.errors import BrokerError, LogError
 from srtm.protocol.names import ephemeral
@@ -66,6 +67,7 @@ class Topics(Mapping[str, Topic]):
         self.engine = engine
         self.disk: Disk | None = None
         self.contracts: Contracts | None = None
+        self.permissions = Permissions()
         self.on_change: Callable[[], None] | None = None  # topics or channels came or went
         self.on_topic: Callable[[Topic], None] | None = None  # a topic was made: it may have channels elsewhere
         self.by_name: dict[str, Topic] = {}  # for the intake alone, which looks up a topic per message

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from srtm.control.access.access import Access
     from srtm.control.discovery.registry import Registry
     from srtm.control.discovery.tcp import Applicant
     from srtm.control.front import Front
@@ -74,6 +75,11 @@ class Leading:
         """Start the controller that has begun."""
         assert self._service is not None
         self._service.start()
+
+    @property
+    def access(self) -> Access | None:
+        """The credentials that the controller knows while this process leads."""
+        return self._service.access if self._service is not None else None
 
     def admit(self, applicant: Applicant, now_ns: int) -> str | None:
         """Why a broker may not register; None if it may. Only a leader knows tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 import srtm
 from srtm import program
 from srtm.control.access.guard import Guard
+from srtm.control.access.token import Role
 from srtm.control.api import metrics, problems, reference
 from srtm.control.api import routes as api
 from srtm.control.discovery import http as lookup_http
@@ -34,10 +36,16 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from srtm.control.access.access import Access
     from srtm.control.options import ControllerOptions
     from srtm.control.service import Service
 
     Page = Callable[[ASGIApp], ASGIApp]  # wraps the API in an application that also serves the page
+
+
+log = logging.getLogger(__name__)
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
         await leading.begin(Leader(options.address, ""))
     with contextlib.ExitStack() as ports:
         try:
+            if leading.access is not None:
+                _check_access(options, leading.access)
             listener, sites = _opened(options, ports, front, page)
         except BaseException:
             await leading.stop()
@@ -103,6 +113,22 @@ def _opened(
             " --web-port",
         ) from None
     return listener, sites
+
+
+def _check_access(options: ControllerOptions, access: Access) -> None:
+    """Refuse to start if nobody could ever get in, and warn if everybody can."""
+    locked = access.closed and not access.has_spare_admin and not len(access.tokens)
+    if locked and options.auth_required:
+        raise ControlError("--auth-required, but there is no token; start with SRTM_TOKEN, and create tokens with it")
+    if locked:
+        log.warning(
+            "CONTROLLER: its tokens are lost, so nobody may do anything; start with SRTM_TOKEN to create others"
+        )
+    if access.anonymous.role is Role.ADMIN and options.host not in _LOOPBACK:
+        log.warning(
+            "CONTROLLER: whoever reaches %s may do everything; set SRTM_TOKEN, or create a token (srtm token create)",
+            options.host,
+        )
 
 
 def app(service: Service) -> FastAPI:

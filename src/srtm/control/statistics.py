@@ -133,6 +133,8 @@ class TopicStatistics:
     adapt_window_s: int
     adapt_period_s: int
     lending: LendingStatistics
+    may_publish: tuple[str, ...]  # identities; anyone, if empty
+    may_subscribe: tuple[str, ...]
     publishers: int
     declared_rate: float
     rate: float  # of the last second
@@ -250,6 +252,8 @@ def of_topic(state: ControllerState, topic: ManagedTopic, now_ns: int) -> TopicS
         adapt_window_s=contract.adapt_window_s,
         adapt_period_s=contract.adapt_period_s,
         lending=lent.of_topic(state, topic, [part.lending for part in brokers if part.lending]),
+        may_publish=contract.may_publish,
+        may_subscribe=contract.may_subscribe,
         publishers=len(layout.publishers),
         declared_rate=layout.rate_mps,
         rate=sum(seen.rate_mps for seen in layout.seen.values()),

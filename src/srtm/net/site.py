@@ -80,6 +80,8 @@ def _naming(protocol: type[Any]) -> type[Any]:
     """A protocol whose requests carry the names in the client's verified certificate, if it showed one."""
 
     class Named(protocol):  # type: ignore[misc]
+        app: Any
+
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             names, inner = names_in(transport.get_extra_info("peercert")), self.app

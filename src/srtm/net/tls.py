@@ -137,9 +137,13 @@ def names_in(certificate: Any) -> frozenset[str]:
 
     Several certificates may be valid for one host, so if there is a common name, that alone tells them apart.
     """
-    found = certificate or {}
-    common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
-    return frozenset(common or (value for kind, value in found.get("subjectAltName", ()) if kind == "DNS"))
+    hosts = (certificate or {}).get("subjectAltName", ())
+    return frozenset(_common_names(certificate) or (value for kind, value in hosts if kind == "DNS"))
+
+
+def _common_names(certificate: Any) -> list[str]:
+    subject = (certificate or {}).get("subject", ())
+    return [value for part in subject for key, value in part if key == "commonName"]
 
 
 class Tls:
@@ -195,6 +199,9 @@ class Tls:
     @property
     def common_name(self) -> str:
         """The common name in the client's certificate."""
-        certificate: Any = self.ssl.getpeercert() or {}
-        names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-        return str(names[0]) if names else ""
+        return next(iter(_common_names(self.ssl.getpeercert())), "")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Whom the client's certificate belongs to, if it showed one."""
+        return names_in(self.ssl.getpeercert())

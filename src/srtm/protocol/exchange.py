@@ -61,6 +61,8 @@ class Contract(msgspec.Struct, frozen=True):
     adapt_window_s: Annotated[int, msgspec.Meta(ge=3, le=3_600)] = defaults.ADAPT_WINDOW_S
     adapt_period_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = defaults.ADAPT_PERIOD_S
     lending: str = defaults.LENDING  # of `model.lending.Term`; for the controller, which tells brokers by `Lends`
+    may_publish: tuple[Name, ...] = ()  # identities, of AUTH servers or certificates; anyone, if empty
+    may_subscribe: tuple[Name, ...] = ()
 
     @property
     def bucket(self) -> TokenBucket:

@@ -106,7 +106,7 @@ def statuses(api: httpx.Client) -> dict[str, str]:
 def test_an_unknown_broker_is_listed_and_gets_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with closed(tmp_path) as (served, api), ExitStack() as stack:
         secret = api.post("/v1/tokens", json={"name": "one", "role": "broker"}).json()["secret"]
-        at = {"controller": f"127.0.0.1:{served.tcp}", "broadcast_address": "127.0.0.1"}
+        at: dict[str, Any] = {"controller": f"127.0.0.1:{served.tcp}", "broadcast_address": "127.0.0.1"}
         stack.enter_context(running(**at, name="one", broker_token=secret))
         stack.enter_context(running(**at, name="two", broker_token=secret))
         stack.enter_context(running(**at, name="three"))

@@ -20,6 +20,7 @@ from srtm.control.discovery.registry import Registry
 from srtm.control.options import ControllerOptions
 from srtm.control.service import Service
 from srtm.control.store import Store
+from srtm.errors import ControlError
 from tests.broker.running import PATIENCE_S
 from tests.control.running import controller_with_page
 
@@ -56,7 +57,7 @@ def test_the_documentation_has_the_rules() -> None:
 
 
 def test_what_has_no_rule_is_for_admins() -> None:
-    admins = {Role.ADMIN}
+    admins = frozenset({Role.ADMIN})
     assert rule_of("GET", "/v1/new") == rule_of("PUT", "/ping") == rule_of("GET", "/v1/topics/") == admins
 
 
@@ -146,6 +147,14 @@ def test_a_body_is_not_read_before_its_sender_may_send_it(closed: Closed) -> Non
     assert answer.status_code == 401
 
 
+def test_a_stranger_sends_little(closed: Closed) -> None:
+    answer = closed.api.post("/v1/session", json={"token": "x" * 100_000})
+    assert (answer.status_code, "exceeds 4096 bytes" in answer.text) == (413, True)
+    admin = {"Authorization": f"Bearer {closed.secrets[Role.ADMIN]}"}
+    many = {"publishers": [{"id": f"publisher-{number}"} for number in range(1000)]}
+    assert closed.api.post("/v1/topics/t/publishers", json=many, headers=admin).status_code == 503  # there is no broker
+
+
 def test_basic_credentials_are_for_nsq_clients(closed: Closed) -> None:
     url = closed.api.base_url.copy_with(username="any", password=closed.secrets[Role.VIEWER], path="/topics")
     assert httpx.get(url, trust_env=False).status_code == 200
@@ -230,3 +239,19 @@ def test_a_token_of_the_option_remains_enough_and_reading_free() -> None:
         assert api.put("/v1/topics/t", json={"r": 1, "b": 1}, headers=shown).status_code == 200
         entries = api.get("/v1/audit").json()["entries"]
         assert [each["who"] for each in entries] == ["(SRTM_TOKEN)@127.0.0.1"]
+
+
+def test_a_controller_that_nobody_could_use_does_not_start() -> None:
+    with pytest.raises(ControlError, match="start with SRTM_TOKEN"), controller_with_page(auth_required=True):
+        pytest.fail("it must not serve")
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [({}, False), ({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "token": "s3cret"}, False)],
+)
+def test_a_controller_that_everybody_can_use_says_so(
+    options: dict[str, str], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with controller_with_page(**options, broadcast_address="127.0.0.1"):
+        assert any("may do everything" in record.getMessage() for record in caplog.records) is warned

@@ -115,8 +115,8 @@ def test_no_secret_is_anywhere(cluster: subprocess.Popen[str], folder: Path, mon
         for member in archive.getmembers():
             file = archive.extractfile(member)
             seen[f"bundle {member.name}"] = file.read() if file else b""
-    for path in (folder / "out", folder / "err", *(folder / "data" / "controller").rglob("*")):
-        seen[str(path)] = path.read_bytes()
+    for file_ in (folder / "out", folder / "err", *(folder / "data" / "controller").rglob("*")):
+        seen[str(file_)] = file_.read_bytes()
     assert len(seen) > 40
     assert b"AUDIT(" in seen[str(folder / "err")]
     shown = [(place, secret) for place, content in seen.items() for secret in secrets if secret.encode() in content]

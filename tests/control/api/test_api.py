@@ -330,3 +330,14 @@ def test_who_watches_is_told_at_once(api: httpx.Client, topic: str) -> None:
                 pass
             delays.append(time.monotonic() - began)
     assert min(delays) < LATE_S  # of several, because the machine may be busy with something else
+
+
+def test_a_contract_names_who_may_publish_and_subscribe(api: httpx.Client, topic: str) -> None:
+    path = f"/v1/topics/{topic}"
+    assert api.get(path).json()["may_publish"] == api.get(path).json()["may_subscribe"] == []
+    made = api.patch(path, json={"may_publish": ["sensors", "ops"], "may_subscribe": ["cloud"]}).json()
+    assert (made["may_publish"], made["may_subscribe"]) == (["sensors", "ops"], ["cloud"])
+    assert api.patch(path, json={"r": 120}).json()["may_publish"] == ["sensors", "ops"]
+    assert api.patch(path, json={"may_publish": []}).json()["may_publish"] == []
+    for wrong in ({"may_publish": [""]}, {"may_publish": "sensors"}, {"may_subscribe": [1]}):
+        assert api.patch(path, json=wrong).status_code == 422

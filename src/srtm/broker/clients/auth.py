@@ -22,9 +22,10 @@ from urllib.parse import urlencode
 import httpx
 import re2
 
+from srtm.broker.permissions import GUARDED
 from srtm.errors import ProtocolError
 from srtm.protocol import frames, gojson
-from srtm.protocol.commands import Auth, Dpub, Mpub, Pub, Sub, auth_first, unauthorized
+from srtm.protocol.commands import Auth, Sub, auth_first, unauthorized
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GUARDED = {Pub: "PUB", Mpub: "MPUB", Dpub: "DPUB", Sub: "SUB"}
 _PERMISSIONS = frozenset({"publish", "subscribe"})
 _FIELDS: gojson.Fields = {"ttl": 0, "identity": "", "identity_url": "", "authorizations": None}
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
@@ -164,6 +164,11 @@ class Guard:
         return self._permit
 
     @property
+    def identity(self) -> frozenset[str]:
+        """The identity that an authority vouches for, if any."""
+        return frozenset({self._permit.identity} - {""} if self._permit is not None else ())
+
+    @property
     def asking(self) -> bool:
         """Whether commands wait for the authority's answer."""
         return self._asking is not None
@@ -176,7 +181,7 @@ class Guard:
                 if self._known:
                     return [*events[:number], ProtocolError("E_INVALID", "AUTH already set")]
                 self._secret = event.secret
-            elif verb := _GUARDED.get(kind):
+            elif verb := GUARDED.get(kind):
                 if not self._known:
                     return [*events[:number], auth_first(verb)]
                 permit = self._permit

@@ -34,7 +34,7 @@ class Clients:
     ) -> None:
         self.turn = turn
         self.poller = poller
-        self.tls = tls_of(options)
+        self.tls = tls_of(options, offered=True)
         self.buffers = Buffers(options.read_size)
         self.max_unsent = options.max_unsent_bytes
         # Messages alone never come to so much: a client that leaves more unread does not read its answers.

@@ -269,6 +269,12 @@ class Connection:
             self.send(frames.error(problem))
         self.speaker.fell_silent(cut=problem is not None)
 
+    @property
+    def certified(self) -> frozenset[str]:
+        """Whom the client's certificate belongs to, if it showed one."""
+        tls = self.transport.tls if self.transport else None
+        return tls.names if tls is not None else frozenset()
+
     def fail(self, problem: ProtocolError) -> None:
         """Tell the client what is wrong, and close it; others get what it had in flight at once."""
         magic = problem.facts.get("magic")

@@ -134,6 +134,8 @@ class Verbs:
     def carry_out(self, events: list[Any], arrival_ns: int) -> None:
         """Carry out commands, in order."""
         connection, pending, verbs = self.connection, self._pending, _VERBS
+        if (permissions := self._topics.permissions).topics:
+            events = permissions.allowed(events, self)
         for number, event in enumerate(events):
             kind = type(event)
             if pending and kind in _ANSWERED_IN_TURN:
@@ -142,8 +144,7 @@ class Verbs:
             verbs[kind](self, event, arrival_ns)
             if connection.closing:
                 break
-        subscription = self.subscription
-        if subscription is not None and subscription.channel.queue:
+        if (subscription := self.subscription) is not None and subscription.channel.queue:
             connection.keeper.turn.to_pump[subscription.channel] = None  # there may be room for more
 
     def _postpone(self, events: list[Any], arrival_ns: int) -> None:
@@ -223,8 +224,7 @@ class Verbs:
     def refused(self, receipt: Receipt, problem: str) -> None:
         """Close the connection with an error: there is no other answer to messages that are never accepted."""
         if not self.connection.closing and not self.connection.closed:
-            verb = receipt.verb
-            self.connection.fail(ProtocolError(f"E_{verb}_FAILED", f"{verb} failed {problem}"))
+            self.connection.fail(ProtocolError(f"E_{receipt.verb}_FAILED", f"{receipt.verb} failed {problem}"))
 
     def hold(self) -> None:
         """Read no more until the disk has the messages of this read."""
@@ -335,6 +335,11 @@ class Verbs:
     def _error(self, problem: ProtocolError, _arrival_ns: int) -> None:
         self.connection.fail(problem)
 
+    @property
+    def identities(self) -> frozenset[str]:
+        """The identities that an AUTH server and a certificate vouch for."""
+        return self.connection.certified | (self.guard.identity if self.guard else frozenset())
+
     def hungry(self) -> bool:
         """Whether it must be read soon to be sent more messages."""
         return self.subscription is None or self.subscription.hungry
@@ -371,9 +376,9 @@ class Verbs:
         self._postponed = None
         if self.guard is not None:
             self.guard.close()
-        subscription, self.subscription = self.subscription, None
-        if subscription is not None:
-            self._topics.leave(subscription.topic, subscription.channel, subscription)
+        left, self.subscription = self.subscription, None
+        if left is not None:
+            self._topics.leave(left.topic, left.channel, left)
 
 
 # AUTH is not here: `auth.Guard` takes it before anything is carried out.

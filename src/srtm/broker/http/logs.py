@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from srtm.broker.http.request import Pages, Refused, flag, number, query
+from srtm.broker.http.request import Pages, Refused, bears, flag, number, query
 from srtm.broker.http.router import Json
 from srtm.errors import LogError, LogReplaced, OffsetTrimmed
+from srtm.net.site import CERTIFIED
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,6 +37,7 @@ class Logs(Pages):
         With &log=ID, it never gives others: 410 if the topic was deleted and created again since.
         """
         topic, durable = self._on_disk(request)
+        self._check_reader(request, topic)
         begin, limit = number(request, "begin"), number(request, "limit", _ROWS)
         try:
             pieces = await durable.read(topic, begin, min(limit, _MOST_ROWS), query(request).get("log"))
@@ -44,6 +46,13 @@ class Logs(Pages):
         # Off the loop, like the read itself.
         rows = await self.broker.turn.loop.run_in_executor(None, _arrow, topic.name, begin, pieces)
         return Response(rows, media_type="application/vnd.apache.arrow.stream")
+
+    def _check_reader(self, request: Request, topic: Topic) -> None:
+        """Refuse readers that the topic's contract does not name and that do not have the control token."""
+        token, identities = self.broker.options.control_token, request.scope.get(CERTIFIED, frozenset())
+        why = self.broker.topics.permissions.refusal("reading", topic.name, identities, subscribes=True)
+        if why is not None and (token is None or not bears(request, token)):
+            raise Refused(403, f"UNAUTHORIZED: {why}")
 
     async def trim(self, request: Request) -> Response:
         """Delete messages before an offset: ?topic=…&before=…; with &finished=true, only those all channels finished.

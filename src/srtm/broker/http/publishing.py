@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from srtm.broker.http.request import TRUTHS, Pages, Refused, check_length, query, read_body
 from srtm.errors import ProtocolError, PublishRefused
+from srtm.net.site import CERTIFIED
 from srtm.protocol.mpub import MpubBody
 from srtm.units import NS_PER_MS
 
@@ -61,6 +62,9 @@ class Publishing(Pages):
     async def _publish(self, topic: Topic, bodies: list[bytes], delay_ns: int, request: Request) -> None:
         """Give messages to the intake, and wait until they are safe."""
         broker = self.broker
+        identities: frozenset[str] = request.scope.get(CERTIFIED, frozenset())
+        if why := broker.topics.permissions.refusal("PUB", topic.name, identities):
+            raise Refused(403, f"UNAUTHORIZED: {why}")
         publisher = f"{request.client.host}:{request.client.port}" if request.client else "http"
         sender = HttpSender(publisher, broker.turn.loop.create_future())
         try:

@@ -100,6 +100,9 @@ def prometheus(
         bool, typer.Option("--scrape", help="Write a scrape configuration instead of alert rules")
     ] = False,
     controller: Controller = HERE,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Token file that Prometheus reads, of a viewer; for --scrape")
+    ] = None,
     out: Out = None,
 ) -> None:
     """Write alert rules or a scrape configuration for Prometheus.
@@ -111,7 +114,7 @@ def prometheus(
         srtm generate prometheus --scrape --out prometheus.yml
     """
     if scrape:
-        _write(_scraped(controller), out)
+        _write(_scraped(controller, token_file), out)
     else:
         _write(resources.files("srtm.cli").joinpath("data/alerts.yml").read_text(), out)
 
@@ -126,9 +129,11 @@ def grafana(out: Out = None) -> None:
     _write(json.dumps(dashboard(), indent=1) + "\n", out)
 
 
-def _scraped(controller: str) -> str:
+def _scraped(controller: str, token_file: Path | None) -> str:
     url = controller if "://" in controller else f"http://{controller}"
     scheme, _, target = url.rstrip("/").partition("://")
+    shown = f"authorization: {{credentials_file: {json.dumps(str(token_file))}}}" if token_file else ""
+    for_job, for_brokers = (f"    {shown}\n", f"        {shown}\n") if shown else ("", "")
     return f"""\
 global:
   scrape_interval: 5s
@@ -138,13 +143,13 @@ rule_files:
 scrape_configs:
   - job_name: srtm-controller
     scheme: {scheme}
-    static_configs:
+{for_job}    static_configs:
       - targets: [{json.dumps(target)}]
   - job_name: srtm-brokers
     http_sd_configs:
       - url: {json.dumps(f"{url.rstrip('/')}/v1/targets")}
         refresh_interval: 15s
-"""
+{for_brokers}"""
 
 
 def dashboard() -> dict[str, Any]:

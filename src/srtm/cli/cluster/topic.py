@@ -69,6 +69,9 @@ class Overflow(StrEnum):
     DROP = "drop"
 
 
+_WHO = "Identity that may {}, of AUTH or a certificate, or anyone; repeatable"
+MayPublish = Annotated[list[str] | None, typer.Option(metavar="NAME", help=_WHO.format("publish"))]
+MaySubscribe = Annotated[list[str] | None, typer.Option(metavar="NAME", help=_WHO.format("subscribe"))]
 Fit = Annotated[FitBy, typer.Option(metavar="METHOD", help="Fitting: model (predict, then confirm), measure or none")]
 
 
@@ -98,6 +101,8 @@ def create(
         str | None, typer.Option(metavar="DURATION", help=_PERIOD, show_default=f"{defaults.ADAPT_PERIOD_S}s")
     ] = None,
     lending: Lending = defaults.LENDING,
+    may_publish: MayPublish = None,
+    may_subscribe: MaySubscribe = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -130,6 +135,8 @@ def create(
         "adapt": adapt,
         **_adaptation(adapt_window, adapt_period),
         "lending": lending,
+        "may_publish": _identities(may_publish) or [],
+        "may_subscribe": _identities(may_subscribe) or [],
         "publishers": publishers,
     }
     made = ask(controller, token, "PUT", topic_at(name), wish)
@@ -178,6 +185,8 @@ def set_(
     lending: Annotated[
         str | None, typer.Option(metavar="RULE", help=LENDING, callback=lending_term, show_default=_UNCHANGED)
     ] = None,
+    may_publish: MayPublish = None,
+    may_subscribe: MaySubscribe = None,
     controller: Controller = HERE,
     token: Token = None,
     as_json: AsJson = False,
@@ -202,18 +211,25 @@ def set_(
         "adapt": adapt,
         **_adaptation(adapt_window, adapt_period),
         "lending": lending,
+        "may_publish": _identities(may_publish),
+        "may_subscribe": _identities(may_subscribe),
     }
     asked = {key: value for key, value in wish.items() if value is not None}
     if not asked:
         raise InputError(
-            "nothing to change; give --r, --b, --slo-p99, --policy, --fit, --adapt, --adapt-window, --adapt-period or"
-            " --lending"
+            "nothing to change; give --r, --b, --slo-p99, --policy, --fit, --adapt, --adapt-window, --adapt-period,"
+            " --lending, --may-publish or --may-subscribe"
         )
     made = ask(controller, token, "PATCH", topic_at(name), asked)
     if as_json:
         print_json(made)
     else:
         print(_contract(made))
+
+
+def _identities(given: list[str] | None) -> list[str] | None:
+    """Identities as the API takes them; none is anyone."""
+    return [] if given == ["anyone"] else given or None
 
 
 def _adaptation(window: str | None, period: str | None) -> dict[str, int]:

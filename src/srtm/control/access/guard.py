@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from srtm.control.access.access import Identity
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from srtm.control.access.access import Access
     from srtm.control.access.rules import Who
 
 _KEY: Final = "srtm.identity"
+_LOGIN: Final = 4096  # bytes of a request without a credential, once the controller needs one
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ASK: Final = {"WWW-Authenticate": 'Bearer realm="SRTM"'}
 
@@ -56,7 +58,22 @@ class Guard:
             await refused(scope, receive, send)
             return
         scope[_KEY] = identity
-        await self._app(scope, receive, send)
+        await self._app(scope, receive if identity.role is not None else _bounded(receive), send)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Read no more of a stranger's request than a login has."""
+    read = 0
+
+    async def bounded() -> Message:
+        nonlocal read
+        message = await receive()
+        read += len(message.get("body", b""))
+        if read > _LOGIN:
+            raise HTTPException(413, f"the body exceeds {_LOGIN} bytes; send a credential, or log in first")
+        return message
+
+    return bounded
 
 
 def still_allowed(request: Request, access: Access) -> Callable[[], bool]:

@@ -83,6 +83,10 @@ def _check_period(window_s: int, period_s: int) -> None:
         )
 
 
+Identities = Annotated[list[Name], Field(max_length=1_000)]
+_IDENTITIES = "identities, of AUTH servers or certificates,"
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -147,6 +151,8 @@ class TopicIn(_Strict):
     lending: Lending = Field(
         defaults.LENDING, description="when brokers of the topic lend each other tokens; auto is chosen by prediction"
     )
+    may_publish: Identities = Field(default=[], description=f"{_IDENTITIES} that may publish; anyone, if empty")
+    may_subscribe: Identities = Field(default=[], description=f"{_IDENTITIES} that may subscribe; anyone, if empty")
     publishers: list[PublisherIn] = Field(default=[], max_length=100_000)
 
     @model_validator(mode="after")
@@ -177,6 +183,8 @@ class TopicIn(_Strict):
             self.adapt_window_s,
             self.adapt_period_s,
             self.lending,
+            tuple(self.may_publish),
+            tuple(self.may_subscribe),
         )
 
 
@@ -193,6 +201,8 @@ class ContractChange(_Strict):
     adapt_window_s: WindowSeconds | None = None
     adapt_period_s: PeriodSeconds | None = None
     lending: Lending | None = None
+    may_publish: Identities | None = Field(None, description=f"{_IDENTITIES} that may publish; anyone, if empty")
+    may_subscribe: Identities | None = Field(None, description=f"{_IDENTITIES} that may subscribe; anyone, if empty")
 
     def applied_to(self, contract: Contract) -> Contract:
         """The changed contract."""
@@ -204,6 +214,9 @@ class ContractChange(_Strict):
             asked["b_ntok"] = round(exact(self.b, "b") * NANO_PER_TOKEN)
         if self.slo_ms is not None:
             asked["slo_ns"] = slo_ns(self.slo_ms)
+        for field in ("may_publish", "may_subscribe"):
+            if (named := getattr(self, field)) is not None:
+                asked[field] = tuple(named)
         changed = msgspec.structs.replace(contract, **asked)
         _check_period(changed.adapt_window_s, changed.adapt_period_s)
         return changed
