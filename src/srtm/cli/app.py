@@ -8,7 +8,7 @@ import typer
 
 import srtm
 from srtm.cli import lab, latency, outcome
-from srtm.cli.cluster import advise, check, debug, generate, top, topic, up
+from srtm.cli.cluster import advise, check, debug, generate, store, top, topic, up
 from srtm.cli.help import App
 from srtm.cli.messages import load, pub, sub
 from srtm.cli.servers import broker, calibrate, controller
@@ -29,7 +29,7 @@ for heading, verbs in {
         report.report,
         ("spark", spark.app),
     ),
-    "Tools": (("generate", generate.app), ("debug", debug.app), ("lab", lab.app)),
+    "Tools": (("store", store.app), ("generate", generate.app), ("debug", debug.app), ("lab", lab.app)),
 }.items():
     for verb in verbs:
         if isinstance(verb, tuple):

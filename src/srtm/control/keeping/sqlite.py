@@ -7,6 +7,7 @@ start. SQLite makes sure that the file is never half written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -153,6 +154,22 @@ class SqliteKeeping:
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def snapshot(folder: str | Path) -> dict[str, bytes]:
+    """All documents of the store in a folder, which a controller may be using; ControlError if there is none."""
+    path = Path(folder) / FILE
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            copy = sqlite3.connect(":memory:", isolation_level=None)
+            db.backup(copy)
+        with contextlib.closing(copy):
+            (version,) = copy.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+            if version in tables.FORMATS:
+                return {key: value for key, value in tables.documents(copy, version).items() if value is not None}
+            return dict(copy.execute("SELECT key, value FROM documents").fetchall())
+    except (sqlite3.Error, TypeError) as problem:
+        raise ControlError(f"cannot read a store in {path}: {problem}; give the folder of a controller") from None
 
 
 def _set_aside(path: Path) -> Path | None:
