@@ -30,7 +30,7 @@ import numpy as np
 
 from bench import host, peers
 from bench.measure import show
-from srtm.control.local.engine import engines
+from srtm.control.local.engine import Place, engines
 from srtm.errors import ControlError
 from srtm.net.alarm import Alarm
 from srtm.protocol import client as nsq
@@ -297,7 +297,7 @@ def ways(kind: str, *, realtime: bool) -> Iterator[list[Way]]:
     """An engine, and brokers in front of it."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (made,) = engines(kind, 1, HOST, folder, 1, free=True)
+        (made,) = engines(kind, 1, Place(HOST, folder, 1, free=True))
         command = [word for word in made.command if "lookupd" not in word]
         engine = stack.enter_context(process(command, realtime=realtime))
         direct: type[Publishing] = ToNats if kind == "nats" else ToNsq

@@ -98,7 +98,7 @@ class Processes:
         until(lambda: sorted(self.statuses().items()) == [(name, "alive") for name in sorted(self.brokers)])
 
     def statuses(self) -> dict[str, str]:
-        return {each["name"]: each["status"] for each in self.client.get("/v1/brokers").json()["brokers"]}
+        return {each["name"]: each["status"] for each in self.client.get("/v1/brokers").json().get("brokers", ())}
 
     def restart_controller(self, *more: str) -> None:
         self.controller = self._started(self.controller.again(*more))

@@ -8,7 +8,7 @@ import typer
 
 import srtm
 from srtm.cli import lab, latency, outcome
-from srtm.cli.cluster import advise, certs, check, debug, generate, token, top, topic, up
+from srtm.cli.cluster import advise, certs, check, debug, generate, store, token, top, topic, up
 from srtm.cli.help import App
 from srtm.cli.messages import load, pub, sub
 from srtm.cli.servers import broker, calibrate, controller
@@ -30,7 +30,7 @@ for heading, verbs in {
         report.report,
         ("spark", spark.app),
     ),
-    "Tools": (("generate", generate.app), ("debug", debug.app), ("lab", lab.app)),
+    "Tools": (("store", store.app), ("generate", generate.app), ("debug", debug.app), ("lab", lab.app)),
 }.items():
     for verb in verbs:
         if isinstance(verb, tuple):

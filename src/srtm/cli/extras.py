@@ -8,6 +8,7 @@ _EXTRA = {
     "up": "broker,control",
     "broker": "broker",
     "controller": "control",
+    "store": "control",
     "calibrate": "broker",
     "topic": "client",
     "top": "client",

@@ -34,7 +34,7 @@ class VirtualBucket:
     """Values by key, and the leader's claim; a write names the last message, or it is refused."""
 
     def __init__(self, *, guarded: bool = True) -> None:
-        """Without `guarded`, every write is taken."""
+        """Without `guarded`, every write is taken, except a claim alone."""
         self.guarded = guarded
         self.last = 0
         self.values: dict[str, bytes] = {}
@@ -43,7 +43,7 @@ class VirtualBucket:
 
     def store(self, changes: Changes, claim: Claim | None, last: int, mark: object) -> int | None:
         """Take changes and a claim, all or none; the number of the last message then, or None if refused."""
-        if self.guarded and last != self.last:
+        if (self.guarded or not changes) and last != self.last:
             sequence = last + len(changes) + (claim is not None)
             return sequence if self._marks.get(sequence) is mark else None
         for key, value in changes:

@@ -14,7 +14,7 @@ from srtm.cli.extras import require
 from srtm.cli.remote import secret_from
 from srtm.control.local.certificates import FOLDER
 from srtm.control.options import port_or_none
-from srtm.errors import ControlError
+from srtm.errors import ControlError, InputError
 from srtm.model.broker_models import DEFAULT_BROKER_MODEL
 from srtm.options import LOG_FORMAT, LOG_LEVEL, check_logs
 
@@ -28,6 +28,10 @@ _BAD_USAGE = 2  # the exit code
 
 def up(
     brokers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Number of brokers")] = 3,
+    controllers: Annotated[
+        int,
+        typer.Option(min=1, max=5, metavar="N", help="Number of controllers; several share a store at a NATS server"),
+    ] = 1,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen address")] = "127.0.0.1",
     web_port: Annotated[
         str, typer.Option(metavar="PORT", help="Port of the web page; 0 picks a free one, none disables it")
@@ -37,6 +41,15 @@ def up(
         Path | None,
         typer.Option(
             metavar="FOLDER", help="Folder for disk topics and the controller's store", show_default="keep nothing"
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SRTM_STORE",
+            metavar="ADDRESS",
+            help="Store that controllers share: nats://HOST:PORT,…/BUCKET",
+            show_default="in --data-path",
         ),
     ] = None,
     recover: Annotated[
@@ -74,9 +87,11 @@ def up(
     """Start a controller and brokers on this machine; Ctrl-C stops them all.
 
     Each broker is a process of its own; one that fails is restarted. --engine nsqd or nats starts that engine, too.
+    With --controllers 3, one of them leads and the others are ready to; a NATS server keeps their state.
 
     Examples:
         srtm up --brokers 4
+        srtm up --controllers 3 --engine nats
         srtm topic create traffic --r 11000 --b 600
     """
     from srtm import program
@@ -101,6 +116,8 @@ def up(
         engine,
         recover,
         certificates=certs if tls else None,
+        controllers=controllers,
+        store=_shared(store, controllers),
     )
     try:
         program.run(_serve(LocalCluster(options), host))
@@ -109,6 +126,15 @@ def up(
             raise
         remedy = "if a port is in use, pick free ones with --free-ports, or another for the page with --web-port"
         raise ControlError(f"{problem}; {remedy}", **problem.facts) from None
+
+
+def _shared(store: str | None, controllers: int) -> str | None:
+    """The store, if controllers can share it."""
+    from srtm.control.keeping.address import parse
+
+    if store is not None and not parse(store).shared and controllers > 1:
+        raise InputError(f"--store {store}: {controllers} controllers cannot share a file; give nats://host:4222")
+    return store
 
 
 async def _serve(cluster: LocalCluster, host: str) -> None:
@@ -142,6 +168,8 @@ async def _unless(stopped: asyncio.Future[Any], work: Coroutine[Any, Any, None])
 def _say(cluster: LocalCluster, host: str, seconds: float) -> None:
     addresses = ", ".join(f"{host}:{child.ports['TCP']}" for child in cluster.brokers)
     print(f"controller: {cluster.url} (API: {cluster.url}/docs)")
+    for child in cluster.controllers[1:]:
+        print(f"            {cluster.http(child)}")
     if cluster.page:
         print(f"page:       {cluster.page}")
     print(f"brokers:    {addresses}")

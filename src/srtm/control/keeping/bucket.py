@@ -191,10 +191,11 @@ class Bucket:
         head = base64.b64decode(found["message"].get("hdrs", ""))
         return Msg(b"", 0, b"", head).value(_MARK).decode()
 
-    async def load(self, upto: int) -> dict[str, bytes]:
+    async def load(self, upto: int | None = None) -> dict[str, bytes]:
         """The last value of each key; message `upto`, of this process, must be the last one of the bucket.
 
         A replica may be behind, but it has messages in order: whoever has read up to ours has read all before it.
+        Without `upto`, the values are as some replica has them.
         """
         connection = await self.connect()
         try:
@@ -210,14 +211,16 @@ class Bucket:
             made = await connection.ask(
                 f"$JS.API.CONSUMER.CREATE.{self._stream}", stream_name=self._stream, config=config
             )
+            if upto is None and not made.get("num_pending"):
+                return {}
             pulls = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{made['name']}".encode()
             return await self._pulled(connection, pulls, upto)
         except Refused as problem:
-            raise ClientError(f"{self} does not list its keys: {problem}") from None
+            raise ClientError(f"{self} does not list its keys: {problem}", code=problem.code) from None
         finally:
             connection.close()
 
-    async def _pulled(self, connection: NatsConnection, pulls: bytes, upto: int) -> dict[str, bytes]:
+    async def _pulled(self, connection: NatsConnection, pulls: bytes, upto: int | None) -> dict[str, bytes]:
         mail: _Mail = connection.listener  # type: ignore[assignment]
         reply = f"{connection.inbox}.{random.randrange(10**9)}l".encode()
         wanted = msgspec.json.encode({"batch": _BATCH, "expires": round(_SILENCE_S / 2 * NS_PER_S)})
@@ -241,5 +244,6 @@ class Bucket:
                 found.pop(name, None)
             elif name != LEASE:
                 found[name] = message.body
-            if Delivered.by(message.reply).sequence >= upto:
+            delivered = Delivered.by(message.reply)
+            if delivered.sequence >= upto if upto is not None else not delivered.pending:
                 return found

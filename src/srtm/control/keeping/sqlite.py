@@ -7,9 +7,9 @@ start. SQLite makes sure that the file is never half written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,11 +181,25 @@ class SqliteKeeping:
 def _tokens(path: Path) -> dict[str, bytes]:
     """The tokens of a store that is set aside; none if they cannot be read: then its folder says that there were."""
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            found = db.execute("SELECT key, value FROM documents WHERE key LIKE ?", (f"{key(TOKENS, '')}%",))
-            return dict(found.fetchall())
-    except (sqlite3.Error, ValueError):
+        return {name: value for name, value in snapshot(path.parent).items() if name.startswith(key(TOKENS, ""))}
+    except ControlError:
         return {}
+
+
+def snapshot(folder: str | Path) -> dict[str, bytes]:
+    """All documents of the store in a folder, which a controller may be using; ControlError if there is none."""
+    path = Path(folder) / FILE
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            copy = sqlite3.connect(":memory:", isolation_level=None)
+            db.backup(copy)
+        with contextlib.closing(copy):
+            (version,) = copy.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+            if version in tables.FORMATS:
+                return {name: kept for name, kept in tables.documents(copy, version).items() if kept is not None}
+            return dict(copy.execute("SELECT key, value FROM documents").fetchall())
+    except (sqlite3.Error, TypeError) as problem:
+        raise ControlError(f"cannot read a store in {path}: {problem}; give the folder of a controller") from None
 
 
 def _set_aside(path: Path) -> Path | None:

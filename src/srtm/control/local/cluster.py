@@ -1,4 +1,4 @@
-"""A cluster on this machine: a controller and its brokers as processes, started, supervised and stopped.
+"""A cluster on this machine: controllers and brokers as processes, started, supervised and stopped.
 
 In: the number of brokers, the delivery engine, and flags. Out: the addresses of all processes. No process outlives the
 one that started it, however that one ends.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srtm.control.local import certificates
-from srtm.control.local.engine import engines
+from srtm.control.local.engine import Place, engines
 from srtm.errors import ControlError
 from srtm.net import certs
 from srtm.net.tls import client_context
@@ -30,6 +30,8 @@ from srtm.protocol import engine as addresses
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
+
+    from srtm.control.local.engine import LocalEngine
 
 _STOP_S = 10.0
 _YOUNG_S = 2.0  # a process that ends earlier did not start
@@ -59,6 +61,13 @@ class LocalOptions:
     ready_s: float = 30.0  # limit until all processes are ready
     broker_verb: Sequence[str] = ("broker",)  # of `srtm`, with the flags of a broker
     certificates: Path | None = None  # folder of a CA and certificates, made if missing; None: no TLS
+    controllers: int = 1
+    store: str | None = None  # that controllers share; several without one get a NATS server
+
+    @property
+    def starts_nats(self) -> bool:
+        """Whether a NATS server must be started."""
+        return self.engine == "nats" or (self.controllers > 1 and self.store is None)
 
 
 @dataclass
@@ -75,28 +84,40 @@ class Child:
 
 
 class LocalCluster:
-    """A controller, its brokers and their engine. `async with` starts and stops them."""
+    """Controllers, brokers and their engine. `async with` starts and stops them."""
 
     def __init__(self, options: LocalOptions) -> None:
         if options.engine not in addresses.KINDS:
             addresses.parse(options.engine)
         if options.certificates is not None and options.engine == "nsqd":
             raise ControlError("--tls excludes --engine nsqd: nsqd registers with the controller without TLS")
+        if options.certificates is not None and (options.controllers > 1 or options.store is not None):
+            raise ControlError("--tls excludes --controllers and --store: controllers do not share a store by TLS yet")
         self._options = options
         self._stopping = False
         self._secrets = self._secrets_for()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.engines: list[Child] = []
-        page = "none" if options.web_port is None else "0" if options.free_ports else str(options.web_port)
-        flags = ["controller", "--host", options.host, *self._ports(_CONTROLLER_PORT), "--web-port", page]
+        self._store = options.store  # None if each controller has a file, or memory
+        self.controllers = [self._controller(number) for number in range(options.controllers)]
+        self.brokers = [self._broker(number) for number in range(options.brokers)]
+
+    def _controller(self, number: int) -> Child:
+        options = self._options
+        page = "none" if options.web_port is None else "0" if options.free_ports else str(options.web_port + number)
+        flags = ["controller", "--host", options.host, *self._ports(_CONTROLLER_PORT + 2 * number), "--web-port", page]
         flags += options.controller_flags
-        if options.data_path is not None:
+        if options.data_path is not None and options.store is None and options.controllers == 1:
             flags += ["--data-path", str(options.data_path / "controller")]
         flags += ["--recover"] if options.recover else []
         if options.certificates is not None:
             flags += certificates.flags(options.certificates, certificates.CONTROLLER)
-        self.controller = Child("controller", flags)
-        self.brokers = [self._broker(number) for number in range(options.brokers)]
+        return Child("controller" if options.controllers == 1 else f"controller-{number + 1}", flags)
+
+    @property
+    def controller(self) -> Child:
+        """The first controller; each answers for the one that leads."""
+        return self.controllers[0]
 
     def _ports(self, tcp_port: int) -> list[str]:
         tcp, http = (0, 0) if self._options.free_ports else (tcp_port, tcp_port + 1)
@@ -159,28 +180,40 @@ class LocalCluster:
             options.trace_folder.mkdir(parents=True, exist_ok=True)
         if options.certificates is not None:
             certificates.ensured(options.certificates, options.brokers, options.host)
-        if options.free_ports:  # brokers need the controller's port
-            await self._start(self.controller)
-        tcp_port = self.controller.ports.get("TCP", _CONTROLLER_PORT)
+        if options.starts_nats:
+            await self._start_nats()
+        if options.free_ports:  # brokers need the controllers' ports
+            await asyncio.gather(*(self._start(child) for child in self.controllers))
+        ports = [child.ports.get("TCP", _CONTROLLER_PORT + 2 * at) for at, child in enumerate(self.controllers)]
+        scheme = "" if options.certificates is None else "tls://"
         for child in self.brokers:
-            scheme = "" if options.certificates is None else "tls://"
-            child.arguments += ["--controller", f"{scheme}{options.host}:{tcp_port}"]
-        if options.engine in ("nsqd", "nats"):
-            await self._start_engines(tcp_port)
-        others = [] if options.free_ports else [self.controller]
+            child.arguments += ["--controller", ",".join(f"{scheme}{options.host}:{port}" for port in ports)]
+        if options.engine == "nsqd":
+            await self._start_engines(engines("nsqd", options.brokers, self._place(ports[0])))
+        others = [] if options.free_ports else self.controllers
         await asyncio.gather(*(self._start(child) for child in (*others, *self.brokers)))
         await self._all_alive()
         if options.recover:
-            self.controller.arguments.remove("--recover")  # once
+            for child in self.controllers:
+                child.arguments.remove("--recover")  # once
 
-    async def _start_engines(self, lookupd_port: int) -> None:
-        """Start the programs of an engine, and give brokers their addresses."""
+    async def _start_nats(self) -> None:
+        """Start a NATS server, for what asks for one: the engine of brokers, the store of controllers, or both."""
+        made = engines("nats", self._options.brokers, self._place(_CONTROLLER_PORT))
+        if len(self.controllers) > 1 and self._store is None:
+            self._store = made[0].address
+        await self._start_engines(made, brokers=self._options.engine == "nats")
+
+    def _place(self, lookupd_port: int) -> Place:
         options = self._options
-        if options.data_path is None:
+        if options.data_path is None and self._scratch is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="srtm-engine-")
         folder = options.data_path or Path(self._scratch.name)  # type: ignore[union-attr]
-        made = engines(options.engine, options.brokers, options.host, folder, lookupd_port, free=options.free_ports)
-        for number, child in enumerate(self.brokers):
+        return Place(options.host, folder, lookupd_port, free=options.free_ports)
+
+    async def _start_engines(self, made: list[LocalEngine], *, brokers: bool = True) -> None:
+        """Start the programs of an engine, and give brokers their addresses."""
+        for number, child in enumerate(self.brokers if brokers else ()):
             child.arguments += ["--engine", made[number % len(made)].address]
         self.engines = [
             Child(
@@ -233,6 +266,9 @@ class LocalCluster:
         """Pass secrets by environment, as command lines are public: tokens, and an engine's address with its login."""
         options, found = self._options, os.environ | self._secrets
         found["SRTM_ENGINE"] = "local" if options.engine in addresses.KINDS else options.engine
+        found.pop("SRTM_STORE", None)
+        if self._store is not None:
+            found["SRTM_STORE"] = self._store
         return found
 
     def _secrets_for(self) -> dict[str, str]:
@@ -253,14 +289,14 @@ class LocalCluster:
         async with httpx.AsyncClient(trust_env=False, verify=tls) as client:
             while time.monotonic() < until:
                 found = (await client.get(f"{self.url}/v1/health")).json()
-                if found["brokers_alive"] == len(self.brokers):
+                if found.get("brokers_alive") == len(self.brokers):  # missing while none leads
                     return
                 await asyncio.sleep(0.02)
         raise ControlError(f"not all brokers joined the controller within {self._options.ready_s:g} s")
 
     async def watch(self, say: Callable[[str], None]) -> None:
         """Restart processes that end; raises ControlError if one ends right after its start, again and again."""
-        children = (self.controller, *self.brokers, *self.engines)
+        children = (*self.controllers, *self.brokers, *self.engines)
         await asyncio.gather(*(self._watch(child, say) for child in children))
 
     async def _watch(self, child: Child, say: Callable[[str], None]) -> None:
@@ -277,7 +313,7 @@ class LocalCluster:
                     f"{child.name} keeps ending right after its start (exit code {code}); see its messages above"
                 )
             _fix_ports(child)
-            forgets = child is self.controller and self._options.data_path is None
+            forgets = child in self.controllers and self._options.data_path is None and self._store is None
             if forgets and "--recover" not in child.arguments:
                 child.arguments.append("--recover")  # only the brokers know its contracts now
             await self._start_again(child, say)
@@ -297,9 +333,9 @@ class LocalCluster:
                 return
 
     async def stop(self) -> None:
-        """Stop brokers first, which tell their clients, then the controller and the engines."""
+        """Stop brokers first, which tell their clients, then the controllers and the engines."""
         self._stopping = True
-        for group in (self.brokers, [self.controller], self.engines):
+        for group in (self.brokers, self.controllers, self.engines):
             running = [child.process for child in group if child.process and child.process.returncode is None]
             for process in running:
                 with suppress(ProcessLookupError):

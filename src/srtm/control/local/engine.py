@@ -36,29 +36,40 @@ class LocalEngine:
     address: str  # for brokers
 
 
-def engines(kind: str, brokers: int, host: str, folder: Path, lookupd_port: int, *, free: bool) -> list[LocalEngine]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where programs of an engine run."""
+
+    host: str
+    folder: Path
+    lookupd_port: int  # of the controller
+    free: bool = False  # pick free ports
+
+
+def engines(kind: str, brokers: int, at: Place) -> list[LocalEngine]:
     """The programs of an engine for this number of brokers: one for each, or one for all."""
     if kind == "nats":
-        port = _free_port(host) if free else _NATS_PORT
-        place = folder / "nats"
+        port = _free_port(at.host) if at.free else _NATS_PORT
+        place = at.folder / "nats"
         place.mkdir(parents=True, exist_ok=True)
-        flags = ["-a", host, "-p", str(port), "-js", "-sd", str(place), "-l", str(place / "log")]
-        return [LocalEngine("nats", [_program("nats-server"), *flags], port, port, f"nats://{host}:{port}")]
-    return [_nsqd(number, host, folder, lookupd_port, free=free) for number in range(brokers)]
+        flags = ["-a", at.host, "-p", str(port), "-js", "-sd", str(place), "-l", str(place / "log")]
+        return [LocalEngine("nats", [_program("nats-server"), *flags], port, port, f"nats://{at.host}:{port}")]
+    return [_nsqd(number, at) for number in range(brokers)]
 
 
-def _nsqd(number: int, host: str, folder: Path, lookupd_port: int, *, free: bool) -> LocalEngine:
+def _nsqd(number: int, at: Place) -> LocalEngine:
+    host = at.host
     port, http = (
-        (_free_port(host), _free_port(host)) if free else (_NSQD_PORT + 2 * number, _NSQD_PORT + 2 * number + 1)
+        (_free_port(host), _free_port(host)) if at.free else (_NSQD_PORT + 2 * number, _NSQD_PORT + 2 * number + 1)
     )
-    place = folder / f"nsqd-{number + 1}"
+    place = at.folder / f"nsqd-{number + 1}"
     place.mkdir(parents=True, exist_ok=True)
     flags = [
         f"--tcp-address={host}:{port}",
         f"--http-address={host}:{http}",
         f"--broadcast-address={host}",
         f"--data-path={place}",
-        f"--lookupd-tcp-address={host}:{lookupd_port}",
+        f"--lookupd-tcp-address={host}:{at.lookupd_port}",
         f"--mem-queue-size={_IN_MEMORY}",
         "--log-level=error",
     ]
