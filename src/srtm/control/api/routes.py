@@ -319,6 +319,7 @@ def router(service: Service) -> APIRouter:
         """Get the controller's version and settings; secrets are masked."""
         started = asdict(controller.options)
         secret = {name: "(given)" for name in ("token", "control_token") if started[name] is not None}
+        started["store"] = str(controller.options.store_address)  # without a login
         return {"version": srtm.__version__, "epoch": controller.state.epoch, "options": {**started, **secret}}
 
     add_routes(api, changes, controller, known)
