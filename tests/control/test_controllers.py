@@ -147,7 +147,7 @@ def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
                     assert next(stream.iter_lines()) == "event: snapshot"
                 assert api.get("/ping").text == "OK"
                 assert [one["hostname"] for one in api.get("/nodes").json()["producers"]] == ["broker-1"]
-                assert ("srtm_controller_leads 1" in api.get("/metrics").text) is (each is leader)
+                assert ("srtm_cluster_leads 1" in api.get("/metrics").text) is (each is leader)
                 assert api.delete(f"/v1/topics/{name}").status_code == 204
                 # A request that was passed on is not passed on again.
                 looped = api.get("/v1/brokers", headers={"Srtm-Forwarded": "1"})

@@ -111,8 +111,8 @@ class Front:
         return JSONResponse({"leader": shown, "leads": self._leading is not None})
 
     async def _metrics(self, _: Request) -> Response:
-        text = "# HELP srtm_controller_leads Whether this controller leads.\n# TYPE srtm_controller_leads gauge\n"
-        return PlainTextResponse(text + "srtm_controller_leads 0\n", media_type="text/plain; version=0.0.4")
+        text = "# HELP srtm_cluster_leads Whether this controller leads.\n# TYPE srtm_cluster_leads gauge\n"
+        return PlainTextResponse(text + "srtm_cluster_leads 0\n", media_type="text/plain; version=0.0.4")
 
     # Passing on.
 
