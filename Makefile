@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help demo setup check test test-fast bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-page bench-demo lab docs constraints clean
+.PHONY: help demo setup check test test-fast bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-controllers bench-page bench-demo lab docs constraints clean
 help:
 	@echo "make demo             show the DRL penalty in a city of sensors, and how SRTM avoids it (about 90 seconds)"
 	@echo "make setup            create .venv with pinned versions (the other targets do it as needed)"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-broker     compare the broker with nsqd, NATS and a bare forwarder (PART=loads selects a part)"
 	@echo "make bench-engines    measure the cost and the benefit of SRTM in front of nsqd and JetStream"
 	@echo "make bench-shares     measure how soon a replaced contract is in force, also under kill -9 (PART=cycles selects a part)"
+	@echo "make bench-controllers  kill and pause the controller that leads, of three on three NATS servers, ten times"
 	@echo "make bench-page       measure the page with 100 topics on 20 brokers (needs Chromium)"
 	@echo "make bench-demo       run the demo ten times (RUNS=5 BUSY=1: five times, beside a program that keeps a core busy)"
 	@echo "make lab              simulate the paper's evaluation, judge every claim, and write a page to lab-results/"
@@ -77,6 +78,9 @@ bench-engines: $(DEV_READY)
 
 bench-shares: $(DEV_READY)
 	$(BIN)/python -m bench.shares $(PART)
+
+bench-controllers: $(DEV_READY)
+	$(BIN)/python -m bench.controllers
 
 bench-page: $(DEV_READY)
 	$(BIN)/python -m bench.page

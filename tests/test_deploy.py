@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from srtm.control.keeping.address import parse
 from tests.conftest import PARTS, ROOT
 from tests.programs import wait_for
 
@@ -58,8 +59,13 @@ def started(unit: Path, settings: Path, folder: Path, **changes: str) -> Iterato
     text = re.sub(r"\$\{(\w+)\}", lambda name: shlex.quote(values[name[1]]), found[1])
     words = shlex.split(re.sub(r"\$(\w+)", lambda name: values[name[1]], text))
     folder.mkdir()
+    environment = {**os.environ, **{name: value for name, value in values.items() if name.startswith("SRTM_")}}
     with subprocess.Popen(
-        [sys.executable, "-m", "srtm", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "srtm", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
     ) as process:
         try:
             assert process.stdout is not None
@@ -73,8 +79,9 @@ def started(unit: Path, settings: Path, folder: Path, **changes: str) -> Iterato
 def test_units_commands_make_a_cluster(tmp_path: Path) -> None:
     systemd = DEPLOY / "systemd"
     ports = {"LISTEN": "127.0.0.1", "TCP_PORT": "0", "HTTP_PORT": "0"}
+    own = {"WEB_PORT": "0", "ADDRESS": "127.0.0.1", "SRTM_STORE": f"sqlite:{tmp_path / 'c'}"}
     controller = started(
-        systemd / "srtm-controller.service", systemd / "controller.env", tmp_path / "c", **ports, WEB_PORT="0"
+        systemd / "srtm-controller.service", systemd / "controller.env", tmp_path / "c", **ports, **own
     )
     with controller as at:
         settings = {**ports, "ADDRESS": "127.0.0.1", "CONTROLLER": at["TCP"], "OPTIONS": "--log-level error"}
@@ -101,7 +108,7 @@ def test_the_compose_file_is_valid() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["brokers.yaml", "controller.yaml"])
+@pytest.mark.parametrize("name", ["brokers.yaml", "controller.yaml", "nats.yaml"])
 def test_the_manifests_are_valid(name: str) -> None:
     check(BIN / "kubernetes-validate", "--strict", DEPLOY / "kubernetes" / name)
 
@@ -130,3 +137,33 @@ def test_containers_have_arguments_that_srtm_understands(where: str) -> None:
 def test_help_does_not_hide_an_argument_that_is_wrong() -> None:
     command = [sys.executable, "-m", "srtm", "broker", "--no-such-flag", "--help"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+
+
+def test_three_controllers_share_the_servers_that_run_beside_them() -> None:
+    """The names in --store are those of the NATS servers, and brokers register with every controller."""
+    found = {each["kind"] + " " + each["metadata"]["name"]: each for each in manifests()}
+    assert found["StatefulSet srtm-controller"]["spec"]["replicas"] == 3
+    servers, service = found["StatefulSet srtm-nats"]["spec"], found["Service srtm-nats"]
+    names = [f"srtm-nats-{at}.{servers['serviceName']}" for at in range(servers["replicas"])]
+    assert service["metadata"]["name"] == servers["serviceName"]
+    store = next(each for each in containers()["kubernetes controller"] if each.startswith("--store="))
+    address = parse(store.removeprefix("--store="))
+    assert address.servers is not None
+    assert [host for host, _ in address.servers.servers] == names
+    assert "--controller=srtm-controllers:4160" in containers()["kubernetes broker"]
+    assert found["Service srtm-controllers"]["spec"]["clusterIP"] == "None"
+
+
+def manifests() -> list[Any]:
+    return [each for path in (DEPLOY / "kubernetes").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
+
+
+@pytest.mark.processes
+@pytest.mark.needs("nats-server")
+@pytest.mark.parametrize("where", ["compose nats", "kubernetes nats"])
+def test_nats_servers_have_arguments_that_they_understand(where: str, tmp_path: Path) -> None:
+    given = [each for each in containers()[where] if not each.startswith("--routes")]
+    fixed = [each.replace("/data", str(tmp_path)).replace("0.0.0.0:6222", "127.0.0.1:-1") for each in given]
+    program = PARTS["nats-server"].path or ""
+    command = [program, *fixed, "--routes=nats://127.0.0.1:1", "-a", "127.0.0.1", "-p", "-1", "-t"]
+    assert "is valid" in check(*command)

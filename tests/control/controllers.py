@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from tests.control.processes import PATIENCE_S, Processes, Program, until
-from tests.engines import NatsCluster
+from tests.engines import NatsCluster, leader_of
 
 
 class Controllers(Processes):
@@ -61,6 +61,15 @@ class Controllers(Processes):
         until(lambda: _alive(httpx.get(url, timeout=1, trust_env=False).json()) == len(self.brokers))
         return time.monotonic() - since
 
+    def answers_s(self, since: float) -> float:
+        """How long after a time a controller leads and a change is answered."""
+        until(lambda: (found := self.leader()) and _stores(found))
+        return time.monotonic() - since
+
+    async def stream_leader(self) -> str:
+        """The NATS server that leads the bucket."""
+        return await leader_of(self.cluster.url, "KV_srtm")
+
     def kill(self, victim: Program) -> None:
         victim.kill()
 
@@ -73,6 +82,12 @@ class Controllers(Processes):
 
     def start_again(self, victim: Program) -> None:
         self.controllers[self.controllers.index(victim)] = self._started(victim.again())
+
+
+def _stores(leader: Program) -> bool:
+    url = f"http://127.0.0.1:{leader.http}/v1/topics/probe"
+    wish = {"r": 1, "b": 10, "fit": "none"}
+    return httpx.put(url, json=wish, timeout=6, trust_env=False).status_code == 200
 
 
 def _alive(found: Any) -> int:

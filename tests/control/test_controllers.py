@@ -19,7 +19,8 @@ from tests.control.processes import PATIENCE_S, Program, Sender, started, stoppe
 pytestmark = [pytest.mark.needs("nats-server"), pytest.mark.processes]
 
 R, B = 400, 80
-NEW_LEADER_S = 5.0
+NEW_LEADER_S = 15.0  # on a host that is busy with other things; bench/controllers.py measures it
+PAUSE_S = 2.5  # of messages: less than an outage, so they do not wait for a leader
 
 
 class Operator:
@@ -106,7 +107,7 @@ def test_the_leader_goes_and_nobody_notices(tmp_path: Path, how: str) -> None:
                 await asyncio.to_thread(world.start_again, victim)
             await operator.creates(before + 3)
         times = sorted(at for sender in senders for at in sender.acknowledged.values())
-        assert max(after - at for at, after in pairwise(times)) < 0.5  # of 120 messages a second
+        assert max(after - at for at, after in pairwise(times)) < PAUSE_S
         watching.cancel()
         world.recorded(*world.brokers)
         await stopped(senders)
@@ -146,7 +147,7 @@ def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
                     assert next(stream.iter_lines()) == "event: snapshot"
                 assert api.get("/ping").text == "OK"
                 assert [one["hostname"] for one in api.get("/nodes").json()["producers"]] == ["broker-1"]
-                assert ("srtm_controller_leads 1" in api.get("/metrics").text) is (each is leader)
+                assert ("srtm_cluster_leads 1" in api.get("/metrics").text) is (each is leader)
                 assert api.delete(f"/v1/topics/{name}").status_code == 204
                 # A request that was passed on is not passed on again.
                 looped = api.get("/v1/brokers", headers={"Srtm-Forwarded": "1"})

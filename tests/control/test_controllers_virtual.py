@@ -105,3 +105,10 @@ def test_most_runs_have_more_than_one_leader() -> None:
         each.go()
     assert sum(len(each.leaders) > 1 for each in runs) >= 4
     assert max(each.without_s for each in runs) > LEADER_S / 2
+
+
+@pytest.mark.parametrize("seed", [29, 64])
+def test_without_the_condition_on_writes_a_contract_is_overdrawn(seed: int) -> None:
+    """These runs can fail: a stale leader whose writes are stored spoils the books of the next one."""
+    assert RunControllers(seed, guarded=False).go().overdrawn
+    assert RunControllers(seed).go().holds

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 from starlette.responses import JSONResponse, PlainTextResponse
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 
+from srtm.control.access.guard import Guard
 from srtm.control.discovery import http as lookup_http
 from srtm.errors import LeadershipLost
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from srtm.control.access.access import Access
     from srtm.control.discovery.registry import Registry
     from srtm.control.keeping.keeper import Keeper, Keeping
 
@@ -82,11 +84,12 @@ class Gate:
 class Front:
     """The application of a controller process, whoever leads."""
 
-    def __init__(self, registry: Registry, keeping: Keeping) -> None:
+    def __init__(self, registry: Registry, keeping: Keeping, access: Access) -> None:
+        """`access` knows the credentials of the options, which all controllers have; the leader's knows tokens, too."""
         self._keeping = keeping
         self._leading: ASGIApp | None = None
-        own = [*lookup_http.routes(registry), Route("/metrics", self._metrics)]
-        self._own = Router(own, default=self._forward)
+        self._own = [*lookup_http.routes(registry), Route("/metrics", self._metrics)]
+        self._guarded = Guard(Router(self._own), access)
         self._client: httpx.AsyncClient | None = None
 
     def lead(self, app: ASGIApp | None, keeper: Keeper | None = None) -> None:
@@ -102,8 +105,12 @@ class Front:
         """Answer a request."""
         if scope["type"] == "http" and scope["path"] == "/v1/leader" and scope["method"] in _SAFE:
             await self._leader()(scope, receive, send)
+        elif self._leading is not None:
+            await self._leading(scope, receive, send)
+        elif scope["type"] != "http" or any(route.matches(scope)[0] is not Match.NONE for route in self._own):
+            await self._guarded(scope, receive, send)
         else:
-            await (self._leading or self._own)(scope, receive, send)
+            await self._forward(scope, receive, send)
 
     def _leader(self) -> Response:
         found = self._keeping.leader
@@ -111,8 +118,8 @@ class Front:
         return JSONResponse({"leader": shown, "leads": self._leading is not None})
 
     async def _metrics(self, _: Request) -> Response:
-        text = "# HELP srtm_controller_leads Whether this controller leads.\n# TYPE srtm_controller_leads gauge\n"
-        return PlainTextResponse(text + "srtm_controller_leads 0\n", media_type="text/plain; version=0.0.4")
+        text = "# HELP srtm_cluster_leads Whether this controller leads.\n# TYPE srtm_cluster_leads gauge\n"
+        return PlainTextResponse(text + "srtm_cluster_leads 0\n", media_type="text/plain; version=0.0.4")
 
     # Passing on.
 

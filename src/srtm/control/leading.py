@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from srtm.control.access.brokers import Admission
 from srtm.control.clock import now_ns
 from srtm.control.controller import Controller
 from srtm.control.service import Service
@@ -43,6 +44,7 @@ class Leading:
         keeping: Keeping,
         front: Front,
         app: Callable[[Service], ASGIApp],
+        access: Access,
     ) -> None:
         self.superseded = asyncio.Event()  # a controller with another store has taken over the brokers
         self._options = options
@@ -50,6 +52,7 @@ class Leading:
         self._keeping = keeping
         self._front = front
         self._app = app
+        self._admission = Admission(options, access)  # by the options alone, while another process leads
         self._keeper: Keeper | None = None
         self._service: Service | None = None
 
@@ -82,8 +85,9 @@ class Leading:
         return self._service.access if self._service is not None else None
 
     def admit(self, applicant: Applicant, now_ns: int) -> str | None:
-        """Why a broker may not register; None if it may. Only a leader knows tokens."""
-        return self._service.admission.admit(applicant, now_ns) if self._service is not None else None
+        """Why a broker may not register; None if it may."""
+        admission = self._admission if self._service is None else self._service.admission
+        return admission.admit(applicant, now_ns)
 
     async def run(self, me: Leader) -> None:
         """Lead whenever no other process does, until cancelled, or until a controller with another store does."""

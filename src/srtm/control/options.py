@@ -153,10 +153,10 @@ class ControllerOptions:
             problems.append("--store and --data-path exclude each other; give one")
         if shared and self.leader_lease_s < _LEAST_LEASE_S:
             problems.append(f"--leader-lease-s must be at least {_LEAST_LEASE_S:g}, not {self.leader_lease_s}")
-        if shared and (self.token or self.auth_required or self.tls_cert):
+        if shared and self.tls_cert:
             problems.append(
-                "a store that controllers share (nats://) cannot be combined with --token-file, --auth-required or"
-                " --tls-cert: controllers that do not lead could not enforce them; use sqlite:FOLDER"
+                "--tls-cert excludes a store that controllers share (nats://), which pass requests on without TLS;"
+                " use sqlite:FOLDER"
             )
         return problems
 

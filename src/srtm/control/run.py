@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 
 import srtm
 from srtm import program
+from srtm.control.access.access import Access
 from srtm.control.access.guard import Guard
 from srtm.control.access.token import Role
 from srtm.control.api import metrics, problems, reference
@@ -25,6 +26,7 @@ from srtm.control.front import Front
 from srtm.control.keeping import address
 from srtm.control.keeping.keeper import Leader
 from srtm.control.leading import Leading
+from srtm.control.store import Store
 from srtm.errors import ControlError, InputError
 from srtm.net.site import Site
 from srtm.net.sockets import listen
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from srtm.control.access.access import Access
     from srtm.control.options import ControllerOptions
     from srtm.control.service import Service
 
@@ -62,14 +63,14 @@ async def serving(options: ControllerOptions, page: Page | None = None) -> Async
     """Run a controller for the time of a block; with a page, serve that on a port of its own."""
     registry = Registry(options.inactive_after_s, options.tombstone_s)
     keeping = address.keeping(options.store_address, anew=options.recover, lease_s=options.leader_lease_s)
-    front = Front(registry, keeping)
-    leading = Leading(options, registry, keeping, front, app)
+    given = Access(options, Store())
+    front = Front(registry, keeping, given)
+    leading = Leading(options, registry, keeping, front, app, given)
     if not keeping.shared:  # a store that cannot be used is an error before anybody connects
         await leading.begin(Leader(options.address, ""))
     with contextlib.ExitStack() as ports:
         try:
-            if leading.access is not None:
-                _check_access(options, leading.access)
+            _check_access(options, leading.access or given)
             listener, sites = _opened(options, ports, front, page)
         except BaseException:
             await leading.stop()

@@ -30,7 +30,7 @@ def noted(controller: Controller, request: Request, action: str, **arguments: An
 
 def without_secrets(options: ControllerOptions) -> dict[str, Any]:
     """Settings, with secrets masked."""
-    found = asdict(options)
+    found = asdict(options) | {"store": str(options.store_address)}
     secret = [each.name for each in fields(options) if each.metadata.get("secret")]
     return found | {name: "(given)" for name in secret if found[name] is not None}
 

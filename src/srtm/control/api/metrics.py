@@ -104,7 +104,7 @@ class _Cluster(Collector):
         brokers, topics = cluster.brokers, cluster.topics
         yield _gauge("build_info", "Version of the controller.", ["version"], [((srtm.__version__,), 1)])
         leads = self._controller.store.keeper.leads
-        yield _gauge("controller_leads", "Whether this controller leads.", [], [((), int(leads))])
+        yield _gauge("leads", "Whether this controller leads.", [], [((), int(leads))])
         for name, text, of in _BROKERS:
             yield _gauge(f"broker_{name}", text, ["broker"], [((each.name,), of(each)) for each in brokers])
         statuses = [((each.name, one), each.status == one) for each in brokers for one in statistics.STATUSES]
