@@ -64,8 +64,8 @@ class Tokens:
             )
         if self._store.shared:
             raise InputError(
-                "several controllers share this store, and those that do not lead could not check tokens; use SRTM_TOKEN"
-                " at all of them, or the store of one controller (--data-path)"
+                "several controllers share this store, and those that do not lead could not check tokens; give all of"
+                " them SRTM_TOKEN, or use the store of one controller (--data-path)"
             )
         if role is not Role.ADMIN and not spare_admin and not self._admins():
             raise InputError(
