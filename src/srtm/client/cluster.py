@@ -132,6 +132,8 @@ class Cluster:
         self.controller = (controller if "://" in controller else f"http://{controller}").rstrip("/")
         self.tls = tls
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # Loading certificates takes 50 ms.
+        verify = tls or (context_of_environment() if self.controller.startswith("https:") else False)
         try:
             # Ignore proxies of the environment: a controller is near, and a watch lasts long.
             self._http = httpx.AsyncClient(
@@ -139,7 +141,7 @@ class Cluster:
                 headers=headers,
                 timeout=_ANSWER_S,
                 trust_env=False,
-                verify=tls or (context_of_environment() if self.controller.startswith("https:") else False),
+                verify=verify,
                 limits=httpx.Limits(keepalive_expiry=_KEPT_S),
             )
         except (httpx.InvalidURL, ValueError) as error:
