@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from srtm import program
@@ -214,6 +215,16 @@ STORIES: list[tuple[dict[str, str], list[str]]] = [
     ({'srtm_channel_lost_total{topic="t",channel="c"}': "0x6 5x6"}, ["SRTMMessagesLost"]),
     ({'srtm_cluster_topic_lending_accused{topic="t",broker="b"}': "1x12"}, ["SRTMLendingAccused"]),
 ]
+
+
+def test_prometheus_shows_a_token_that_it_reads_from_a_file(capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", "prometheus", "--scrape", "--controller", "https://c:4161", "--token-file", "/etc/viewer"]
+    assert run(command) == 0
+    controller, brokers = yaml.safe_load(capfd.readouterr().out)["scrape_configs"]
+    shown = {"credentials_file": "/etc/viewer"}
+    assert (controller["scheme"], controller["authorization"]) == ("https", shown)
+    assert brokers["http_sd_configs"][0]["authorization"] == shown
+    assert "authorization" not in brokers  # brokers are shown no token of the controller
 
 
 @pytest.mark.needs("promtool")

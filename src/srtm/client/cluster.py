@@ -139,6 +139,8 @@ class Cluster:
         self.tls = tls
         self._resolved: list[str] = []  # the same with names resolved; the one to ask first is the first
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # Loading certificates takes 50 ms.
+        verify = tls or (context_of_environment() if "https:" in self.controller else False)
         try:
             # Ignore proxies of the environment: a controller is near, and a watch lasts long.
             for url in self.urls:
@@ -147,7 +149,7 @@ class Cluster:
                 headers=headers,
                 timeout=_ANSWER_S,
                 trust_env=False,
-                verify=tls or (context_of_environment() if "https:" in self.controller else False),  # takes 50 ms
+                verify=verify,
                 limits=httpx.Limits(keepalive_expiry=_KEPT_S),
             )
         except (httpx.InvalidURL, ValueError) as error:
