@@ -17,8 +17,8 @@ from srtm.control.controller import Controller
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
-from srtm.model.bucket import Limiter
 from srtm.model.lending import ASK_NS, MOST_ASKS
+from srtm.model.limiter import Limiter
 from srtm.model.timeline import Timeline, largest_excess
 from srtm.protocol import exchange
 from srtm.protocol.exchange import Answer, Contract, Exchange, Lent, PeerLent

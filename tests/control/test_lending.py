@@ -7,7 +7,7 @@ import os
 import pytest
 
 from srtm.model import lending as rules
-from srtm.model.bucket import Limiter
+from srtm.model.limiter import Limiter
 from tests.control.lending import LendingRun
 
 SEEDS = int(os.environ.get("SRTM_SEEDS", "30"))
