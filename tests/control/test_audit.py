@@ -131,6 +131,7 @@ def test_a_restarted_controller_finds_the_lie_again() -> None:
     assert list(world.accused) == [LIAR]
 
 
+@pytest.mark.interpreted
 def test_a_broker_without_a_bucket_is_found_by_what_it_spends(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Lying()
     bucket, admit, due = world.brokers[LIAR].topics["t"].gate.limiter, Limiter.admit, Limiter.due

@@ -61,6 +61,8 @@ class Limiter:
         self.last_backlog = backlog
         if backlog > self._peak:
             self._peak = backlog
+        if backlog <= self._burst:  # most find a token, and need no law to say when
+            return arrival_ns
         return arrival_ns + delay_ns(backlog, self._burst, self._rate)
 
     def offer(self, arrival_ns: int) -> bool:
