@@ -6,13 +6,15 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help demo setup check test test-fast bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-controllers bench-page bench-demo lab docs constraints clean
+.PHONY: help demo setup native check test test-fast test-compiled bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-controllers bench-page bench-demo lab docs constraints clean
 help:
 	@echo "make demo             show the DRL penalty in a city of sensors, and how SRTM avoids it (about 90 seconds)"
 	@echo "make setup            create .venv with pinned versions (the other targets do it as needed)"
+	@echo "make native           compile the broker's hot modules, as make setup does if there is a C compiler"
 	@echo "make check            run ruff and mypy"
-	@echo "make test             run check, then all tests (PYTEST='-k bucket' selects some)"
+	@echo "make test             run check, all tests on the interpreted build, then test-compiled (PYTEST='-k bucket' selects some)"
 	@echo "make test-fast        run the tests that need no Spark, no browser and no other programs"
+	@echo "make test-compiled    run the tests of the compiled modules on the compiled build"
 	@echo "make bench            run the benchmarks and print tables"
 	@echo "make bench-pipeline   compare the Spark jobs with polars, duckdb, numpy and numba"
 	@echo "make bench-streaming  measure the Spark source and sink"
@@ -33,13 +35,18 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SRTM needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing SRTM and its dependencies into $(VENV), once; Spark and Java take a few minutes"
-	@$(INSTALL) '.[spark,broker,control,lab]'
+	@$(INSTALL) '.[spark,broker,control,lab,compile]'
+	@$(BIN)/python -m tools.native
 	@touch $@
 
 $(DEV_READY): $(READY)
 	@echo "installing the dependencies of the tests and the documentation"
-	@$(INSTALL) '.[dev,spark,broker,control,lab,docs]'
+	@$(INSTALL) '.[dev,spark,broker,control,lab,docs,compile]'
 	@touch $@
+
+# Edited sources run interpreted until this is run again. SRTM_INTERPRETED=1 runs everything interpreted.
+native: $(READY)
+	@$(BIN)/python -m tools.native --required
 
 demo: $(READY)
 	@$(BIN)/python examples/transport/demo.py
@@ -53,12 +60,22 @@ check: $(DEV_READY)
 PARALLEL := --numprocesses auto --no-loadscope-reorder
 # Test modules are compiled with their assertions rewritten; a second run need not do it again.
 unexport PYTHONDONTWRITEBYTECODE
+# Apart, so that --last-failed is of one build.
+COMPILED_CACHE := .pytest_cache/compiled
+COMPILED_TESTS := tests/broker tests/protocol tests/model tests/testing tests/test_native.py
 
+# tests/conftest.py runs them interpreted unless SRTM_COMPILED is set.
 test: check
 	$(BIN)/pytest $(PARALLEL) $(PYTEST)
+	@$(BIN)/python -m tools.native $(if $(SRTM_REQUIRE_PARTS),--required)
+	$(if $(PYTEST),,@[ ! -e src/srtm/_native/manifest ] || $(MAKE) --no-print-directory test-compiled)
 
 test-fast: $(DEV_READY)
 	HYPOTHESIS_PROFILE=fast SRTM_SEEDS=5 $(BIN)/pytest $(PARALLEL) -m 'not spark and not browser and not processes' $(PYTEST)
+
+test-compiled: $(DEV_READY)
+	@$(BIN)/python -m tools.native --required
+	SRTM_COMPILED=1 HYPOTHESIS_PROFILE=fast $(BIN)/pytest $(PARALLEL) -o cache_dir=$(COMPILED_CACHE) -m 'not interpreted and not spark and not processes' $(or $(PYTEST),$(COMPILED_TESTS))
 
 bench: $(DEV_READY)
 	$(BIN)/python -m bench
@@ -106,4 +123,5 @@ constraints:
 
 clean:
 	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .parts
+	rm -rf src/srtm/_native
 	find src tests bench -name __pycache__ -type d -exec rm -rf {} +

@@ -1,5 +1,7 @@
 """`python -m bench.broker [PART …]`: our broker beside nsqd, NATS and the floor, each on one core, in one run.
 
+Our broker runs compiled if its modules are (`make native`; the first line says so), and beside that interpreted.
+
 The broker under test has one core, the load (bench/load.c) another. 1,000 publishers send messages of 100 bytes,
 Poisson as a whole, alone or ten at a time (MPUB; NATS has none and gets ten PUBs in one write); one subscriber with
 RDY 2500 finishes them, one write per read. Peers take turns, so that what else happens on the host happens to all, and
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from bench import host, peers
 from bench.measure import show
+from srtm import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -176,6 +179,7 @@ def gather(makers: dict[str, Callable[[], Peer]]) -> list[Peer]:
 
 PEERS: dict[str, Callable[[], Peer]] = {
     "srtm": peers.srtm,
+    "interpreted": lambda: peers.srtm(name="srtm, interpreted", interpreted=True),
     "nsqd": peers.nsqd,
     "nsqd-1ms": lambda: peers.nsqd(buffer_ms=1),
     "nats": peers.nats,
@@ -304,7 +308,7 @@ def main() -> None:
     realtime = not options.no_realtime and peers.can_be_realtime()
     print(host.describe(options.seed))
     print(
-        f"broker on core {peers.BROKER_CORE}, load on core {peers.LOAD_CORE},"
+        f"srtm is {native.build()}; broker on core {peers.BROKER_CORE}, load on core {peers.LOAD_CORE},"
         f" {'both SCHED_FIFO' if realtime else 'both with ordinary priority'}; load average {os.getloadavg()[0]:.1f}"
     )
     if {"loads", "highest"} & set(parts):

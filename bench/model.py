@@ -11,7 +11,8 @@ import numpy as np
 
 from bench.measure import interleaved, show
 from srtm.model import law, md1, scan
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.model.placement import POLICIES, Broker, Publisher, place
 from srtm.sim import SimulatedBroker, SimulatedTopic, simulate
 from srtm.units import NS_PER_S

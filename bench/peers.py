@@ -126,8 +126,10 @@ def compiled(name: str) -> str:
     return str(_scratch() / name)
 
 
-def srtm(*without: str, name: str = "srtm", bucket: bool = True, flags: tuple[str, ...] = ()) -> Peer:
-    """Our broker, all features on but those named."""
+def srtm(
+    *without: str, name: str = "srtm", bucket: bool = True, flags: tuple[str, ...] = (), interpreted: bool = False
+) -> Peer:
+    """Our broker, all features on but those named: compiled if it is, unless it is to be `interpreted`."""
     command = (
         ("-m", "bench.variant", *without)
         if without
@@ -139,7 +141,7 @@ def srtm(*without: str, name: str = "srtm", bucket: bool = True, flags: tuple[st
         name,
         (sys.executable, *command),
         http_in=r"HTTP [\d.]+:(\d+)",
-        environment={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        environment={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "SRTM_INTERPRETED": "1" if interpreted else ""},
         bucket=bucket,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from srtm.broker import listener, run, statistics
+from srtm.broker import listener, recent, run
 from srtm.broker.options import BrokerOptions
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     without = set(sys.argv[1:])
     parts: dict[str, list[tuple[Any, str, Any]]] = {
         "stamps": [(listener, "SO_TIMESTAMPNS", -1)],  # an option that no system knows
-        "statistics": [(statistics, "_MOST", 0)],
+        "statistics": [(recent, "_MOST", 0)],
         "freeze": [(run, "_no_collector", contextlib.nullcontext), (run, "_tidy", _never)],
     }
     for part in without:

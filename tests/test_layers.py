@@ -14,6 +14,7 @@ import srtm
 PACKAGE = Path(srtm.__file__).parent
 # From the top of the table in docs/architecture.md down; a name may import from itself and from any name before it.
 LIBRARY = [
+    "native",
     "errors",
     "units",
     "locks",

@@ -12,7 +12,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING, Final, SupportsFloat
 
 from srtm.errors import InputError
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NS_PER_US = 1_000
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
+NS_PER_US: Final = 1_000
+NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
 
-MILLI_PER_TOKEN = 1_000
-NANO_PER_TOKEN = 1_000_000_000
-PICO_PER_TOKEN = 1_000_000_000_000
+MILLI_PER_TOKEN: Final = 1_000
+NANO_PER_TOKEN: Final = 1_000_000_000
+PICO_PER_TOKEN: Final = 1_000_000_000_000
 
 Number = int | float | Fraction | Decimal | str
 

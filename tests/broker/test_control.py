@@ -150,7 +150,7 @@ def test_nobody_is_answered_for_a_disk_that_is_not_there() -> None:
 def test_a_topic_on_disk_drops_nothing(tmp_path: Path) -> None:
     """It was there before the contract, which says drop: what it answered stays."""
     contract = structs.replace(CONTRACT, overflow="drop")
-    with in_memory(controller=NOBODY, data_path=tmp_path) as broker, Client(broker.address) as publisher:
+    with in_memory(controller=NOBODY, data_path=str(tmp_path)) as broker, Client(broker.address) as publisher:
         broker.post("/topic/create?topic=t&durability=disk")
         exchange(
             broker, said(contracts={"t": Listed(BIRTH, contract)}, grants={"t": Grant(BIRTH, 1, share(1, 1), TOKEN)})

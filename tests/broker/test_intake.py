@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from srtm.broker.http.publishing import HttpSender
-from srtm.broker.message import ids
+from srtm.broker.message import Ids
 from srtm.errors import PublishRefused
 from srtm.protocol import client as say
 from tests.broker.conftest import Start
@@ -129,6 +129,6 @@ def test_an_empty_mpub_over_http_is_answered(start: Start, tmp_path: Path) -> No
 
 def test_ids_count_on_from_any_start() -> None:
     for start in (0, 700, 2**62 - 1):
-        found = [int(each, 16) for each in islice(ids(start), 1_000)]
+        found = [int(each, 16) for each in islice(iter(Ids(start).take, None), 1_000)]
         assert found == list(range(found[0], found[0] + 1_000))
         assert start - 256 < found[0] <= start

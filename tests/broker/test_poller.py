@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -31,20 +31,21 @@ def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def turns(pairs: list[Pair], on_read: Callable[[Poller, int], None], until: Callable[[], bool]) -> list[int]:
     """How many were read in each turn."""
-    sizes: list[int] = []
+    sizes = [0]  # the last one is of the turn that reads now
     last_of_a_row: list[bool] = []
 
-    def turn(readers: Iterable[Callable[[], None]], *, more: bool = False) -> None:
+    def turn(more: bool) -> None:
         sizes.append(0)
         last_of_a_row.append(not more)
-        for read in readers:
-            sizes[-1] += 1
-            read()
+
+    def read(poller: Poller, number: int) -> None:
+        sizes[-1] += 1
+        on_read(poller, number)
 
     async def watch() -> None:
         poller = Poller(asyncio.get_running_loop(), turn)
         for number, (near, _) in enumerate(pairs):
-            poller.add(near, partial(on_read, poller, number))
+            poller.add(near, partial(read, poller, number))
         async with asyncio.timeout(10):
             while not until():
                 await asyncio.sleep(0)

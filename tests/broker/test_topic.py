@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srtm.broker.message import Message, ids
+from srtm.broker.message import Ids, Message
 from srtm.broker.topic import Topic
 from srtm.model.bucket import TokenBucket
 from srtm.model.timeline import Timeline, access_delays, largest_excess
@@ -17,7 +17,7 @@ TIMES = st.integers(0, 20_000)  # ns; a token takes 1 ns to 1000 s
 
 
 def made(arrivals: list[int]) -> list[Message]:
-    new_id = ids(0).__next__
+    new_id = Ids(0).take
     return [Message(new_id(), arrival_ns, b"x", "p") for arrival_ns in arrivals]
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from srtm.cli.app import run
 from srtm.model import scan
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.units import percentile
 from srtm.workload.trace import load
 

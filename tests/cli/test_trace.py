@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import srtm
+from srtm import native
 from srtm.cli.app import run
 from srtm.workload.publishers import Population, Workload
 from srtm.workload.trace import load
@@ -106,6 +107,6 @@ def test_devices_are_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == srtm.__version__
+    assert capsys.readouterr().out.strip() == f"srtm {srtm.__version__} ({native.build()})"
     assert run(["trace", "synth", "--help"]) == 0
     assert "srtm trace synth --publishers 1000" in capsys.readouterr().out

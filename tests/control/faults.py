@@ -20,7 +20,8 @@ from srtm.control.controller import Controller
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.model.shares import patience_s, short
 from srtm.model.split import within
 from srtm.model.timeline import Timeline, largest_excess

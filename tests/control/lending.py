@@ -16,7 +16,7 @@ from msgspec import structs
 
 from srtm.broker.gate import Gate
 from srtm.control.store import Store
-from srtm.model.bucket import Limiter
+from srtm.model.limiter import Limiter
 from srtm.protocol import exchange
 from srtm.protocol.exchange import Lends, Peer, Share
 from srtm.testing.virtual import VirtualCluster

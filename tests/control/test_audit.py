@@ -17,8 +17,8 @@ from srtm.control.controller import Controller
 from srtm.control.members import DeclaredPublisher
 from srtm.control.options import ControllerOptions
 from srtm.control.store import Store
-from srtm.model.bucket import Limiter
 from srtm.model.lending import ASK_NS, MOST_ASKS
+from srtm.model.limiter import Limiter
 from srtm.model.timeline import Timeline, largest_excess
 from srtm.protocol import exchange
 from srtm.protocol.exchange import Answer, Contract, Exchange, Lent, PeerLent
@@ -131,6 +131,7 @@ def test_a_restarted_controller_finds_the_lie_again() -> None:
     assert list(world.accused) == [LIAR]
 
 
+@pytest.mark.interpreted
 def test_a_broker_without_a_bucket_is_found_by_what_it_spends(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Lying()
     bucket, admit, due = world.brokers[LIAR].topics["t"].gate.limiter, Limiter.admit, Limiter.due

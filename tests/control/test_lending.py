@@ -7,7 +7,7 @@ import os
 import pytest
 
 from srtm.model import lending as rules
-from srtm.model.bucket import Limiter
+from srtm.model.limiter import Limiter
 from tests.control.lending import LendingRun
 
 SEEDS = int(os.environ.get("SRTM_SEEDS", "30"))
@@ -35,6 +35,7 @@ def test_tokens_are_lent_and_borrowed_meanwhile(seed: int) -> None:
     assert run.world.promises.made > 100
 
 
+@pytest.mark.interpreted
 def test_a_broker_that_lends_what_it_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     shift = Limiter.shift
     monkeypatch.setattr(Limiter, "shift", lambda self, now_ns, ptok: shift(self, now_ns, max(0, ptok)))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
 from srtm.model.lending import Answer, Ask, Lending
+from srtm.model.limiter import Limiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import BucketError
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.units import NS_PER_MS, NS_PER_S
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
 from srtm.model.lending import LEAST_PATIENCE_NS, Answer, Ask, Lending
 from srtm.model.lending_scan import Tails, choose_rule, lending_delays, pick, worst
+from srtm.model.limiter import Limiter
 from srtm.model.scan import split_access_delays
 from srtm.model.split import split
 from srtm.model.timeline import Timeline, largest_excess

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from srtm.errors import ArrivalsError, BacklogOverflow, InputError
 from srtm.model import law, scan
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.units import histogram_percentile, percentile
 from tests import naive
 from tests.strategies import traffic

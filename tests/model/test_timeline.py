@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from srtm.errors import ArrivalsError, InputError
 from srtm.model import fleet, scan, timeline
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.model.timeline import Timeline, Timelines
 from tests import naive
 from tests.strategies import changes_during, traffic

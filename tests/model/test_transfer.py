@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srtm.errors import InputError
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.model.split import split, within
 from srtm.model.timeline import Timeline, largest_excess
 from srtm.model.transfer import PendingGrant, Transfer

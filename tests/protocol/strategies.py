@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
@@ -21,16 +20,6 @@ bodies = st.one_of(st.binary(min_size=1, max_size=40), st.sampled_from([b"\n", b
 ids = st.integers(0, 2**64 - 1).map(lambda number: b"%016x" % number)
 
 
-@dataclass
-class Sent:
-    """A message as a server sends it."""
-
-    arrival_ns: int
-    attempts: int
-    id: bytes
-    body: bytes
-
-
 fins = ids.map(lambda each: Fin([each]))
 
 
@@ -39,12 +28,14 @@ def _each_fin(several: list[bytes]) -> bytes:
 
 
 _ENCODERS: dict[type, Callable[..., bytes]] = {
-    Sub: client.sub, Pub: client.pub, Mpub: client.mpub, Dpub: client.dpub, Rdy: client.rdy, Fin: _each_fin,
+    Sub: client.sub, Mpub: client.mpub, Dpub: client.dpub, Rdy: client.rdy, Fin: _each_fin,
     Req: client.req, Touch: client.touch, Cls: client.cls, Nop: client.nop,
 }  # fmt: skip
 
 
 def encode(command: Command) -> bytes:
+    if isinstance(command, Pub):
+        return client.pub(command.topic, command.body)
     return _ENCODERS[type(command)](*command)
 
 

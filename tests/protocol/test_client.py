@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from srtm.errors import InputError, ProtocolError
 from srtm.protocol import client, frames, orders
 from srtm.protocol.client import ClientProtocol, Error, Event, Heartbeat, Message, Response
+from srtm.protocol.frames import Outgoing as Sent
 from srtm.protocol.names import MAGIC_V2
 from srtm.protocol.orders import Migrate, Throttle
-from tests.protocol.strategies import Sent, bodies, cuts, ids, pieces
+from tests.protocol.strategies import bodies, cuts, ids, pieces
 from tests.protocol.test_transcripts import nsqd
 
 ID = b"0123456789abcdef"
@@ -128,7 +129,7 @@ message_events = st.builds(Message, st.integers(-(2**63), 2**63 - 1), st.integer
 
 @given(st.data(), st.lists(message_events, max_size=8))
 def test_messages_round_trip_in_any_cut(data: st.DataObject, events: list[Message]) -> None:
-    sent = frames.messages(Sent(*event) for event in events)
+    sent = frames.messages([Sent(*event) for event in events])
     assert sent == b"".join(frames.messages([Sent(*event)]) for event in events)
     assert read(data.draw(cuts(sent))) == events
 

@@ -14,9 +14,9 @@ import pytest
 from srtm.errors import ProtocolError
 from srtm.protocol import commands, frames, identify, server
 from srtm.protocol.client import ClientProtocol, Error, Heartbeat, Message, Response
+from srtm.protocol.frames import Outgoing as Sent
 from srtm.protocol.names import Settings
 from tests.conftest import PARTS
-from tests.protocol.strategies import Sent
 from tests.protocol.transcripts import (
     DEPARTURES,
     ERROR,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from srtm.broker.clients.clients import Clients
 from srtm.broker.control import Control
@@ -22,7 +22,7 @@ from srtm.broker.engines.kinds import engine_of
 from srtm.broker.intake import Intake
 from srtm.broker.lending.links import Links
 from srtm.broker.listener import Listener, sockets_of
-from srtm.broker.message import ids
+from srtm.broker.message import Ids
 from srtm.broker.options import settled
 from srtm.broker.poller import Poller
 from srtm.broker.statistics import BrokerStatistics
@@ -33,15 +33,15 @@ from srtm.net.alarm import Alarm
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from srtm.broker.disk.durable import Durable
     from srtm.broker.engines.engine import Engine
     from srtm.broker.options import BrokerOptions
     from srtm.broker.turn import Clock
 
-_LATE_NS = 2_000_000  # a message that was read later than this after its arrival was not read in time
-_STOPPED_NS = 5_000_000  # longer than a turn reads
+_LATE_NS: Final = 2_000_000  # a message that was read later than this after its arrival was not read in time
+_STOPPED_NS: Final = 5_000_000  # longer than a turn reads
 
 
 class Broker:
@@ -73,7 +73,7 @@ class Broker:
 
             self.durable = Durable(Path(options.data_path), options, self.topics, turn, groups)
         self.control = Control(options, self.topics, turn, groups, self.started_ns)
-        self.intake = Intake(self.topics, turn, ids(secrets.randbits(62)).__next__, self.durable)
+        self.intake = Intake(self.topics, turn, Ids(secrets.randbits(62)), self.durable)
         self.clients = Clients(options, turn, self.poller, self.topics, self.intake, self.control)
         if options.controller is not None:
             links = Links(options, self.started_ns, turn, self.poller, self.control.lenders)
@@ -106,26 +106,18 @@ class Broker:
             self.durable.recover(self.started_ns)
         self._ticks.start()
 
-    def _take_turn(self, readers: Iterable[Callable[[], None]], *, more: bool = False) -> None:
-        """Read from clients that have something to say, and do what follows from it."""
+    def _take_turn(self, more: bool) -> None:  # noqa: FBT001
+        """Do what follows from what clients said; `more` of them are read at once."""
         turn, poller = self.turn, self.poller
-        self._read(readers)
         if more and self._stood_still():
             return
         late = turn.now_ns() - poller.began_ns > _STOPPED_NS
         if late and any(topic.limiter for topic in turn.to_drain):
             # Stopped while it read: a client that was read since may have spoken later than one that is ready now.
-            self._read(poller.again())
+            poller.read_again()
         if self.control.lenders.inbox:  # after all reads: messages that came before tokens do not count as later
             self.control.hear_peers(turn.now_ns(), self.clock.monotonic_ns())
         turn.end(more=more)
-
-    def _read(self, readers: Iterable[Callable[[], None]]) -> None:
-        for read in readers:
-            try:
-                read()
-            except Exception as error:  # other clients must not suffer from one
-                self.turn.loop.call_exception_handler({"message": "a client was not understood", "exception": error})
 
     def _stood_still(self) -> bool:
         """Whether messages waited to be read for a while: others that came before them may not be read yet."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final
 
 from srtm.broker.statistics import ChannelStatistics
 from srtm.protocol.commands import failed
@@ -27,17 +26,19 @@ if TYPE_CHECKING:
     from srtm.broker.statistics import ClientStatistics
     from srtm.errors import ProtocolError
 
-_AT_ONCE = 32  # messages handed over between two looks at what a consumer has not read yet
-_BYTES_AT_ONCE = 64 * 1024  # about: messages of a topic are alike
-_sample = Random(0)
+_AT_ONCE: Final = 32  # messages handed over between two looks at what a consumer has not read yet
+_BYTES_AT_ONCE: Final = 64 * 1024  # about: messages of a topic are alike
+_sample: Final = Random(0)
 
 
 def _by_deadline(flight: tuple[bytes, Message]) -> int:
     return flight[1].deadline_ns
 
 
-class Consumer(Protocol):
+class Consumer:
     """What a channel asks of a subscribed connection."""
+
+    __slots__ = ("flights", "sample_rate", "timeout_ns")
 
     timeout_ns: int
     sample_rate: int
@@ -45,31 +46,39 @@ class Consumer(Protocol):
 
     def room(self) -> int:
         """How many messages it may be sent now."""
+        raise NotImplementedError
 
     def deliver(self, messages: list[Message]) -> None:
         """Send it these, at the end of this turn."""
+        raise NotImplementedError
 
     def attend(self) -> None:
         """Messages wait for it: hear now what it has finished."""
+        raise NotImplementedError
 
     def fail(self, problem: ProtocolError) -> None:
         """Tell it what is wrong, and close it."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Disconnect it."""
+        raise NotImplementedError
 
     def statistics(self) -> ClientStatistics:
         """A snapshot of the client."""
+        raise NotImplementedError
 
 
-@dataclass(slots=True)
 class Tally:
     """Messages that did not go straight from the queue to FIN."""
 
-    requeued: int = 0
-    timed_out: int = 0
-    dropped: int = 0  # by an ephemeral channel that is full
-    lost: int = 0  # deleted from the log of a disk topic before it got them
+    __slots__ = ("dropped", "lost", "requeued", "timed_out")
+
+    def __init__(self) -> None:
+        self.requeued = 0
+        self.timed_out = 0
+        self.dropped = 0  # by an ephemeral channel that is full
+        self.lost = 0  # deleted from the log of a disk topic before it got them
 
 
 class Channel:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Protocol
 from srtm.broker.lending.lender import reported
 from srtm.broker.lending.lenders import Lenders
 from srtm.errors import ExchangeRefused
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.model.transfer import safe_share
 from srtm.protocol.engine import refusal
 from srtm.protocol.exchange import (

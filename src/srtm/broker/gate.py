@@ -1,19 +1,20 @@
 """The gate of a topic: its sub-token bucket, and the messages that wait before it.
 
 In: messages with their arrival times, all of one turn of the loop together. Out: messages released in order of arrival
-(FCFS across publishers). The bucket is `model.bucket.Limiter`; a gate without one lets everything pass, or, of a topic
+(FCFS across publishers). The bucket is `model.limiter.Limiter`; a gate without one lets everything pass, or, of a topic
 that is closed, nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from srtm.broker.receipts import settle
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 from srtm.units import PICO_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
     from srtm.broker.lending.lender import Lender
     from srtm.broker.message import Message
-    from srtm.broker.statistics import Recent
+    from srtm.broker.recent import Recent
     from srtm.model.books import Books
 
-_by_arrival = attrgetter("arrival_ns")
-_LOOKED_AT = 10_000  # messages that wait, when a publisher goes; it has to wait for those before them
+_by_arrival: Final = attrgetter("arrival_ns")
+_LOOKED_AT: Final = 10_000  # messages that wait, when a publisher goes; it has to wait for those before them
 
 
 class Gate:
@@ -227,11 +228,13 @@ class Gate:
             self.bytes += sum(len(message.body) for message in arrived)
             return released
         if arrived:
-            if arrived[0].arrival_ns == arrived[-1].arrival_ns:
-                self._admit(limiter, arrived, released, now_ns)
-            else:
-                for _, together in groupby(arrived, _by_arrival):
-                    self._admit(limiter, list(together), released, now_ns)
+            first, most = 0, len(arrived)
+            while first < most:
+                arrival_ns, after = arrived[first].arrival_ns, first + 1
+                while after < most and arrived[after].arrival_ns == arrival_ns:
+                    after += 1
+                self._admit(limiter, arrived[first:after], released, now_ns)
+                first = after
             recent = self._recent
             recent.backlogs.append(limiter.last_backlog)
             recent.arrivals.append(len(arrived))

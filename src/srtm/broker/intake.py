@@ -15,13 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from srtm.broker.message import Message
+from srtm.broker.message import Ids, Message
 from srtm.broker.receipts import Receipt, Tracked
 from srtm.errors import PublishRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from srtm.broker.engines.engine import Engine
     from srtm.broker.topic import Sender, Topic
     from srtm.broker.topics import Topics
@@ -40,13 +38,13 @@ class Store(Protocol):
 class Intake:
     """Accepts messages."""
 
-    __slots__ = ("_engine", "_known", "_next_id", "_store", "_topics", "_turn")
+    __slots__ = ("_engine", "_ids", "_known", "_store", "_topics", "_turn")
 
-    def __init__(self, topics: Topics, turn: Turn, next_id: Callable[[], bytes], store: Store | None = None) -> None:
+    def __init__(self, topics: Topics, turn: Turn, ids: Ids, store: Store | None = None) -> None:
         self._topics = topics
         self._turn = turn
         self._known = topics.by_name  # looked up here: a call less per message
-        self._next_id = next_id
+        self._ids = ids
         self._engine = topics.engine
         self._store = store
 
@@ -54,7 +52,7 @@ class Intake:
         self,
         sender: Sender,
         name: str,
-        bodies: Sequence[bytes],
+        bodies: list[bytes],
         arrival_ns: int,
         delay_ns: int = 0,
         verb: str = "PUB",
@@ -74,28 +72,28 @@ class Intake:
             return self._publish_later(topic, sender, bodies, arrival_ns, delay_ns, verb)
         if len(bodies) == 1:
             body = bodies[0]
-            topic.gate.arrived.append(Message(self._next_id(), arrival_ns, body, sender.publisher, delay_ns))
+            topic.gate.arrived.append(Message(self._ids.take(), arrival_ns, body, sender.publisher, delay_ns))
             topic.bytes += len(body)
         else:
-            next_id, publisher = self._next_id, sender.publisher
-            topic.gate.arrived += [Message(next_id(), arrival_ns, body, publisher, delay_ns) for body in bodies]
+            ids, publisher = self._ids, sender.publisher
+            topic.gate.arrived += [Message(ids.take(), arrival_ns, body, publisher, delay_ns) for body in bodies]
             topic.bytes += sum(map(len, bodies))
             _record_batch(topic, len(bodies))
         topic.senders[sender] = None
         return None
 
     def _publish_later(
-        self, topic: Topic, sender: Sender, bodies: Sequence[bytes], arrival_ns: int, delay_ns: int, verb: str
+        self, topic: Topic, sender: Sender, bodies: list[bytes], arrival_ns: int, delay_ns: int, verb: str
     ) -> Receipt | None:
         if not bodies:
             return None
-        next_id, publisher, receipt = self._next_id, sender.publisher, Receipt(sender, len(bodies), verb)
+        ids, publisher, receipt = self._ids, sender.publisher, Receipt(sender, len(bodies), verb)
         engine = self._engine
         if engine is not None and delay_ns and not engine.defers:
             raise PublishRefused(f"the engine {engine.kind} cannot defer messages", reason="defer")
         if topic.durable is None:
             topic.gate.arrived += [
-                Tracked(next_id(), arrival_ns, body, publisher, delay_ns, receipt) for body in bodies
+                Tracked(ids.take(), arrival_ns, body, publisher, delay_ns, receipt) for body in bodies
             ]
             topic.bytes += sum(map(len, bodies))
             topic.senders[sender] = None
@@ -103,12 +101,12 @@ class Intake:
             assert self._store is not None
             if engine is not None:  # which cannot refuse what is answered when the log has it
                 self._check(engine, publisher, bodies)
-            messages = [Message(next_id(), arrival_ns, body, publisher, delay_ns) for body in bodies]
+            messages = [Message(ids.take(), arrival_ns, body, publisher, delay_ns) for body in bodies]
             self._store.publish(topic, messages, receipt, sender)
         _record_batch(topic, len(bodies))
         return receipt
 
-    def _check(self, engine: Engine, publisher: str, bodies: Sequence[bytes]) -> None:
+    def _check(self, engine: Engine, publisher: str, bodies: list[bytes]) -> None:
         for body in bodies:
             if problem := engine.objection(publisher, body):
                 raise PublishRefused(f"the engine {engine.kind} refuses it: {problem}", reason="size")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import chain, count
-from typing import TYPE_CHECKING
+from typing import Final
 
-from srtm.protocol.frames import message_id
+from srtm.protocol.frames import Outgoing, message_id
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_TAILS = [b"%02x" % number for number in range(256)]
+_TAILS: Final = [b"%02x" % number for number in range(255, -1, -1)]
 
 
-class Message:
+class Message(Outgoing):
     """One message in one channel; topics hold it before it has been copied to channels.
 
     `arrival_ns` is the kernel's receive time of the read that completed it, `release_ns` when its bucket let it go.
@@ -21,12 +17,8 @@ class Message:
     """
 
     __slots__ = (
-        "arrival_ns",
-        "attempts",
-        "body",
         "deadline_ns",
         "delay_ns",
-        "id",
         "offset",
         "publisher",
         "release_ns",
@@ -38,14 +30,14 @@ class Message:
     deadline_ns: int
 
     def __init__(self, id: bytes, arrival_ns: int, body: bytes, publisher: str, delay_ns: int = 0) -> None:  # noqa: A002
-        self.id = id
         self.arrival_ns = arrival_ns
+        self.attempts = 0
+        self.id = id
+        self.body = body
         self.release_ns = arrival_ns
         self.sent_ns = 0
-        self.body = body
         self.publisher = publisher
         self.delay_ns = delay_ns
-        self.attempts = 0
         self.offset = -1  # in the log of a topic on disk
 
     def copy(self) -> Message:
@@ -56,16 +48,23 @@ class Message:
         return twin
 
 
-def ids(start: int) -> Iterator[bytes]:
+class Ids:
     """Ids that never repeat in this process; each starts at a random number, because clocks may be set back.
 
     An engine that has an id already takes its message for a copy, and drops it.
     """
-    first = (start & (2**63 - 1)) >> 8
-    return chain.from_iterable(map(_block, count(first)))
 
+    __slots__ = ("_block", "_left")
 
-def _block(number: int) -> list[bytes]:
-    """256 ids in a row: together, they take a third of the time."""
-    head = message_id(number)[2:]
-    return [head + tail for tail in _TAILS]
+    def __init__(self, start: int) -> None:
+        self._block = (start & (2**63 - 1)) >> 8
+        self._left: list[bytes] = []  # the last one is next
+
+    def take(self) -> bytes:
+        """Return the next id."""
+        if not self._left:
+            # 256 ids in a row: together, they take a third of the time.
+            head = message_id(self._block)[2:]
+            self._block += 1
+            self._left = [head + tail for tail in _TAILS]
+        return self._left.pop()

@@ -1,8 +1,8 @@
 """Which clients have something to say: an epoll of the broker's own, which the loop watches as a single file.
 
-In: sockets and who reads them. Out: the readers of those that are ready, AT_ONCE at most: a turn of the broker, which
-is told whether another follows at once. Those that did not fit come first in that one, because the kernel puts whom it
-has reported at the end of its list. Where there is no epoll, each socket makes a turn.
+In: sockets and who reads them. Out: calls to the readers of those that are ready, AT_ONCE at most, and then to the
+broker, which is told whether more follow at once: a turn. Those that did not fit come first in the next one, because
+the kernel puts whom it has reported at the end of its list. Where there is no epoll, each socket makes a turn.
 
 A read is late if the look before it was much longer ago than looks usually are. Then the loop may have stood still; or
 nobody spoke. Only arrival stamps tell which, and to ask for them costs calls (`clients/reads.py`).
@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import select
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     Reader = Callable[[], None]
     Received = tuple[int, list[Any], int, Any]
 
-AT_ONCE = 64  # reads of one turn: the first messages of a burst need not wait for the last
-TURNS = 16  # that follow each other at once; then others in the loop have theirs
-_RARELY = 8  # times as long as usual between two looks: one in 3,000, if messages come at random
-_LEAST_USUAL_NS = 250_000  # so that a look is not late before 2 ms
+AT_ONCE: Final = 64  # reads of one turn: the first messages of a burst need not wait for the last
+TURNS: Final = 16  # that follow each other at once; then others in the loop have theirs
+_RARELY: Final = 8  # times as long as usual between two looks: one in 3,000, if messages come at random
+_LEAST_USUAL_NS: Final = 250_000  # so that a look is not late before 2 ms
 
 
 class Socket(Protocol):
@@ -69,20 +69,15 @@ class Epoll(Protocol):
         """Watch nothing."""
 
 
-class Turn(Protocol):
-    """What a broker does with sockets that are ready."""
-
-    def __call__(self, readers: Iterable[Reader], *, more: bool = False) -> None:
-        """Read from them; `more` of them follow at once."""
-
-
 class Poller:
-    """Calls `turn` with the readers of sockets that can be read."""
+    """Reads sockets that can be read, and then calls `turn`, with True if more of them are read at once."""
+
+    __slots__ = ("_epoll", "_loop", "_now_ns", "_readers", "_turn", "_usual_ns", "began_ns", "late_ns")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        turn: Turn,
+        turn: Callable[[bool], None],
         now_ns: Callable[[], int] = time.time_ns,
         epoll: Epoll | None = None,
     ) -> None:
@@ -104,7 +99,7 @@ class Poller:
             return
         self._readers[fd] = reader
         if self._epoll is None:
-            self._loop.add_reader(fd, self._turn, [reader])
+            self._loop.add_reader(fd, self._one_ready, fd)
         else:
             self._epoll.register(fd, select.EPOLLIN)
 
@@ -127,17 +122,33 @@ class Poller:
         self._loop.remove_writer(sock)
 
     def _ready(self) -> None:
-        assert self._epoll is not None
-        readers = self._readers
+        epoll = self._epoll
+        assert epoll is not None
         self._look()
-        for left in reversed(range(TURNS)):
-            found = self._epoll.poll(0, AT_ONCE)
+        left = TURNS
+        more = True
+        while more:
+            left -= 1
+            found = epoll.poll(0, AT_ONCE)
             more = left > 0 and len(found) == AT_ONCE
-            # Looked up one by one: what one client says may close another.
-            self._turn((readers[fd] for fd, _ in found if fd in readers), more=more)
-            if not more:
-                break
+            self._read(found)
+            self._turn(more)
         self.late_ns = self.began_ns + _RARELY * self._usual_ns
+
+    def _one_ready(self, fd: int) -> None:
+        self._read([(fd, 0)])
+        self._turn(False)
+
+    def _read(self, found: list[tuple[int, int]]) -> None:
+        readers = self._readers
+        for fd, _ in found:
+            read = readers.get(fd)  # one by one: what one client says may close another
+            if read is None:
+                continue
+            try:
+                read()
+            except Exception as error:  # other clients must not suffer from one
+                self._loop.call_exception_handler({"message": "a client was not understood", "exception": error})
 
     def _look(self) -> None:
         before_ns, self.began_ns = self.began_ns, self._now_ns()
@@ -150,11 +161,11 @@ class Poller:
             self.late_ns = self.began_ns + _RARELY * usual_ns
         self._usual_ns = max(usual_ns, _LEAST_USUAL_NS)
 
-    def again(self) -> Iterable[Reader]:
-        """Those who can be read now, to be read in this same turn."""
+    def read_again(self) -> None:
+        """Read those who can be read now, in this same turn."""
         self._look()
-        found = self._epoll.poll(0, AT_ONCE * TURNS) if self._epoll is not None else ()
-        return (self._readers[fd] for fd, _ in found if fd in self._readers)
+        if self._epoll is not None:
+            self._read(self._epoll.poll(0, AT_ONCE * TURNS))
 
     def close(self) -> None:
         """Watch nobody."""

@@ -15,7 +15,8 @@ from srtm.broker.channel import Channel
 from srtm.broker.gate import Gate
 from srtm.broker.lending.lender import reported
 from srtm.broker.receipts import Sink, settle
-from srtm.broker.statistics import Recent, TopicStatistics
+from srtm.broker.recent import Recent
+from srtm.broker.statistics import TopicStatistics
 from srtm.protocol.names import ephemeral
 from srtm.units import MILLI_PER_TOKEN, NANO_PER_TOKEN
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from srtm.broker.message import Message
     from srtm.broker.statistics import LaneStatistics, LogExtent
-    from srtm.model.bucket import Limiter
+    from srtm.model.limiter import Limiter
 
 # What would wait longer than a second for tokens may as well wait with its publisher; few messages cost nobody much.
 _PATIENCE_S, _LEAST_WAITING = 1, 1_000

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from srtm.broker.backpressure import Backpressure, Farewells
+from srtm.native import mypyc_attr
 from srtm.net.alarm import Alarm
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Flushed(Protocol):
         """Write everything that this turn has for it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Turn:
     """What this turn has touched: topics to drain, channels to pump, connections to write to."""
 

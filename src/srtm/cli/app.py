@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import srtm
+from srtm import native
 from srtm.cli import lab, latency, outcome
 from srtm.cli.cluster import advise, certs, check, debug, generate, store, token, top, topic, up
 from srtm.cli.help import App
@@ -41,7 +42,7 @@ for heading, verbs in {
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(srtm.__version__)
+        typer.echo(f"srtm {srtm.__version__} ({native.build()})")
         raise typer.Exit
 
 

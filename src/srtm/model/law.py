@@ -1,4 +1,4 @@
-"""The one law, as plain Python that the broker interprets and `model.scan` compiles.
+"""The one law, as plain Python that the broker runs and `model.scan` compiles.
 
 A message that arrives at a_i finds U(a_i^-) unfinished work and leaves `backlog` = U(a_i^-) + 1 behind it
 (paper, appendix A). The bucket (r, b) lets it go once that backlog has drained to b: after

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from srtm.model.books import Account
-    from srtm.model.bucket import Limiter, TokenBucket
+    from srtm.model.bucket import TokenBucket
+    from srtm.model.limiter import Limiter
 
 Rule = Literal["off", "when_waiting", "early"]
 Term = Literal["auto", "off", "when_waiting", "early"]  # of a contract: `auto` is for the controller to choose

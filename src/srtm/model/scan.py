@@ -1,8 +1,8 @@
 """The law over arrays: whole traces, traces cut into stretches, traces spread over several buckets.
 
 In: sorted int64 arrival times. Out: backlogs in the units of the bucket's `law`, or delays in nanoseconds, equal to the
-last unit to those of `bucket.Limiter`, message by message. The effect of a stretch on all that follows is four integers
-(`Summary`), and joining two of them is associative, so a trace may be cut anywhere.
+last unit to those of `limiter.Limiter`, message by message. The effect of a stretch on all that follows is four
+integers (`Summary`), and joining two of them is associative, so a trace may be cut anywhere.
 """
 
 from __future__ import annotations

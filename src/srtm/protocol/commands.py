@@ -5,7 +5,7 @@ In: the words of a line. Out: a command, or nsqd's error. `server` reads the bod
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from srtm.errors import ProtocolError
 from srtm.protocol.identify import Identity
@@ -33,11 +33,24 @@ class Sub(NamedTuple):
     channel: str
 
 
-class Pub(NamedTuple):
-    """Publish one message."""
+class Pub:
+    """Publish one message: of all commands the most frequent, and so no tuple but a class that mypyc makes native."""
 
-    topic: str
-    body: bytes
+    __slots__ = ("body", "topic")
+    __match_args__: ClassVar = ("topic", "body")
+
+    def __init__(self, topic: str, body: bytes) -> None:
+        self.topic = topic
+        self.body = body
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pub) and self.topic == other.topic and self.body == other.body
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.body))
+
+    def __repr__(self) -> str:
+        return f"Pub(topic={self.topic!r}, body={self.body!r})"
 
 
 class Mpub(NamedTuple):

@@ -9,9 +9,8 @@ In: responses, errors, messages. Out: bytes, many frames in one write. All numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 from srtm.errors import ProtocolError
 from srtm.protocol.names import ID_SIZE
@@ -25,7 +24,7 @@ MESSAGE_HEAD: Final = Struct(f">qH{ID_SIZE}s")
 MAX_ATTEMPTS: Final = 2**16 - 1
 
 _MESSAGE_FRAME: Final = Struct(f">iiqH{ID_SIZE}s")
-_pack_message = _MESSAGE_FRAME.pack
+_pack_message: Final = _MESSAGE_FRAME.pack
 _REST: Final = _MESSAGE_FRAME.size - 4  # the part of a message frame's size beside the body
 
 
@@ -44,23 +43,28 @@ HEARTBEAT: Final = response(b"_heartbeat_")
 CLOSE_WAIT: Final = response(b"CLOSE_WAIT")
 
 
-class Outgoing(Protocol):
+class Outgoing:
     """A message to send; `attempts` includes this delivery."""
 
-    arrival_ns: int
-    attempts: int
-    id: bytes
-    body: bytes
+    __slots__ = ("arrival_ns", "attempts", "body", "id")
+
+    def __init__(self, arrival_ns: int, attempts: int, id: bytes, body: bytes) -> None:  # noqa: A002
+        self.arrival_ns = arrival_ns
+        self.attempts = attempts
+        self.id = id
+        self.body = body
 
 
-def messages(batch: Iterable[Outgoing]) -> bytes:
+M = TypeVar("M", bound=Outgoing)
+
+
+def messages(batch: list[M]) -> bytes:
     """Return the frames of many messages, for one write."""
     parts: list[bytes] = []
-    append = parts.append
     for message in batch:
         body = message.body
-        append(_pack_message(len(body) + _REST, MESSAGE, message.arrival_ns, message.attempts, message.id))
-        append(body)
+        parts.append(_pack_message(len(body) + _REST, MESSAGE, message.arrival_ns, message.attempts, message.id))
+        parts.append(body)
     return b"".join(parts)
 
 

@@ -5,17 +5,25 @@ In: bytes, in reads of any size. Out: complete messages. A size is checked befor
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from srtm.errors import ProtocolError
 from srtm.protocol.commands import too_big
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64
+
     from srtm.protocol.names import Settings
 
-_len_at = Struct(">i").unpack_from
-_LEAST: Final = 4 + 1  # bytes of a message with its size
+SIZE: Final = 4  # bytes of a number that says how many follow
+_LEAST: Final = SIZE + 1  # bytes of a message with its size
+
+
+def size_at(data: bytes, at: int) -> int:
+    """Return the size whose four bytes begin `at`: big-endian and signed, as in all of V2."""
+    size: i64 = data[at]
+    size = size << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
+    return size - 0x1_0000_0000 if size > 0x7FFF_FFFF else size
 
 
 class MpubBody:
@@ -47,7 +55,7 @@ class MpubBody:
             if pos + 4 > end:
                 self.need = 4
                 return pos
-            (self._count,) = _len_at(data, pos)
+            self._count = size_at(data, pos)
             if not 0 < self._count <= (self._settings.max_body_size - 4) // _LEAST:
                 raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {self._count}", count=self._count)
             pos += 4
@@ -60,7 +68,7 @@ class MpubBody:
             if start > end or start > limit:
                 self.need = 4
                 break
-            (size,) = _len_at(data, pos)
+            size = size_at(data, pos)
             stop = start + size
             if not 0 < size <= max_msg_size:
                 raise self._bad_message(size)

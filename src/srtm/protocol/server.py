@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from struct import Struct
 from typing import Final
 
 from srtm.errors import ProtocolError
@@ -47,17 +46,13 @@ from srtm.protocol.commands import (
     topic_of,
 )
 from srtm.protocol.identify import Identity, negotiate
-from srtm.protocol.mpub import MpubBody
+from srtm.protocol.mpub import SIZE, MpubBody, size_at
 from srtm.protocol.names import ID_SIZE, MAGIC_V2, MAX_LINE, Settings
 
 _KNOWN_LINES: Final = 64  # lines of one publisher that need no second check
 # FINs in a row. An id of letters and digits contains no space or CR, which would end it.
-_fins_at = re.compile(rb"(?:FIN [0-9A-Za-z]{%d}\n)++" % ID_SIZE).match
+_fins_at: Final = re.compile(rb"(?:FIN [0-9A-Za-z]{%d}\n)++" % ID_SIZE).match
 _P: Final = ord("P")
-_LEN: Final = Struct(">i")
-
-_len_at = _LEN.unpack_from
-_new = tuple.__new__  # a NamedTuple without the cost of its own constructor
 _INCOMPLETE: Final = -1
 
 
@@ -152,7 +147,7 @@ class ServerProtocol:
             return None
         verb = line.split(b" ", 1)[0].rstrip(b"\r").decode()
         code, what = ("E_BAD_MESSAGE", "message body") if verb in ("PUB", "DPUB") else ("E_BAD_BODY", "body")
-        return ProtocolError(code, f"{verb} failed to read {what}{' size' if len(rest) < _LEN.size else ''}")
+        return ProtocolError(code, f"{verb} failed to read {what}{' size' if len(rest) < SIZE else ''}")
 
     def _read(self, data: bytes, out: list[Event]) -> int:
         """Read commands from the start of data; return the offset of the first incomplete one."""
@@ -168,32 +163,32 @@ class ServerProtocol:
             pos = len(MAGIC_V2)
         if self._mpub is not None:
             pos = self._mpub_go_on(data, pos, out)
-            if self._mpub is not None:
+            if self._stops():
                 return pos
-        find, known, max_msg_size, append = data.find, self._pubs.get, self._max_msg_size, out.append
+        max_msg_size = self._max_msg_size
         consumer = self.state != INIT
         while pos < end:
             if consumer and (fins := _fins_at(data, pos)):
                 stop = fins.end()
-                append(Fin(data[pos + 4 : stop - 1].split(b"\nFIN ")))
+                out.append(Fin(data[pos + 4 : stop - 1].split(b"\nFIN ")))
                 pos = stop
                 continue
-            newline = find(b"\n", pos, pos + MAX_LINE)
+            newline = data.find(b"\n", pos, pos + MAX_LINE)
             if newline < 0:
                 if end - pos >= MAX_LINE:
                     raise ProtocolError("E_INVALID", f"line is longer than {MAX_LINE} bytes")
                 self._need = end - pos + 1
                 return pos
             line = data[pos:newline]
-            topic = known(line)
+            topic = self._pubs.get(line)
             start = newline + 5
             if topic is None or start > end:
                 after = self._command(data, newline + 1, line, out)
             elif data[pos] == _P:
-                (size,) = _len_at(data, newline + 1)
+                size = size_at(data, newline + 1)
                 stop = start + size
                 if 0 < size <= max_msg_size and stop <= end:
-                    append(_new(Pub, (topic, data[start:stop])))
+                    out.append(Pub(topic, data[start:stop]))
                     pos = stop
                     continue
                 after = self._command(data, newline + 1, line, out)
@@ -203,10 +198,14 @@ class ServerProtocol:
                 self._need -= pos
                 return pos
             pos = after
-            if self._mpub is not None or self._paused:
+            if self._stops():
                 return pos
             consumer = self.state != INIT
         return pos
+
+    def _stops(self) -> bool:
+        """Whether nothing more can be read now: an MPUB is incomplete, or an upgrade was settled."""
+        return self._mpub is not None or self._paused
 
     def _command(self, data: bytes, at: int, line: bytes, out: list[Event]) -> int:
         """Read one command whose line is complete and whose body starts `at`; return the offset of the next.
@@ -298,7 +297,7 @@ class ServerProtocol:
         if at + 4 > len(data):
             self._need = at + 4
             return _INCOMPLETE
-        (size,) = _len_at(data, at)
+        size = size_at(data, at)
         if size > limit:
             raise too_big("E_BAD_BODY", f"{verb} body", size, limit)
         if size <= 0:
@@ -310,7 +309,7 @@ class ServerProtocol:
         if at + 4 > len(data):
             self._need = at + 4
             return _INCOMPLETE
-        (size,) = _len_at(data, at)
+        size = size_at(data, at)
         if size <= 0:
             raise ProtocolError("E_BAD_MESSAGE", f"{verb} invalid message body size {size}", size=size)
         if size > self._max_msg_size:
@@ -332,7 +331,7 @@ class ServerProtocol:
         if at + 4 > len(data):
             self._need = at + 4
             return _INCOMPLETE
-        (size,) = _len_at(data, at)
+        size = size_at(data, at)
         if size <= 0:
             raise ProtocolError("E_BAD_BODY", f"MPUB invalid body size {size}", size=size)
         if size > self.settings.max_body_size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from srtm.broker.clients.connection import Connection
+from srtm.broker.clients.connection import Connection, Keeper
 from srtm.broker.clients.heartbeats import Heartbeats
 from srtm.broker.clients.reads import Buffers
 from srtm.broker.clients.resting import Resting
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from srtm.protocol.identify import Identity
 
 
-class Clients:
+class Clients(Keeper):
     """All connections of a broker."""
 
     def __init__(

@@ -11,7 +11,7 @@ import logging
 import socket
 from contextlib import suppress
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from srtm.broker.clients.transport import Transport
 from srtm.net.compression import BadStream
@@ -23,6 +23,8 @@ from srtm.units import NS_PER_S
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+
+    from mypy_extensions import i64
 
     from srtm.broker.clients.reads import Buffers
     from srtm.broker.poller import Poller, Socket
@@ -36,13 +38,13 @@ log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0  # for a client that is being closed to read what it was sent
 AGAIN_S = 0.1  # before a held client's read is looked at again
-_NOT_SOON_NS = NS_PER_S  # since the read before, for bytes that came with an earlier read
-_TIMESPEC = Struct("@ll")
-_ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
-_timespec = _TIMESPEC.unpack
+_NOT_SOON_NS: Final = NS_PER_S  # since the read before, for bytes that came with an earlier read
+_TIMESPEC: Final = Struct("@ll")
+_ANCILLARY: Final = socket.CMSG_SPACE(_TIMESPEC.size)
+_timespec: Final = _TIMESPEC.unpack
 
 
-class Keeper(Protocol):
+class Keeper:
     """What connections share, and who must know when one closes."""
 
     turn: Turn
@@ -55,40 +57,52 @@ class Keeper(Protocol):
 
     def rest(self, connection: Connection) -> None:
         """Read a busy consumer now and then, instead of waking for each FIN."""
+        raise NotImplementedError
 
     def end_rest(self, connection: Connection) -> None:
         """Read a resting client again as soon as it says something."""
+        raise NotImplementedError
 
     def closed(self, connection: Connection) -> None:
         """Forget it."""
+        raise NotImplementedError
 
 
-class Speaker(Protocol):
+class Speaker:
     """What a client says, command by command."""
+
+    __slots__ = ()
 
     def hear(self, events: list[Any], arrival_ns: int, gap_ns: int, late_since_ns: int = 0) -> None:
         """Carry out the commands of a read, which came so long after the read before.
 
         `late_since_ns` is set after a stall: they have come between that time and `arrival_ns`.
         """
+        raise NotImplementedError
 
     def attentive(self) -> bool:
         """Whether more commands may follow: none before them waits for an answer or an authority."""
+        raise NotImplementedError
 
     def drained(self) -> None:
         """Go on: everything is written that the kernel had not taken at first."""
+        raise NotImplementedError
 
     def fell_silent(self, *, cut: bool) -> None:
         """The client sends no more; `cut` if it stopped in the middle of a command."""
+        raise NotImplementedError
 
     def hungry(self) -> bool:
         """Whether it must be read soon to be sent more messages."""
+        raise NotImplementedError
 
     def leave(self) -> None:
         """Leave everything that it takes part in; it gets no more answers."""
+        raise NotImplementedError
 
     def statistics(self) -> ClientStatistics:
         """A snapshot of the client."""
+        raise NotImplementedError
 
 
 class Connection:
@@ -171,8 +185,9 @@ class Connection:
             return False
         buffers = self.keeper.buffers
         if ancillary:
-            seconds, nanoseconds = _timespec(ancillary[0][2])
-            arrival_ns = seconds * NS_PER_S + nanoseconds
+            stamp: tuple[int, int] = _timespec(ancillary[0][2])
+            seconds: i64 = stamp[0]
+            arrival_ns: int = seconds * NS_PER_S + stamp[1]
         else:
             arrival_ns = self.keeper.turn.now_ns()
             late_since_ns = 0
@@ -180,21 +195,20 @@ class Connection:
         heard_ns, self.heard_ns = self.heard_ns, arrival_ns
         if late_since_ns < heard_ns and late_since_ns:
             late_since_ns = heard_ns
+        data = buffers.view[:size].tobytes()
         if self.transport is None:
-            self._take(buffers.view[:size], arrival_ns, arrival_ns - heard_ns, late_since_ns)
+            self._take(data, arrival_ns, arrival_ns - heard_ns, late_since_ns)
         else:
-            self._receive(self.transport, buffers.view[:size], arrival_ns, arrival_ns - heard_ns, late_since_ns)
+            self._receive(self.transport, data, arrival_ns, arrival_ns - heard_ns, late_since_ns)
         return True
 
-    def _take(self, data: bytes | memoryview, arrival_ns: int, gap_ns: int, late_since_ns: int = 0) -> None:
+    def _take(self, data: bytes, arrival_ns: int, gap_ns: int, late_since_ns: int = 0) -> None:
         self.speaker.hear(self.protocol.feed(data), arrival_ns, gap_ns, late_since_ns)
         if self.writing and not self.choked and len(self.out) > self.keeper.most_unsent:
             self.choked = True
             self.hold()
 
-    def _receive(
-        self, transport: Transport, data: bytes | memoryview, arrival_ns: int, gap_ns: int, late_since_ns: int = 0
-    ) -> None:
+    def _receive(self, transport: Transport, data: bytes, arrival_ns: int, gap_ns: int, late_since_ns: int = 0) -> None:
         """Take what comes out of the layers."""
         try:
             plain = transport.receive(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from srtm.broker.channel import Channel, Consumer
 from srtm.protocol import frames
 from srtm.protocol.commands import Fin
 from srtm.units import NS_PER_MS
@@ -11,7 +12,6 @@ from srtm.units import NS_PER_MS
 if TYPE_CHECKING:
     from typing import Any
 
-    from srtm.broker.channel import Channel
     from srtm.broker.clients.connection import Connection
     from srtm.broker.message import Message
     from srtm.broker.statistics import ClientStatistics
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from srtm.errors import ProtocolError
 
 
-class Subscription:
+class Subscription(Consumer):
     """One consumer of a channel."""
 
     __slots__ = (
@@ -30,12 +30,9 @@ class Subscription:
         "channel",
         "delivered",
         "finished",
-        "flights",
         "messages",
         "ready",
         "requeued",
-        "sample_rate",
-        "timeout_ns",
         "topic",
     )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from srtm.broker.backpressure import PARTING_S, resume, throttle
 from srtm.broker.clients.buffered import subscription
+from srtm.broker.clients.connection import Connection, Speaker
 from srtm.broker.clients.reads import carry_out_evenly
 from srtm.broker.receipts import Receipt
 from srtm.broker.statistics import ClientStatistics
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from srtm.broker.clients.auth import Guard
-    from srtm.broker.clients.connection import Connection
     from srtm.broker.clients.subscription import Subscription
     from srtm.broker.intake import Intake
     from srtm.broker.topic import Topic
@@ -57,7 +57,7 @@ _is_full: Final = attrgetter("full")
 _STATES: Final = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
 
 
-class Verbs:
+class Verbs(Speaker):
     """One client, as its commands make it: a publisher, a consumer, or both."""
 
     __slots__ = (
@@ -138,10 +138,13 @@ class Verbs:
             events = permissions.allowed(events, self)
         for number, event in enumerate(events):
             kind = type(event)
-            if pending and kind in _ANSWERED_IN_TURN:
+            if kind is Pub:  # most of all: it spares itself the table
+                self.PUB(event, arrival_ns)
+            elif pending and kind in _ANSWERED_IN_TURN:
                 self._postpone(events[number:], arrival_ns)
                 break
-            verbs[kind](self, event, arrival_ns)
+            else:
+                verbs[kind](self, event, arrival_ns)
             if connection.closing:
                 break
         if (subscription := self.subscription) is not None and subscription.channel.queue:
@@ -156,9 +159,9 @@ class Verbs:
 
     def PUB(self, event: Pub, arrival_ns: int) -> None:
         """Publish one message."""
-        name, body = event
+        name = event.topic
         try:
-            receipt = self._intake.publish(self, name, (body,), arrival_ns)
+            receipt = self._intake.publish(self, name, [event.body], arrival_ns)
         except BrokerError as problem:
             self._refuse("PUB", problem, arrival_ns)
             return

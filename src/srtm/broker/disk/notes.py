@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from srtm.broker.disk.rows import Known
 from srtm.errors import LogError
-from srtm.model.bucket import Limiter, TokenBucket
+from srtm.model.bucket import TokenBucket
+from srtm.model.limiter import Limiter
 
 if TYPE_CHECKING:
     from srtm.broker.disk.log import Log

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from srtm.model.books import Account, Books
-    from srtm.model.bucket import Limiter
+    from srtm.model.limiter import Limiter
     from srtm.protocol.exchange import Lends
 
     Post = Callable[[str, bool, Entry], None]  # to whom; whether it is an ask, and not an answer
