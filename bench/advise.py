@@ -208,7 +208,7 @@ class Metered:
         return await self._messages() > 5_000
 
     async def _messages(self) -> int:
-        topics = (await self._http.get("/stats?format=json&topic=t&include_clients=false")).json()["topics"]
+        topics = (await self._http.get("/stats?format=json&topic=t&include_clients=false")).json()["topics"] or []
         return sum(each["message_count"] for each in topics)
 
     async def _read(self) -> None:
@@ -262,7 +262,7 @@ async def _alive(api: httpx.AsyncClient) -> bool:
 async def cost(options: argparse.Namespace) -> None:
     """Processor time for each message, with the stream off and on."""
     rows = []
-    for batch in (1, 10):
+    for batch in options.batches:
         print(host.jitter_line())
         found = await pairs(batch, options)
         off, on = (statistics.median(each) for each in zip(*found, strict=True))
@@ -296,6 +296,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--seconds", type=int, default=5, help="length of a window, as `srtm advise --every`")
     parser.add_argument("--rate", type=float, default=5_000.0)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--every", default="5s")
     options = parser.parse_args()
     print(host.describe(1))

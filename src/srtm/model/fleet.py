@@ -61,11 +61,19 @@ def no_states(topics: int) -> Ints:
 
 
 def dealt(
-    old_topics: Indices, old_times: Ints, topics: Indices, times: Ints, senders: Indices, early: int, count: int
+    old_topics: Indices,
+    old_times: Ints,
+    topics: Indices,
+    times: Ints,
+    senders: Indices,
+    early: int,
+    count: int,
+    room: Ints | None = None,
 ) -> Segments:
     """Rows sorted by topic and, within a topic, as they come: old ones, then a batch's, of which `early` are not new.
 
-    `count` is the number of topics. Rows of one topic alone are not copied if they need not be.
+    `count` is the number of topics. Rows of one topic alone are not copied if they need not be; otherwise into `room`,
+    if it is given and long enough.
     """
     old, rows = len(old_times), len(old_times) + len(times)
     if not rows:
@@ -74,7 +82,11 @@ def dealt(
     lone = int(topics[0]) if len(topics) else int(old_topics[0])
     if count == 1 or (not (old_topics != lone).any() and not (topics != lone).any()):
         bounds = np.array([lone, 0, old, old + early, rows])
-        return Segments(np.concatenate([old_times, times]) if old else times, senders, old, *bounds[:, None])
+        if old:
+            whole = np.empty(rows, np.int64) if room is None or len(room) < rows else room[:rows]
+            whole[:old], whole[old:] = old_times, times
+            times = whole
+        return Segments(times, senders, old, *bounds[:, None])
     counts = np.zeros(count, np.int64)
     _count_rows(old_topics, counts)
     before = counts.copy()

@@ -83,7 +83,7 @@ class _Scan:
         self._laws, self._states = laws, fleet.no_states(topics)
         self._messages, self._first_ns = np.zeros(topics, np.int64), np.zeros(topics, np.int64)
         self._most = np.zeros((topics, len(burst.WINDOWS_NS)), np.int64)
-        self._recent = _Recent()
+        self._recent, self._room = _Recent(), _NO_TIMES
         self._left = kept
         self._beginning: list[tuple[Indices, Ints]] = [(_NO_NUMBERS, _NO_TIMES)]
         self._needs: list[Ints] = []
@@ -97,8 +97,10 @@ class _Scan:
         """
         if not len(times):
             return
-        recent = self._recent
-        rows = fleet.dealt(recent.numbers, recent.times, numbers, times, senders, early, len(self._messages))
+        recent, count = self._recent, len(self._messages)
+        if count == 1 and len(self._room) < len(recent.times) + len(times):  # kept: new memory costs as much as a scan
+            self._room = np.empty((len(recent.times) + len(times)) * 5 // 4, np.int64)
+        rows = fleet.dealt(recent.numbers, recent.times, numbers, times, senders, early, count, self._room)
         recent.advance(numbers, times, lone=len(rows.topics) == 1)
         if self._left:
             kept = slice(early, early + self._left)
