@@ -83,7 +83,7 @@ async def measured(world: Controllers, rounds: int, rng: random.Random) -> None:
     sent, logged = {body for sender in senders for body in sender.acknowledged}, set(world.logged("t"))
     print(f"messages acknowledged: {len(sent):,}, of them lost: {len(sent - logged):,}")
     excess = largest_excess(world.releases("t"), Timeline(TokenBucket.of(str(R), str(B))))
-    print(f"busiest window against (r, b) of the contract: {excess.tokens:+.2f} tokens")
+    print(f"busiest window against (r, b) of the contract: {float(excess.tokens):+.2f} tokens")
 
 
 def main() -> None:

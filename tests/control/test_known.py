@@ -49,7 +49,7 @@ def test_a_client_asks_the_next_controller(start: Start) -> None:
 
     with ExitStack() as ends:
         served = ends.enter_context(controller())
-        start(name="one", controller=f"127.0.0.1:{served.tcp}")
+        start(name="one", broadcast_address="127.0.0.1", controller=f"127.0.0.1:{served.tcp}")
         wait_for(lambda: brokers_of(served) == ["one"])
         url = f"http://127.0.0.1:{served.http}"
         wait_for(lambda: httpx.get(f"{url}/v1/brokers", trust_env=False).json()["brokers"][0]["status"] == "alive")
