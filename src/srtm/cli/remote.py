@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Controller = Annotated[
     str,
     typer.Option(
-        envvar="SRTM_CONTROLLER", metavar="URL", help="HTTP API of the controller, or of several, separated by commas"
+        envvar="SRTM_CONTROLLER", metavar="URL", help="HTTP API of the controller, or a list"
     ),
 ]
 

@@ -58,7 +58,7 @@ class ControllerOptions:
     data_path: str | None = option(None, "Folder for the store", "FOLDER", shown="keep the store in memory")
     store: str | None = option(
         None,
-        "Store: sqlite:FOLDER, or nats://HOST:PORT,…/BUCKET for several controllers",
+        "Store: sqlite:FOLDER or nats://HOST:PORT,…/BUCKET",
         "ADDRESS",
         envvar="SRTM_STORE",
         shown="--data-path",
