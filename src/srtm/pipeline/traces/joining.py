@@ -39,7 +39,7 @@ class Stretches(NamedTuple):
         table = parts["topics"]
         topics, first_ns, kept = (table[name].to_numpy() for name in ("topic", "first_ns", "kept"))
         # Of one stretch, topics are in order: nothing need be copied.
-        order = slice(None) if (np.diff(topics) > 0).all() else np.lexsort((first_ns, topics))
+        order: Ints | slice = slice(None) if (np.diff(topics) > 0).all() else np.lexsort((first_ns, topics))
         return cls(
             topics[order],
             np.column_stack([table[name].to_numpy() for name in _SUMMARY])[order],
