@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 Controller = Annotated[
     str,
-    typer.Option(
-        envvar="SRTM_CONTROLLER", metavar="URL", help="HTTP API of the controller, or a list"
-    ),
+    typer.Option(envvar="SRTM_CONTROLLER", metavar="URL", help="HTTP API of the controller, or a list"),
 ]
 
 
