@@ -78,6 +78,8 @@ class Store:
         """Open the store in a folder, or one in memory; `anew` starts an empty one and keeps the old file beside it."""
         self.path = Path(folder) / _FILE if folder is not None else None
         self._lock = _locked(self.path) if self.path is not None else None
+        # Whether it has tokens, or had some when it was lost.
+        self.closed = self.path is not None and self.path.with_name(_CLOSED).exists()
         salvaged = _tokens_in(self.path) if anew and self.path is not None else []
         self.aside = _set_aside(self.path) if anew and self.path is not None else None
         try:
@@ -260,15 +262,11 @@ class Store:
         """Whether a restarted controller finds what it keeps."""
         return self.path is not None
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has, or had when it was lost, tokens."""
-        return self.path is not None and self.path.with_name(_CLOSED).exists()
-
     def save_token(self, token: Token) -> None:
         """Save a token, without its secret."""
         if self.path is not None:
             self.path.with_name(_CLOSED).touch(mode=0o600)
+            self.closed = True
         row = (token.name, token.id, token.role.value, token.digest, token.created_ns, token.expires_ns)
         self._db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, ?)", row)
 
@@ -277,6 +275,7 @@ class Store:
         self._db.execute("DELETE FROM tokens WHERE name = ?", (name,))
         if self.path is not None and not self.tokens():
             self.path.with_name(_CLOSED).unlink(missing_ok=True)
+            self.closed = False
 
     def tokens(self) -> list[Token]:
         """All tokens."""
