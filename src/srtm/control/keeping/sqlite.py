@@ -44,6 +44,7 @@ class SqliteKeeper:
         """Open the store; `anew` starts an empty one and keeps the old file beside it."""
         self.path = Path(folder) / FILE if folder is not None else None
         self._lock = _locked(self.path) if self.path is not None else None
+        self._guarded = self.path is not None and self.path.with_name(_GUARDED).exists()
         tokens = _tokens(self.path) if anew and self.path is not None else {}
         self.aside = _set_aside(self.path) if anew and self.path is not None else None
         try:
@@ -66,14 +67,17 @@ class SqliteKeeper:
     @property
     def guarded(self) -> bool:
         """Whether the folder says that there are tokens."""
-        return self.path is not None and self.path.with_name(_GUARDED).exists()
+        return self._guarded
 
     @guarded.setter
     def guarded(self, on: bool) -> None:
-        if self.path is not None and on:
+        if self.path is None or on == self._guarded:
+            return
+        if on:
             self.path.with_name(_GUARDED).touch(mode=0o600)
-        elif self.path is not None:
+        else:
             self.path.with_name(_GUARDED).unlink(missing_ok=True)
+        self._guarded = on
 
     def _open(self) -> None:
         if self.path is not None and self.path.exists() and not self.path.stat().st_size:
