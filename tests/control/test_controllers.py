@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,10 @@ def test_the_leader_goes_and_nobody_notices(tmp_path: Path, how: str) -> None:
         asyncio.run(story(world))
 
 
+def registers(api: httpx.Client, path: str) -> bool:
+    return api.post(path, json={"publishers": [{"id": "p"}]}).is_success
+
+
 def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
     """Reads, the page's stream, changes and refusals; discovery from what brokers told each of them."""
     with controllers(tmp_path) as world:
@@ -142,7 +147,7 @@ def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
                 assert api.get("/v1/topics/none").status_code == 404
                 assert api.patch(f"/v1/topics/{name}", content=b"{").status_code == 422
                 path = f"/v1/topics/{name}/publishers"
-                until(lambda at=path, of=api: of.post(at, json={"publishers": [{"id": "p"}]}).is_success)
+                until(partial(registers, api, path))
                 with api.stream("GET", "/v1/watch") as stream:
                     assert next(stream.iter_lines()) == "event: snapshot"
                 assert api.get("/ping").text == "OK"

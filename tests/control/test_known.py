@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from functools import partial
 
 import httpx
 import pytest
@@ -23,12 +24,16 @@ def brokers_of(served: Service) -> list[str]:
     return [each["hostname"] for each in found]
 
 
+def has_one(served: Service) -> bool:
+    return brokers_of(served) == ["one"]
+
+
 def test_a_broker_registers_with_every_controller(start: Start) -> None:
     with controller() as first, controller() as second:
         places = f"127.0.0.1:{first.tcp},127.0.0.1:{second.tcp},127.0.0.1:{free_port()}"
         start(name="one", controller=places)
         for served in (first, second):
-            wait_for(lambda at=served: brokers_of(at) == ["one"])
+            wait_for(partial(has_one, served))
 
 
 def test_a_client_asks_the_next_controller(start: Start) -> None:

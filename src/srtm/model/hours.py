@@ -57,7 +57,8 @@ def observed_ns(seen: Ints, begins_ns: Ints, ends_ns: Ints) -> Ints:
         open_still = np.maximum(closes[np.maximum(place - 1, 0)] - at_ns, 0)
         return np.where(place > 0, total[place] - open_still, 0)
 
-    return np.maximum(before(ends_ns) - before(begins_ns), NS_PER_S)
+    covered: Ints = np.maximum(before(ends_ns) - before(begins_ns), NS_PER_S)
+    return covered
 
 
 def rates_near(messages: Ints, lengths_ns: Ints) -> tuple[Ints, Ints]:

@@ -110,10 +110,14 @@ class _Columns:
     def received(cls, parts: dict[str, pa.Table]) -> _Columns:
         """What a task sent."""
         table, batches = parts["topics"], parts["batches"]
-        messages, first_ns, last_ns, *found = (table[name].to_numpy() for name in table.schema.names[1:-1])
+        messages, first_ns, last_ns, publishers, rates, b = (
+            table[name].to_numpy() for name in table.schema.names[1:-1]
+        )
         return cls(
             Topics(table["topic"].combine_chunks(), messages, first_ns, last_ns),
-            *found,
+            publishers,
+            rates,
+            b,
             rows_of(table["envelope"], len(burst.WINDOWS_NS)).astype(np.int64),
             np.column_stack([batches[name].to_numpy() for name in _BATCHES]),
         )
