@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help demo setup native check test test-fast test-compiled bench bench-pipeline bench-streaming bench-broker bench-engines bench-shares bench-controllers bench-page bench-demo lab docs constraints clean
+.PHONY: help demo setup native check test test-fast test-compiled bench bench-pipeline bench-streaming bench-broker bench-disk bench-engines bench-shares bench-controllers bench-page bench-demo lab docs constraints clean
 help:
 	@echo "make demo             show the DRL penalty in a city of sensors, and how SRTM avoids it (about 90 seconds)"
 	@echo "make setup            create .venv with pinned versions (the other targets do it as needed)"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-pipeline   compare the Spark jobs with polars, duckdb, numpy and numba"
 	@echo "make bench-streaming  measure the Spark source and sink"
 	@echo "make bench-broker     compare the broker with nsqd, NATS and a bare forwarder (PART=loads selects a part)"
+	@echo "make bench-disk       compare disk topics with nsqd and JetStream that sync"
 	@echo "make bench-engines    measure the cost and the benefit of SRTM in front of nsqd and JetStream"
 	@echo "make bench-shares     measure how soon a replaced contract is in force, also under kill -9 (PART=cycles selects a part)"
 	@echo "make bench-controllers  kill and pause the controller that leads, of three on three NATS servers, ten times"
@@ -89,6 +90,9 @@ bench-streaming: $(DEV_READY)
 
 bench-broker: $(DEV_READY)
 	$(BIN)/python -m bench.broker $(PART)
+
+bench-disk: $(DEV_READY)
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m bench.disk
 
 bench-engines: $(DEV_READY)
 	PATH=.parts/bin:$$PATH $(BIN)/python -m bench.engines
