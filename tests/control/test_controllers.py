@@ -176,3 +176,22 @@ def _without_a_store(world: Controllers, leader: Program) -> Any:
         server.start(wait=False)
     world.some_leader()
     assert world.client.put("/v1/topics/x", json={"r": 1, "b": 1, "fit": "none"}).status_code == 200
+
+
+def test_every_controller_asks_for_the_token(tmp_path: Path) -> None:
+    """Those that do not lead, too, on the paths that they answer themselves."""
+    secret = tmp_path / "token"
+    secret.write_text("s3cret")
+    paths = ("/nodes", "/topics", "/metrics", "/v1/topics")
+    with controllers(tmp_path, "--auth-required", "--token-file", str(secret)) as world:
+        right = {"Authorization": "Bearer s3cret"}
+        for each in world.controllers:
+            with httpx.Client(base_url=f"http://127.0.0.1:{each.http}", trust_env=False, timeout=10) as api:
+                until(lambda of=api: of.get("/v1/topics", headers=right).is_success)
+                for wrong in ({}, {"Authorization": "Bearer other"}):
+                    assert [api.get(path, headers=wrong).status_code for path in paths] == [401] * 4
+                    assert api.post("/topic/create?topic=t", headers=wrong).status_code == 401
+                assert [api.get(path, headers=right).status_code for path in paths] == [200] * 4
+                assert api.get("/ping").status_code == 200
+                made = api.post("/v1/tokens", headers=right, json={"name": "root", "role": "admin"})
+                assert (made.status_code, "several controllers share" in made.text) == (409, True)

@@ -55,14 +55,15 @@ def by_tls(address: str) -> bool:
 class Peer:
     """One lookup service."""
 
-    def __init__(self, address: str, broker: Broker) -> None:
+    def __init__(self, address: str, broker: Broker, *, controls: bool) -> None:
+        """`controls`: it is a controller of this broker, which hears its token and its HTTPS port."""
         self.tls = by_tls(address)
         host, colon, port = address.removeprefix(_TLS).rpartition(":")
         if not colon or not port.isdigit():
             raise BrokerError(f"invalid controller or nsqlookupd address {address!r}: use host:port", address=address)
         self.address = address
-        self._is_controller = address == broker.options.controller
-        self.token = broker.options.broker_token if self._is_controller else None  # others get none
+        self._controls = controls
+        self.token = broker.options.broker_token if controls else None
         self.http: str | None = None  # the URL to ask for channels, once the service has named it
         self.names: frozenset[str] = frozenset()  # in the service's certificate, as last seen
         self.changed = asyncio.Event()
@@ -108,7 +109,7 @@ class Peer:
             broker.tcp_port,
             broker.http_port,
             options.settings.version,
-            broker.https_port if self._is_controller else 0,
+            broker.https_port if self._controls else 0,
         )
         self._protocol, self._registered = lookup.LookupClient(), set()
         self._answers.clear()
@@ -181,10 +182,13 @@ class Registration:
         self._controllers = listed(broker.options.controller) if broker.options.controller else []
         self._fixed = list(self._controllers)  # with names resolved that have several records
         self.addresses: list[str] | None = list(broker.options.lookupd)  # of nsqlookupd; None is nsqd's empty list, too
-        self._peers = {address: Peer(address, broker) for address in (*self._fixed, *self.addresses)}
+        self._peers = {address: self._peer(address) for address in (*self._fixed, *self.addresses)}
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._clients: dict[bool, httpx.AsyncClient] = {}  # with TLS and without
+
+    def _peer(self, address: str) -> Peer:
+        return Peer(address, self._broker, controls=address in self._fixed)
 
     @property
     def controllers(self) -> frozenset[str]:
@@ -204,7 +208,7 @@ class Registration:
     def register_with(self, addresses: list[str] | None) -> None:
         """Register with these nsqlookupd from now on, and no longer with others; BrokerError names a bad address."""
         wanted = dict.fromkeys((*self._fixed, *(addresses or ())))
-        new = {address: Peer(address, self._broker) for address in wanted if address not in self._peers}
+        new = {address: self._peer(address) for address in wanted if address not in self._peers}
         for address in self._peers.keys() - wanted:
             del self._peers[address]
             self._keeping.pop(address).cancel()  # the service drops what it was told when the connection closes
