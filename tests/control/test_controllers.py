@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,7 @@ def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
                 assert api.get(f"/v1/topics/{name}").json()["r"] == 10
                 assert api.get("/v1/topics/none").status_code == 404
                 assert api.patch(f"/v1/topics/{name}", content=b"{").status_code == 422
-                path = f"/v1/topics/{name}/publishers"
-                until(lambda at=path, of=api: of.post(at, json={"publishers": [{"id": "p"}]}).is_success)
+                until(partial(registered, api, f"/v1/topics/{name}/publishers"))
                 with api.stream("GET", "/v1/watch") as stream:
                     assert next(stream.iter_lines()) == "event: snapshot"
                 assert api.get("/ping").text == "OK"
@@ -153,6 +153,10 @@ def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
                 looped = api.get("/v1/brokers", headers={"Srtm-Forwarded": "1"})
                 assert looped.status_code == (200 if each is leader else 503)
         _without_a_store(world, leader)
+
+
+def registered(api: httpx.Client, path: str) -> bool:
+    return api.post(path, json={"publishers": [{"id": "p"}]}).is_success
 
 
 def _without_a_store(world: Controllers, leader: Program) -> Any:
