@@ -20,6 +20,7 @@ from tests.control.processes import PATIENCE_S, Program, Sender, started, stoppe
 pytestmark = [pytest.mark.needs("nats-server"), pytest.mark.processes]
 
 R, B = 400, 80
+X = {"r": 1, "b": 1, "fit": "none"}  # a change that may be repeated
 NEW_LEADER_S = 15.0  # on a host that is busy with other things; bench/controllers.py measures it
 PAUSE_S = 2.5  # of messages: less than an outage, so they do not wait for a leader
 
@@ -164,7 +165,7 @@ def _without_a_store(world: Controllers, leader: Program) -> Any:
     for server in world.cluster.servers:
         server.kill()
     with httpx.Client(base_url=f"http://127.0.0.1:{leader.http}", trust_env=False, timeout=10) as api:
-        refused = until(lambda: (found := api.put("/v1/topics/x", json={"r": 1, "b": 1})).status_code == 503 and found)
+        refused = until(lambda: (found := api.put("/v1/topics/x", json=X)).status_code == 503 and found)
         assert refused.headers["retry-after"] == "1"
         assert [each["status"] for each in api.get("/v1/brokers").json()["brokers"]]
     follower = next(each for each in world.controllers if each is not leader)
@@ -174,4 +175,4 @@ def _without_a_store(world: Controllers, leader: Program) -> Any:
     for server in world.cluster.servers:
         server.start(wait=False)
     world.some_leader()
-    assert world.client.put("/v1/topics/x", json={"r": 1, "b": 1, "fit": "none"}).status_code == 200
+    assert world.client.put("/v1/topics/x", json=X).status_code == 200
