@@ -156,14 +156,3 @@ def test_three_controllers_share_the_servers_that_run_beside_them() -> None:
 
 def manifests() -> list[Any]:
     return [each for path in (DEPLOY / "kubernetes").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
-
-
-@pytest.mark.processes
-@pytest.mark.needs("nats-server")
-@pytest.mark.parametrize("where", ["compose nats", "kubernetes nats"])
-def test_nats_servers_have_arguments_that_they_understand(where: str, tmp_path: Path) -> None:
-    given = [each for each in containers()[where] if not each.startswith("--routes")]
-    fixed = [each.replace("/data", str(tmp_path)).replace("0.0.0.0:6222", "127.0.0.1:-1") for each in given]
-    program = PARTS["nats-server"].path or ""
-    command = [program, *fixed, "--routes=nats://127.0.0.1:1", "-a", "127.0.0.1", "-p", "-1", "-t"]
-    assert "is valid" in check(*command)

@@ -20,6 +20,7 @@ from tests.control.processes import PATIENCE_S, Program, Sender, started, stoppe
 pytestmark = [pytest.mark.needs("nats-server"), pytest.mark.processes]
 
 R, B = 400, 80
+X = {"r": 1, "b": 1, "fit": "none"}  # a change that may be repeated
 NEW_LEADER_S = 15.0  # on a host that is busy with other things; bench/controllers.py measures it
 PAUSE_S = 2.5  # of messages: less than an outage, so they do not wait for a leader
 
@@ -125,10 +126,6 @@ def test_the_leader_goes_and_nobody_notices(tmp_path: Path, how: str) -> None:
         asyncio.run(story(world))
 
 
-def registers(api: httpx.Client, path: str) -> bool:
-    return api.post(path, json={"publishers": [{"id": "p"}]}).is_success
-
-
 def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
     """Reads, the page's stream, changes and refusals; discovery from what brokers told each of them."""
     with controllers(tmp_path) as world:
@@ -146,8 +143,7 @@ def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
                 assert api.get(f"/v1/topics/{name}").json()["r"] == 10
                 assert api.get("/v1/topics/none").status_code == 404
                 assert api.patch(f"/v1/topics/{name}", content=b"{").status_code == 422
-                path = f"/v1/topics/{name}/publishers"
-                until(partial(registers, api, path))
+                until(partial(registered, api, f"/v1/topics/{name}/publishers"))
                 with api.stream("GET", "/v1/watch") as stream:
                     assert next(stream.iter_lines()) == "event: snapshot"
                 assert api.get("/ping").text == "OK"
@@ -160,12 +156,16 @@ def test_every_controller_answers_for_the_leader(tmp_path: Path) -> None:
         _without_a_store(world, leader)
 
 
+def registered(api: httpx.Client, path: str) -> bool:
+    return api.post(path, json={"publishers": [{"id": "p"}]}).is_success
+
+
 def _without_a_store(world: Controllers, leader: Program) -> Any:
     """Without NATS, nobody leads: changes are refused, and the last leader still shows what it knows."""
     for server in world.cluster.servers:
         server.kill()
     with httpx.Client(base_url=f"http://127.0.0.1:{leader.http}", trust_env=False, timeout=10) as api:
-        refused = until(lambda: (found := api.put("/v1/topics/x", json={"r": 1, "b": 1})).status_code == 503 and found)
+        refused = until(lambda: (found := api.put("/v1/topics/x", json=X)).status_code == 503 and found)
         assert refused.headers["retry-after"] == "1"
         assert [each["status"] for each in api.get("/v1/brokers").json()["brokers"]]
     follower = next(each for each in world.controllers if each is not leader)
@@ -175,7 +175,11 @@ def _without_a_store(world: Controllers, leader: Program) -> Any:
     for server in world.cluster.servers:
         server.start(wait=False)
     world.some_leader()
-    assert world.client.put("/v1/topics/x", json={"r": 1, "b": 1, "fit": "none"}).status_code == 200
+    assert world.client.put("/v1/topics/x", json=X).status_code == 200
+
+
+def answers(api: httpx.Client, headers: dict[str, str]) -> bool:
+    return api.get("/v1/topics", headers=headers).is_success
 
 
 def test_every_controller_asks_for_the_token(tmp_path: Path) -> None:
@@ -184,11 +188,11 @@ def test_every_controller_asks_for_the_token(tmp_path: Path) -> None:
     secret.write_text("s3cret")
     paths = ("/nodes", "/topics", "/metrics", "/v1/topics")
     with controllers(tmp_path, "--auth-required", "--token-file", str(secret)) as world:
-        right = {"Authorization": "Bearer s3cret"}
+        right, no_headers = {"Authorization": "Bearer s3cret"}, dict[str, str]()
         for each in world.controllers:
             with httpx.Client(base_url=f"http://127.0.0.1:{each.http}", trust_env=False, timeout=10) as api:
-                until(lambda of=api: of.get("/v1/topics", headers=right).is_success)
-                for wrong in ({}, {"Authorization": "Bearer other"}):
+                until(partial(answers, api, right))
+                for wrong in (no_headers, {"Authorization": "Bearer other"}):
                     assert [api.get(path, headers=wrong).status_code for path in paths] == [401] * 4
                     assert api.post("/topic/create?topic=t", headers=wrong).status_code == 401
                 assert [api.get(path, headers=right).status_code for path in paths] == [200] * 4

@@ -72,7 +72,9 @@ class Leading:
             raise
         self._keeper, self._service = keeper, Service(controller, self._registry)
         self._front.lead(self._app(self._service), keeper if self._keeping.shared else None)
-        log.info("CONTROLLER: leads in epoch %s, with %s topics in %s", *_begun(controller), keeper.place)
+        if self._keeping.shared:
+            epoch, topics = controller.state.epoch, len(controller.topics)
+            log.info("CONTROLLER: leads in epoch %s, with %s topics in %s", epoch, topics, keeper.place)
 
     def start(self) -> None:
         """Start the controller that has begun."""
@@ -125,7 +127,3 @@ class Leading:
             await service.stop()
         if keeper is not None and closing:
             keeper.close()
-
-
-def _begun(controller: Controller) -> tuple[int, int]:
-    return controller.state.epoch, len(controller.topics)
