@@ -516,7 +516,7 @@ def test_a_disk_that_fills_up_again_and_again(small_disk: Path) -> None:
         filler.unlink(missing_ok=True)
         if not turn % 2:
             log.trim("a", len(stored) - 5)
-        until(lambda: log.look() or log.call() or log.problem is None)
+        until(lambda: looked(log) is None)
         new = made(len(stored), 5, size=1_500)
         assert log.append_wait("a", new) == len(stored)
         stored += new
@@ -538,6 +538,13 @@ def until(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < ends, "waited in vain"
         time.sleep(0.02)
+
+
+def looked(log: Log) -> str | None:
+    """What is wrong with a log, after it has looked."""
+    log.look()
+    log.call()
+    return log.problem
 
 
 def removed(folder: Path) -> None:
@@ -562,7 +569,7 @@ def test_a_folder_that_vanishes_is_noticed(lose: Callable[[Path], None], tmp_pat
     log = Log.open(tmp_path / "log")
     log.append_wait("a", made(0, 10))
     lose(tmp_path / "log")
-    until(lambda: log.look() or log.call() or log.problem)  # though nobody writes
+    until(lambda: looked(log))  # though nobody writes
     for _ in range(2):
         with pytest.raises(LogError, match="was removed, moved or replaced while the broker uses it: put it back"):
             log.append_wait("a", made(10, 1))
