@@ -136,7 +136,7 @@ def _cost(runs: Sequence[Run]) -> float:
 def highest(alone: Group, both: Group, turns: int, seed: int) -> None:
     rows = []
     for batch in RATES:
-        found: dict[str, list[float]] = {"one": [], "two": []} if turns else {}
+        found: dict[str, list[float]] = {"one": [], "two": []}
         for turn in range(turns):
             for name, group in (("one", alone), ("two", both)):
                 found[name].append(_bisect(group, batch, seed + turn))

@@ -546,6 +546,13 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+def looked(log: Log) -> str | None:
+    """What is wrong with a log, after it has looked."""
+    log.look()
+    log.call()
+    return log.problem
+
+
 def removed(folder: Path) -> None:
     shutil.rmtree(folder)
 
