@@ -132,5 +132,5 @@ def test_a_broker_with_a_token_shows_its_arrivals_to_those_who_have_it() -> None
     with in_memory(controller=NOBODY, control_token="s3cret") as broker:
         for path in ("/srtm/arrivals", "/srtm/arrivals/read?begin=0"):
             status, body = broker.page(path)
-            assert (status, b"--control-token" in body) == (401, True)
+            assert (status, b"control token" in body) == (401, True)
         assert broker.broker.turn.recorder is None
