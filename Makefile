@@ -63,7 +63,7 @@ PARALLEL := --numprocesses auto --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 # Apart, so that --last-failed is of one build.
 COMPILED_CACHE := .pytest_cache/compiled
-COMPILED_TESTS := tests/broker tests/protocol tests/model tests/testing tests/test_native.py
+COMPILED_TESTS := tests/protocol tests/broker tests/testing tests/model/test_bucket.py tests/test_native.py
 
 # tests/conftest.py runs them interpreted unless SRTM_COMPILED is set.
 test: check

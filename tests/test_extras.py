@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+import srtm
 from tests.broker.running import PATIENCE_S, running
 from tests.conftest import PARTS, ROOT
 
@@ -144,7 +146,9 @@ def uv(*arguments: str | Path) -> None:
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    uv("build", "--wheel", "--out-dir", folder, ROOT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SRTM_INTERPRETED", raising=False)
+        uv("build", "--wheel", "--out-dir", folder, ROOT)
     (found,) = folder.glob("*.whl")
     return found
 
@@ -177,8 +181,20 @@ def test_an_extra_alone_imports_and_does_what_it_is_for(wheel: Path, extra: str)
             DOES[extra](environment)
 
 
+@pytest.mark.needs("uv")
+def test_a_wheel_can_be_pure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SRTM_INTERPRETED", "1")
+    uv("build", "--wheel", "--out-dir", tmp_path, ROOT)
+    (found,) = tmp_path.glob("*.whl")
+    assert found.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(found) as archive:
+        assert not [name for name in archive.namelist() if "_native" in name]
+
+
 def _base(environment: Environment) -> None:
-    """Every command has its help, and says in one line which extra it lacks."""
+    """Every command has its help, and says in one line which extra it lacks; the wheel is compiled."""
+    if PARTS["cc"].path is not None:
+        assert environment.srtm("--version").strip() == f"srtm {srtm.__version__} (compiled)"
     environment.python(_HELP_OF_ALL)
     environment.srtm("trace", "synth", "--out", "trace.parquet", "--duration", "1s", "--publishers", "2")
     lines = {
