@@ -533,12 +533,6 @@ def free(folder: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-def looked(log: Log) -> str | None:
-    log.look()
-    log.call()
-    return log.problem
-
-
 def until(holds: Callable[[], object]) -> None:
     ends = time.monotonic() + 10
     while not holds():
