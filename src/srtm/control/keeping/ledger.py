@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _MOST, _MOST_BYTES = 500, 4_000_000  # in a unit; JetStream takes 1,000
 _AGAIN_S = 0.7  # without an answer until a unit is sent again; JetStream is silent while it elects a leader
+_LOOKS = 20  # at a message that may be ours
 _PAUSE_S = 0.1  # before another try after an error
 
 
@@ -172,14 +173,17 @@ class Ledger:
                 return
 
     async def _stored_before(self, mark: str, sequence: int) -> bool:
-        """Whether the message of that number is ours."""
-        while True:
+        """Whether the message of that number is ours; a server that is catching up may not have it yet."""
+        for _ in range(_LOOKS):
             try:
                 if self._connection is None:
                     self._connection = await self._bucket.connect()
-                return await self._bucket.mark(self._connection, sequence) == mark
+                if (found := await self._bucket.mark(self._connection, sequence)) is not None:
+                    return found == mark
+                await self._failed(f"message {sequence} is not there")
             except (ClientError, InputError) as problem:
                 await self._failed(str(problem))
+        return False
 
     async def _failed(self, problem: str) -> None:
         """Try again over another connection, soon."""
