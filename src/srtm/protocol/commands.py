@@ -109,6 +109,7 @@ Event = Command | ProtocolError
 INIT: Final = 0
 SUBSCRIBED: Final = 1
 CLOSING: Final = 2
+NSQD_STATES: Final = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # its own numbers, in its statistics
 
 ALLOWED: Final = {
     b"IDENTIFY": (INIT,),

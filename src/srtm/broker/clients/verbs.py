@@ -22,9 +22,7 @@ from srtm.broker.statistics import ClientStatistics
 from srtm.errors import BrokerError, LogError, ProtocolError, PublishRefused
 from srtm.protocol import frames
 from srtm.protocol.commands import (
-    CLOSING,
-    INIT,
-    SUBSCRIBED,
+    NSQD_STATES,
     Auth,
     Cls,
     Dpub,
@@ -54,7 +52,6 @@ REST_S: Final = 0.002  # how long a busy consumer may not be read
 _REST_NS: Final = int(REST_S * NS_PER_S)
 _OK: Final = frames.OK
 _is_full: Final = attrgetter("full")
-_STATES: Final = {INIT: 0, SUBSCRIBED: 3, CLOSING: 4}  # nsqd's numbers
 
 
 class Verbs(Speaker):
@@ -105,7 +102,7 @@ class Verbs(Speaker):
             identity.client_id or host,
             identity.hostname or host,
             connection.address,
-            _STATES[connection.protocol.state],
+            NSQD_STATES[connection.protocol.state],
             *(subscription.counts if subscription else (0,) * 5),
             tuple(self.published.items()),
             self.connected_ns,
