@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from srtm.cli.app import run
+from srtm.control.access.token import Role
+from srtm.control.access.tokens import Tokens
 from srtm.control.store import Store
 from tests.control.keeping.places import nats
 from tests.control.processes import Processes, Program, until
@@ -111,3 +113,20 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, server: NatsServer, capsys
 def test_an_address_that_is_wrong_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["controller", "--store", text]) == 2
     assert "store" in capsys.readouterr().err
+
+
+def test_tokens_move_with_a_store_of_one_controller_alone(
+    tmp_path: Path, server: NatsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new store is as closed as the old one, or it is refused."""
+    first, out = Store(tmp_path / "first"), tmp_path / "store.json"
+    token, secret = Tokens(first).create("root", Role.ADMIN, 1)
+    first.close()
+    assert run(["store", "export", "--store", f"sqlite:{tmp_path / 'first'}", "--out", str(out)]) == 0
+    assert secret not in out.read_text()
+    assert run(["store", "import", str(out), "--store", f"{server.url}/tokens"]) == 2
+    assert "cannot check its 1 tokens" in capsys.readouterr().err
+    assert run(["store", "import", str(out), "--store", f"sqlite:{tmp_path / 'second'}"]) == 0
+    second = Store(tmp_path / "second")
+    assert (Tokens(second).find(secret, 2), second.closed) == (token, True)
+    second.close()

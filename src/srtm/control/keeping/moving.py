@@ -14,7 +14,7 @@ import msgspec
 from srtm.control.keeping import sqlite
 from srtm.control.keeping.address import keeping
 from srtm.control.keeping.bucket import Bucket
-from srtm.control.keeping.keeper import Leader
+from srtm.control.keeping.keeper import TOKENS, Leader, key
 from srtm.errors import ClientError, ControlError, InputError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def exported(store: StoreAddress) -> dict[str, Any]:
             absent = problem.facts.get("code") == _ABSENT
             why = f"{store} has no bucket {store.bucket!r}" if absent else str(problem)
             raise ControlError(f"cannot read the store: {why}") from None
-    documents = {key: msgspec.json.decode(value) for key, value in sorted(found.items())}
+    documents = {name: msgspec.json.decode(value) for name, value in sorted(found.items())}
     return {_FIELD: FORMAT, "documents": documents}
 
 
@@ -50,7 +50,7 @@ def read(text: bytes, name: str) -> dict[str, bytes]:
         found = msgspec.json.decode(text)
         if found[_FIELD] != FORMAT:
             raise InputError(f"{name} has format {found[_FIELD]!r}, but this version of SRTM reads format {FORMAT}")
-        return {str(key): msgspec.json.encode(value) for key, value in found["documents"].items()}
+        return {str(name): msgspec.json.encode(value) for name, value in found["documents"].items()}
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as problem:
         raise InputError(f"{name} is not an exported store ({problem!r}); write one with srtm store export") from None
 
@@ -58,8 +58,15 @@ def read(text: bytes, name: str) -> dict[str, bytes]:
 async def imported(store: StoreAddress, documents: dict[str, bytes], *, force: bool = False) -> int:
     """Replace the contents of a store that no controller uses; returns how many documents it had before.
 
-    ControlError if a controller uses it, InputError if it is not empty, unless `force` says so.
+    ControlError if a controller uses it, InputError if it is not empty, unless `force` says so, or if it cannot keep
+    the tokens among the documents.
     """
+    tokens = [name for name in documents if name.startswith(key(TOKENS, ""))]
+    if tokens and store.shared:
+        raise InputError(
+            f"controllers that share a store cannot check its {len(tokens):,} tokens; remove them first (srtm token"
+            " rm), and give all controllers SRTM_TOKEN"
+        )
     place = keeping(store)
     try:
         async with asyncio.timeout(_LEAD_S):
@@ -79,6 +86,8 @@ async def imported(store: StoreAddress, documents: dict[str, bytes], *, force: b
         for at in range(0, len(names), _TAKES):
             keeper.write({name: changes[name] for name in names[at : at + _TAKES]})
             await keeper.committed()
+        if not keeper.shared:
+            keeper.guarded = bool(tokens)
     finally:
         await keeper.release()
     return len(before)
