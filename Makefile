@@ -67,8 +67,8 @@ COMPILED_TESTS := tests/protocol tests/broker tests/testing tests/model/test_buc
 
 # tests/conftest.py runs them interpreted unless SRTM_COMPILED is set.
 test: check
-	$(BIN)/pytest $(PARALLEL) $(PYTEST)
 	@$(BIN)/python -m tools.native $(if $(SRTM_REQUIRE_PARTS),--required)
+	$(BIN)/pytest $(PARALLEL) $(PYTEST)
 	$(if $(PYTEST),,@[ ! -e src/srtm/_native/manifest ] || $(MAKE) --no-print-directory test-compiled)
 
 test-fast: $(DEV_READY)

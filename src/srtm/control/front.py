@@ -88,6 +88,7 @@ class Front:
         """`access` knows the credentials of the options, which all controllers have; the leader's knows tokens, too."""
         self._keeping = keeping
         self._leading: ASGIApp | None = None
+        self._keeper: Keeper | None = None  # of a shared store, while this process leads
         self._own = [*lookup_http.routes(registry), Route("/metrics", self._metrics)]
         self._guarded = Guard(Router(self._own), access)
         self._client: httpx.AsyncClient | None = None
@@ -95,6 +96,7 @@ class Front:
     def lead(self, app: ASGIApp | None, keeper: Keeper | None = None) -> None:
         """Answer as the leader from now on, with this application; None if another controller leads."""
         self._leading = Gate(app, keeper) if app is not None and keeper is not None else app
+        self._keeper = keeper
 
     async def close(self) -> None:
         """Close the connections to the leader."""
@@ -115,7 +117,8 @@ class Front:
     def _leader(self) -> Response:
         found = self._keeping.leader
         shown = {"name": found.name, "url": found.url} if found is not None else None
-        return JSONResponse({"leader": shown, "leads": self._leading is not None})
+        leads = self._leading is not None and (self._keeper is None or self._keeper.leads)
+        return JSONResponse({"leader": shown, "leads": leads})
 
     async def _metrics(self, _: Request) -> Response:
         text = "# HELP srtm_cluster_leads Whether this controller leads.\n# TYPE srtm_cluster_leads gauge\n"

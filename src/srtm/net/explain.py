@@ -22,7 +22,7 @@ def explained(error: BaseException) -> str:
         return f"invalid server certificate: {error.verify_message.rstrip('.')}; {remedy}"
     if isinstance(error, ssl.SSLError) and _CLIENT_CERTIFICATE.search(str(error)):
         return f"the server rejects or requires a client certificate: set options cert and key of the address ({error})"
-    if isinstance(error, ssl.SSLError) and error.reason in _PLAIN_TEXT:
+    if isinstance(error, ssl.SSLError) and getattr(error, "reason", None) in _PLAIN_TEXT:
         return "the server answers in plain text: leave out handshake_first, or give the server certificates"
     if isinstance(error, TimeoutError) and not error.errno:
         return str(error) or "no answer"
