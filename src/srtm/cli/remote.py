@@ -51,6 +51,7 @@ Engine = Annotated[
 HERE = "http://127.0.0.1:4161"
 _PATIENCE_S = 120.0  # an explanation is computed
 _LATE_S = 2.0
+_UNAUTHORIZED = 401
 _UNAVAILABLE = 503
 
 
@@ -141,6 +142,8 @@ def _answer(
         found = answer.json() if "json" in answer.headers.get("content-type", "") else None
         said = refusal(found) if isinstance(found, dict) and "detail" in found else None  # a broker speaks otherwise
         stranger = f"{controller} does not answer like a controller; give the address of its HTTP API with --controller"
+        if said and answer.status_code == _UNAUTHORIZED:
+            said += "; set SRTM_TOKEN, or give --token-file"
         raise ControlError(said or stranger, stranger=answer.status_code < 500)
     return answer
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from srtm.control.access.access import Access, secret_in
+from srtm.control.access.rules import rule_of
 from srtm.control.access.sessions import MAX_SESSIONS, SESSION_NS, Sessions, cookie
 from srtm.control.access.token import Role, Token
 from srtm.control.access.tokens import Tokens
@@ -225,3 +226,15 @@ def test_the_cookie_is_for_no_script_and_no_other_site() -> None:
     assert cookie("v", secure=True) == ("srtm_session=v; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict; Secure")
     assert "Secure" not in cookie("v", secure=False)
     assert "Max-Age=0" in cookie("", secure=True)
+
+
+def test_the_token_of_all_brokers_asks_discovery_and_nothing_else() -> None:
+    access = Access(ControllerOptions(broker_token="br0kers", auth_required=True), Store())
+    found = access.known("br0kers", NOW_NS)
+    assert found is not None
+    assert (found.role, found.may(rule_of("GET", "/channels")), found.may(rule_of("GET", "/v1/topics"))) == (
+        Role.BROKER,
+        True,
+        False,
+    )
+    assert access.log_in("br0kers", NOW_NS) is None

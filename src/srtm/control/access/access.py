@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from srtm.control.options import ControllerOptions
     from srtm.control.store import Store
 
+SHARED: Final = "(SRTM_BROKER_TOKEN)"  # the name of the token that all brokers may show
 GIVEN: Final = "(SRTM_TOKEN)"  # the name of the token that the controller was started with; no other can have it
 
 
@@ -55,6 +56,7 @@ class Access:
         self.sessions = Sessions()
         self._store = store
         self._given = digest_of(options.token) if options.token else None
+        self._shared = digest_of(options.broker_token) if options.broker_token else None
         self._required = options.auth_required
 
     @property
@@ -78,6 +80,8 @@ class Access:
         """The identity that a secret proves; None if it proves none."""
         if self._given is not None and hmac.compare_digest(digest_of(secret), self._given):
             return Identity(Role.ADMIN, GIVEN)
+        if self._shared is not None and hmac.compare_digest(digest_of(secret), self._shared):
+            return Identity(Role.BROKER, SHARED)
         token = self.tokens.find(secret, now_ns)
         return Identity(token.role, token.name, token.id) if token is not None else None
 
