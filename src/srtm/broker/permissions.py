@@ -1,4 +1,4 @@
-"""Who may publish and subscribe, as contracts say: identities that AUTH servers or certificates vouch for.
+"""Permissions to publish and subscribe, as contracts list them: identities that AUTH servers or certificates prove.
 
 In: contracts, and the commands of a client. Out: the commands that may be carried out; the first that may not becomes
 E_UNAUTHORIZED. A topic whose contract names nobody is for everybody, and costs nothing here.

@@ -36,7 +36,7 @@ def applicant(name: str, token: str = "", *names: str, address: str = "10.0.0.1:
 
 @pytest.fixture
 def access(tmp_path: Path) -> Access:
-    return Access(ControllerOptions(), Store(tmp_path))
+    return Access(ControllerOptions(broker_token=SHARED), Store(tmp_path))
 
 
 def test_an_open_controller_admits_every_broker(access: Access) -> None:
@@ -47,7 +47,7 @@ def test_a_closed_controller_admits_by_certificate_token_or_shared_token(access:
     _, root = access.tokens.create("root", Role.ADMIN, NOW_NS)
     _, one = access.tokens.create("broker-1", Role.BROKER, NOW_NS)
     _, several = access.tokens.create("edge-*", Role.BROKER, NOW_NS)
-    admission = Admission(ControllerOptions(broker_token=SHARED), access)
+    admission = Admission(ControllerOptions(), access)
 
     def why(*given: Any) -> str | None:
         return admission.admit(applicant(*given), NOW_NS)
@@ -69,7 +69,7 @@ def test_a_closed_controller_admits_by_certificate_token_or_shared_token(access:
 
 def test_the_list_of_refused_brokers_is_bounded_and_forgets_those_that_are_admitted(access: Access) -> None:
     access.tokens.create("root", Role.ADMIN, NOW_NS)
-    admission = Admission(ControllerOptions(broker_token=SHARED), access)
+    admission = Admission(ControllerOptions(), access)
     for number in range(MAX_REFUSED + 50):
         admission.admit(applicant(f"b-{number}", address=f"10.0.0.1:{number + 1}"), NOW_NS + number)
     assert len(admission.refused) == MAX_REFUSED

@@ -80,10 +80,14 @@ class Access:
         """The identity that a secret proves; None if it proves none."""
         if self._given is not None and hmac.compare_digest(digest_of(secret), self._given):
             return Identity(Role.ADMIN, GIVEN)
-        if self._shared is not None and hmac.compare_digest(digest_of(secret), self._shared):
+        if self.is_shared(secret):
             return Identity(Role.BROKER, SHARED)
         token = self.tokens.find(secret, now_ns)
         return Identity(token.role, token.name, token.id) if token is not None else None
+
+    def is_shared(self, secret: str) -> bool:
+        """Whether a secret is the token that all brokers may show."""
+        return self._shared is not None and hmac.compare_digest(digest_of(secret), self._shared)
 
     def identify(
         self, authorization: str, session: str, now_ns: int, certified: frozenset[str] = frozenset()

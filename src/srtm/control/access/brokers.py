@@ -6,12 +6,10 @@ name, a token of the role broker that covers its name, or the token that all bro
 
 from __future__ import annotations
 
-import hmac
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from srtm.control.access.token import digest_of
 from srtm.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -59,7 +57,6 @@ class Admission:
 
     def __init__(self, options: ControllerOptions, access: Access) -> None:
         self._access = access
-        self._shared = digest_of(options.broker_token) if options.broker_token else None
         self._by_tls = options.tls_root_ca_file is not None
         self._refused: OrderedDict[tuple[str, str], RefusedBroker] = OrderedDict()
 
@@ -95,7 +92,7 @@ class Admission:
         return "it showed neither a broker token (SRTM_BROKER_TOKEN) nor a certificate"
 
     def _wrong(self, secret: str, name: str, now_ns: int) -> str | None:
-        if self._shared is not None and hmac.compare_digest(digest_of(secret), self._shared):
+        if self._access.is_shared(secret):
             return None
         token = self._access.tokens.find(secret, now_ns)
         if token is None:
